@@ -12,6 +12,7 @@ import torch
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
 from sdopt.library.planning import Plan, plan_for
+from sdopt.library.process import ProcessChanges
 from sdopt.library.state import OPTIMIZED, Optimized, keep, require_plain, state_of
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Optimization
@@ -30,6 +31,8 @@ class Report:
     """The evidence for each option that was applied to a pipeline, from the trace of a call."""
 
     evidence: tuple[Evidence, ...]
+    process: tuple[str, ...] = ()
+    """A line for each setting of the whole process that the options left changed; `undo` puts them back."""
 
     @property
     def engaged(self) -> bool:
@@ -44,11 +47,12 @@ class Report:
         return pd.DataFrame([asdict(found) for found in self.evidence], columns=[*columns, "facts"])[columns]
 
     def __str__(self) -> str:
-        """Returns a line for each option."""
-        return "\n".join(
+        """Returns a line for each option, and for each setting of the process that they left changed."""
+        lines = [
             f"{as_choice(found.axis, found.option)}: {'' if found.engaged else 'NO EFFECT: '}{found.summary}"
             for found in self.evidence
-        )
+        ]
+        return "\n".join([*lines, *(f"changed in the whole process: {line}" for line in self.process)])
 
 
 def optimize(
@@ -85,9 +89,14 @@ def optimize(
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
-    cls, before = type(pipe), Snapshot.of(pipe)
-    assembly = _apply(pipe, plan, prompts, before)
-    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts)))
+    cls, before, process = type(pipe), Snapshot.of(pipe), ProcessChanges()
+    try:
+        with process.noted(applying=True):
+            assembly = _apply(pipe, plan, prompts, before)
+    except Exception:
+        process.put_back()
+        raise
+    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts), process=process))
     return pipe
 
 
@@ -146,18 +155,27 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
         # when a module runs for the second time (`CUDAGraphTreeManager._run`).
         for _ in range(2):
             pipe(**arguments)
-    trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
+
+    def traced() -> Any:
+        # Options compare images of several calls, which must start from the same noise.
+        noise = {} if {"generator", "latents"} & call.keys() else {"generator": torch.Generator().manual_seed(0)}
+        return pipe(**arguments | noise)
+
+    trace = trace_call(pipe, traced, device_of(pipe).type == "cuda")
     findings = optimized.assembly.findings(trace)
     return Report(
         tuple(
             Evidence(axis, optimized.choices[axis], finding.engaged, finding.summary, finding.facts)
             for axis, finding in findings.items()
-        )
+        ),
+        tuple(optimized.process.lines()),
     )
 
 
 def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     """Takes back, in place, the options that were applied to a pipeline, and what else was changed in it since.
+
+    Settings of the whole process that the options left changed are put back too (see `Report.process`).
 
     Returns:
         The same pipeline, as it was before.
@@ -173,6 +191,7 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
         raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
+    optimized.process.put_back()
     delattr(pipe, OPTIMIZED)
     return pipe
 

@@ -15,13 +15,15 @@ from sdopt.config.parse import SECTIONS
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import require_prompts
+from sdopt.optimizations.assumptions import as_loaded
 from sdopt.optimizations.base import Context, Optimization, loading_arguments
 from sdopt.optimizations.layout import Layout
-from sdopt.optimizations.lora import Loaded, lora_layers
-from sdopt.optimizations.memory import TinyVae
+from sdopt.optimizations.lora import Loaded
+from sdopt.optimizations.memory import LayerwiseCasting, TinyVae
 from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.loading import LoadedModel, scheduler_like
-from sdopt.pipelines.parts import denoiser_of, networks_of
+from sdopt.pipelines.loras import lora_layers
+from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
 from sdopt.pipelines.tasks import task_of
 from sdopt.reference import MODEL
 from sdopt.results.choices import as_choice
@@ -61,6 +63,8 @@ def plan_for(
 ) -> Plan:
     """Returns what `optimize` does to a pipeline; its arguments are described there, and the errors that it raises."""
     _require_applicable(groups, overrides, folder)
+    if found := list(as_loaded(pipe, networks_of(pipe))):
+        raise ConflictError(found)
     named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
     with composer_of([*named, *overrides], folder) as composer:
         variant = composer.variant("pipeline", [*named, *overrides])
@@ -71,6 +75,8 @@ def plan_for(
     problems = variant.undistilled() if "scheduler" in groups else []
     problems += _vaes_to_name(options, model, variant.choices, overrides)
     ctx = _context(pipe, options, model, scheduler)
+    for axis, option in options.items():
+        problems += [f"{as_choice(axis, variant.choices[axis])}: {reason}" for reason in option.broken(pipe)]
     _require(ctx, options, variant.choices, problems)
     for option in options.values():
         option.files(model, fetch=True)
@@ -108,10 +114,13 @@ def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
     """Describes the model of a loaded pipeline: its origin and the configurations of its parts."""
     name = str(getattr(pipe, "name_or_path", "") or "")
     size = int(denoiser_of(pipe).config.get("sample_size", 64)) * int(getattr(pipe, "vae_scale_factor", 8))
-    parts = {**networks_of(pipe), "scheduler": pipe.scheduler}
+    networks = networks_of(pipe)
+    parts = {**networks, "scheduler": pipe.scheduler}
     by_diffusers: Any = {key: part for key, part in parts.items() if hasattr(part, "to_json_string")}
     configs = {key: json.loads(part.to_json_string()) for key, part in by_diffusers.items()}
-    described = LoadedModel("pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs)
+    described = LoadedModel(
+        "pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs, networks=networks
+    )
     if name and Path(name).resolve() == MODEL.resolve():
         return replace(described, name=MODEL.name, weights="packaged")
     if name and Path(name).exists():
@@ -153,6 +162,8 @@ def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
         found["precision"] = FullVae(weights) if apart else Precision(weights)
     if lora_layers(denoiser):
         found["lora"] = Loaded()
+    if any(casting_hook(layer) is not None for layer in denoiser.modules()):
+        found["memory.layerwise_casting"] = LayerwiseCasting()
     kernels = (layer.weight for layer in denoiser.modules() if isinstance(layer, torch.nn.Conv2d))
     if any(not kernel.is_contiguous() for kernel in kernels):
         found["layout"] = Layout("channels_last")

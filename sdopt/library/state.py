@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.assembly import Assembly
 from sdopt.errors import ConflictError, UsageError
+from sdopt.library.process import ProcessChanges
+from sdopt.measure.compilation import runs_eagerly
+from sdopt.optimizations.assumptions import structure_of
 from sdopt.optimizations.base import Context, Optimization
+from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.snapshot import Snapshot
 from sdopt.results.choices import as_choice
 
@@ -41,6 +45,25 @@ class Optimized:
     """The prompts of all calls, as far as they were given in advance."""
     usual: dict[str, Any] = field(default_factory=dict)
     """Default arguments of a call."""
+    process: ProcessChanges = field(default_factory=ProcessChanges)
+    """What options left changed in the process."""
+    structure: dict[str, Any] | None = None
+    """The layers of the denoiser with their settings, if options keep what they were."""
+
+    def require_fitting(self, pipe: "DiffusionPipeline", call: Mapping[str, Any]) -> None:
+        """Raises UsageError for a call that an option cannot make as it is asked for."""
+        named = {as_choice(axis, self.choices[axis]): option for axis, option in self.assembly.options.items()}
+        problems = [f"{name}: {reason}" for name, option in named.items() for reason in option.refusals(dict(call))]
+        if self.structure is not None and not runs_eagerly():
+            now = structure_of(unwrapped(denoiser_of(pipe)))
+            if changed := [name for name in now | self.structure if now.get(name) != self.structure.get(name)]:
+                keeping = ", ".join(name for name, option in named.items() if option.keeps_structure)
+                problems.append(
+                    f"{keeping}: keeps the denoiser as it was, and the program has changed it since (at "
+                    f"{changed[0] or 'its top'}): call sdopt.undo(pipe), change it, and apply the options again"
+                )
+        if problems:
+            raise UsageError(problems)
 
     def prompts_that_show(self, images_per_prompt: int) -> list[str]:
         """Returns the prompts of a call in which every option can take effect: two if one would be too few."""
@@ -60,6 +83,8 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     """Stores the state in a pipeline, whose calls then run with the contexts and the arguments that its options add."""
     setattr(pipe, OPTIMIZED, optimized)
     assembly = optimized.assembly
+    if any(option.keeps_structure for option in assembly.options.values()):
+        optimized.structure = structure_of(unwrapped(denoiser_of(pipe)))
     cls: Any = type(pipe)
     call = cls.__call__
     names = [name for name in inspect.signature(call).parameters if name != "self"]
@@ -70,8 +95,10 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         if getattr(self, OPTIMIZED, None) is None:
             raise UsageError(_COPIED)
-        with assembly.entered():
-            return call(self, **assembly.changed(usual | assembly.call_kwargs | given))
+        arguments = usual | assembly.call_kwargs | given
+        optimized.require_fitting(self, arguments)
+        with optimized.process.noted(), assembly.entered():
+            return call(self, **assembly.changed(arguments))
 
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})

@@ -41,6 +41,28 @@ def packages_so_far() -> tuple[int, float]:
     return _packages.count(None), sum(filter(None, _packages))
 
 
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Runs what compilers replaced operator by operator, without compiling anything anew, to compare with it."""
+    import torch
+
+    before = _eager[0]
+    _eager[0] = True
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _eager[0] = before
+
+
+def runs_eagerly() -> bool:
+    """Returns whether graphs shall step aside for the modules that they were made from; see `eagerly`."""
+    return _eager[0]
+
+
+_eager = [False]
+
+
 def reset() -> None:
     """Resets the counts. Dynamo's own times cannot be reset, and stay."""
     from torch._dynamo.utils import counters

@@ -16,7 +16,8 @@ from sdopt.hardware.cards import (
 )
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.assumptions import common_attention
+from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import denoiser_of, unwrapped
@@ -53,6 +54,7 @@ class Default(Optimization):
     """The default of diffusers: PyTorch's scaled dot-product attention, with a kernel that PyTorch selects."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
 
     @property
     @override
@@ -84,6 +86,7 @@ class EquivalentAttention(Optimization):
     """The base class of other implementations of the same attention, whose results differ only by rounding."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
     contract: ClassVar[Contract] = Contract.EQUIVALENT
 
 
@@ -122,6 +125,8 @@ class Sdpa(EquivalentAttention):
     `torch.nn.attention.sdpa_kernel` selects the back end, and only for the denoiser: the flash and cuDNN kernels do not
     support the VAE's single head of 512 channels.
     """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = ()  # any processor may call it
 
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
     """The back end; PyTorch raises an error if the back end does not support the denoiser."""
@@ -287,6 +292,7 @@ class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    keeps_structure: ClassVar[bool] = True
     diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.unet.fuse_qkv_projections()",)
 
     @override

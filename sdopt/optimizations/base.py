@@ -65,6 +65,9 @@ class Finding:
 Proof = Callable[[Trace], Finding]
 """Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect."""
 
+Assumption = Callable[[Any], list[str]]
+"""Checks what an option assumes of a pipeline that a program has built; returns what breaks it (see `assumptions`)."""
+
 Inputs = dict[str, Any]
 """Arguments of one pipeline call: prompts, size, noise."""
 
@@ -81,6 +84,8 @@ class Optimization:
         fixed_batch: whether another batch size would be compiled or captured again, or would give visibly different
             images. The quality pass then uses the batch size of the workload.
         saves_operations: whether the denoiser skips operations, so that operations are counted with the option applied.
+        assumes: what the option takes for granted of a pipeline that a program has built; see `assumptions`.
+        keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
         loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
             device. A model that is larger than the device's memory can then run on the device.
     """
@@ -89,6 +94,8 @@ class Optimization:
     fixed_batch: ClassVar[bool] = False
     saves_operations: ClassVar[bool] = False
     loads_on_host: ClassVar[bool] = False
+    assumes: ClassVar[tuple[Assumption, ...]] = ()
+    keeps_structure: ClassVar[bool] = False
 
     @property
     def compiles(self) -> bool:
@@ -141,6 +148,14 @@ class Optimization:
     def obstacles(self, ctx: Context) -> list[str]:
         """Returns everything that keeps the option from running: the keys to set, and the conflicts."""
         return [*self.lacking(ctx), *self.conflicts(ctx)]
+
+    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+        """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""
+        return [reason for assumption in self.assumes for reason in assumption(pipe)]
+
+    def refusals(self, call: Inputs) -> list[str]:
+        """Returns why the option cannot do what the arguments of a call ask for; [] if it can."""
+        return []
 
     def ineffective(self, ctx: Context) -> list[str]:
         """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""

@@ -7,11 +7,13 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.assumptions import own_blocks, two_halves, ungated_blocks
+from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.optimizations.deepspeed import Attention as DeepSpeedAttention
@@ -83,6 +85,8 @@ class Caching(Optimization):
 class DeepCaching(Caching):
     """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
 
+    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks,)
+    keeps_structure: ClassVar[bool] = True
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {
         "inductor": Inductor,
         "regional": Regional,
@@ -237,6 +241,7 @@ class _Broadcast:
 class GuidanceInterval(Caching):
     """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
 
+    assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
     batch_sizes: ClassVar[int] = 2
 
@@ -257,7 +262,9 @@ class GuidanceInterval(Caching):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
-        if ctx.workload.guidance(ctx.model) <= 1:
+        if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
+            found.append("the model takes the guidance scale as an input, so there is no guidance to skip: choose none")
+        elif ctx.workload.guidance(ctx.model) <= 1:
             found.append("there is no guidance to skip: set workload.guidance_scale above 1")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
@@ -307,21 +314,24 @@ class _HalfBatches:
         sample: torch.Tensor,
         timestep: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
-        added_cond_kwargs: dict[str, torch.Tensor] | None = None,
         return_dict: bool = True,
         **others: Any,
     ) -> Any:
-        more = {"added_cond_kwargs": added_cond_kwargs, "return_dict": return_dict, **others}
         # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
-        whole = not self._pipe.do_classifier_free_guidance
-        if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
+        unhalved = not self._pipe.do_classifier_free_guidance
+        if unhalved or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
             self.guided += 1
-            return self._forward(sample, timestep, encoder_hidden_states, **more)
+            return self._forward(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
         self.unguided += 1
-        half = len(sample) // 2
-        if added_cond_kwargs is not None:
-            more["added_cond_kwargs"] = {name: value[half:] for name, value in added_cond_kwargs.items()}
-        output = self._forward(sample[half:], timestep, encoder_hidden_states[half:], **more)
+        whole = len(sample)
+
+        def second(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[whole // 2 :] if tensor.ndim and len(tensor) == whole else tensor
+
+        # Text states, further conditions, and what other networks (ControlNet) add have a row per sample too.
+        given = (sample, encoder_hidden_states), others
+        (samples, states), more = tree_map_only(torch.Tensor, second, given)
+        output = self._forward(samples, timestep, states, return_dict=return_dict, **more)
         if not return_dict:
             return (torch.cat([output[0]] * 2),)
         output.sample = torch.cat([output.sample] * 2)
@@ -331,6 +341,8 @@ class _HalfBatches:
 @dataclass(frozen=True)
 class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks,)
 
     ratio: float = bounded(0.5, gt=0, le=0.75)
     """Share of the tokens to merge into others."""

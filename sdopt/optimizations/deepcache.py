@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from sdopt.errors import UsageError
+
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
 """Arguments of a UNet: latents, timestep, text states, and the further conditions of distilled models and of SDXL."""
 
@@ -55,12 +57,14 @@ class DeepCache:
         return_dict: bool = True,
         **others: Any,
     ) -> Any:
-        """Replaces `UNet2DConditionModel.forward`. Raises ValueError for inputs from other networks (ControlNet)."""
+        """Replaces `UNet2DConditionModel.forward`. Raises UsageError for inputs that it cannot pass on."""
         unknown = [name for name, value in others.items() if value is not None]
         if unknown:
-            raise ValueError(f"caching=deepcache does not support the argument {', '.join(unknown)}")
+            raise UsageError(f"caching=deepcache: cannot pass {', '.join(unknown)} on to the UNet; leave it out")
         inputs = (sample, timestep, encoder_hidden_states, timestep_cond, added_cond_kwargs)
-        if self._kept is None or self._step % self._interval == 0:
+        # A callback may leave out a part of the batch.
+        fits = self._kept is not None and len(self._kept) == len(sample)
+        if not fits or self._step % self._interval == 0:
             noise, kept = self.whole(inputs)
             # The next replay of a CUDA graph overwrites its outputs.
             self._kept = kept.clone()

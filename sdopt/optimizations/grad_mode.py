@@ -9,6 +9,7 @@ import torch
 from typing_extensions import override
 
 from sdopt.measure.trace import Trace
+from sdopt.optimizations.assumptions import call_without_gradients
 from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
 
@@ -35,6 +36,10 @@ class GradMode(Optimization):
     def diffusers_lines(self) -> tuple[str, ...]:
         # diffusers' pipelines disable recording inside each call, which a surrounding context cannot undo.
         return () if self.mode == "enabled" else ("import torch", f"with torch.{self.mode}():")
+
+    @override
+    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+        return call_without_gradients(pipe) if self.mode == "enabled" else []
 
     @override
     @contextmanager

@@ -8,7 +8,8 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
+from sdopt.optimizations.assumptions import plain_weights
+from sdopt.optimizations.base import Assumption, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 
@@ -21,6 +22,7 @@ class Layout(Optimization):
     """Sets the memory format of the convolution weights of the denoiser and the VAE."""
 
     stage: ClassVar[Stage] = Stage.LAYOUT
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
 
     memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
     """`contiguous` is PyTorch's default, NCHW; `channels_last` is NHWC."""

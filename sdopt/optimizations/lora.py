@@ -1,7 +1,8 @@
 """lora: low-rank updates of the denoiser's weights: as separate layers, fused into the weights, or hot-swapped."""
 
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,21 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.measure.compilation import compiled_so_far
+from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
-from sdopt.pipelines.parts import denoiser_of, hook_of, unwrapped
+from sdopt.optimizations.assumptions import no_lora, plain_weights
+from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.pipelines.loras import (
+    is_on_hub,
+    lora_file,
+    lora_layers,
+    misfits,
+    networks_of_a_lora,
+    rank_of,
+    tensors_of,
+    trains_text_encoder,
+)
+from sdopt.pipelines.parts import denoiser_of, hook_of, text_encoders_of, unwrapped
 from sdopt.reference import MODEL
 from sdopt.schema import Model, bounded
 
@@ -38,7 +48,7 @@ class NoLora(Optimization):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
-            layers = len(lora_layers(denoiser_of(pipe)))
+            layers = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
             return Finding(not layers, f"{layers} layers with a LoRA" if layers else "no layer has a LoRA")
 
         return proof
@@ -50,6 +60,7 @@ class Lora(Optimization):
 
     stage: ClassVar[Stage] = Stage.WEIGHTS
     contract: ClassVar[Contract] = Contract.LOSSY
+    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
     beside_the_weights: ClassVar[bool] = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
@@ -81,7 +92,9 @@ class Lora(Optimization):
         found = []
         for name in self.names:
             try:
-                found += misfits(lora_file(self.path, name), part_config(ctx.model, "unet"))
+                file = lora_file(self.path, name)
+                # The packaged LoRAs are for the packaged model.
+                found += [] if self.path is None else misfits(file, ctx.model)
             except UsageError as error:
                 found += error.problems
         return list(dict.fromkeys(found))
@@ -107,9 +120,9 @@ class Lora(Optimization):
 
     def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
-        pipe.load_lora_weights(
-            str(file.parent), weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how
-        )
+        # Without a network, diffusers finds a file in its folder by `weight_name` only.
+        source: Any = tensors_of(file) or str(file.parent)
+        pipe.load_lora_weights(source, weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how)
 
 
 @dataclass(frozen=True)
@@ -140,6 +153,12 @@ class Fused(Lora):
     scale: float = bounded(1.0, ge=-100, le=100)
     """Scale of the update."""
 
+    @override
+    def refusals(self, call: Inputs) -> list[str]:
+        if (call.get("cross_attention_kwargs") or {}).get("scale") is None:
+            return []
+        return ["the LoRA is in the weights, and cross_attention_kwargs cannot scale it: leave its scale out"]
+
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
@@ -147,20 +166,25 @@ class Fused(Lora):
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        denoiser = denoiser_of(pipe)
-        before = _sums(denoiser)
+        # Keeps no text encoder alive that `memory=precomputed_embeddings` removes.
+        networks = [weakref.ref(network) for network in networks_of_a_lora(pipe)]
+        before = _all_sums(networks)
         self._load(pipe, self.names[0])
         parts = [name for name in pipe._lora_loadable_modules if getattr(pipe, name, None) is not None]
         pipe.fuse_lora(components=parts, lora_scale=self.scale)
         pipe.unload_lora_weights()
-        fused = {name for name, total in _sums(denoiser).items() if _differ(total, before.get(name))}
+        fused = {name for name, total in _all_sums(networks).items() if _differ(total, before.get(name))}
 
         def proof(trace: Trace) -> Finding:
-            now = _sums(denoiser)
+            now = _all_sums(networks)
             changed = sum(_differ(now[name], before[name]) for name in fused & now.keys())
-            left = len(lora_layers(denoiser))
+            # A text encoder is removed only after it has encoded all prompts, with the LoRA in its weights.
+            removed = sum(networks[number]() is None for number, _ in fused)
+            left = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
             summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
-            return Finding(0 < changed == len(fused & now.keys()) and not left, summary, {"weights": changed})
+            summary += f"; {removed} weights of text encoders that were removed included it" if removed else ""
+            whole = changed == len(fused & now.keys()) and changed + removed > 0
+            return Finding(whole and not left, summary, {"weights": changed})
 
         return proof
 
@@ -231,21 +255,79 @@ class Hotswap(Lora):
 
 
 def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
-    """Checks whether LoRA layers exist, are active, and ran."""
-    layers = lora_layers(denoiser_of(pipe))
+    """Checks whether LoRA layers exist, are active, and ran; in compiled code, whether they changed the images."""
+    networks = networks_of_a_lora(pipe)
+    layers = [layer for network in networks for layer in lora_layers(network)]
     active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
-    ran = {name for name in trace.denoiser.ran if ".lora_A." in name}
-    # Hooks see no layers inside compiled code.
-    engaged = bool(layers) and active == len(layers) and (not trace.denoiser.ran or bool(ran))
-    facts = {"layers": len(layers), "active": active, "ran": len(ran)}
-    return Finding(engaged, f"{active} of {len(layers)} LoRA layers are active, {len(ran)} were seen to run", facts)
+    encoded, encoding = vars(pipe).get(ENCODED_BY_LORA, (0, 0))
+    facts: dict[str, Any] = {"layers": len(layers) + encoded, "active": active + encoded}
+    summary = f"{facts['active']} of {facts['layers']} LoRA layers are active"
+    if trace.is_compiled(denoiser_of(pipe)) or any(unwrapped(each) is not each for each in text_encoders_of(pipe)):
+        nearer = _draws_with(layers, trace)
+        summary += f"; the images are {'those' if nearer else 'not those'} of uncompiled code with the LoRA"
+        ran = facts["layers"] if nearer else 0
+    else:
+        with _running(layers) as seen:
+            trace.call_again()
+        ran = len(seen) + encoding
+        facts["ran"] = ran
+        summary += f", {ran} were seen to run"
+    return Finding(0 < facts["layers"] == facts["active"] == ran, summary, facts)
 
 
-def lora_layers(denoiser: Any) -> list[Any]:
-    """Returns the layers of a denoiser that have a LoRA beside their weights."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+def _draws_with(layers: Sequence[Any], trace: Trace) -> bool:
+    """Returns whether images of compiled code are nearer to those of uncompiled code with the LoRA than without.
 
-    return [layer for layer in unwrapped(denoiser).modules() if isinstance(layer, BaseTunerLayer)]
+    Hooks see no layers inside compiled code, and a graph that was captured before the LoRA came runs without it.
+    """
+    own = trace.images().astype(np.float64)
+    with eagerly():
+        whole = trace.images()
+        # `pipe.disable_lora` passes over networks that a compiler wrapped.
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        try:
+            without = trace.images()
+        finally:
+            for layer in layers:
+                layer.enable_adapters(enabled=True)
+    return bool(np.abs(own - whole).sum() < np.abs(own - without).sum())
+
+
+ENCODED_BY_LORA = "_sdopt_lora_in_text_encoders"
+"""Attribute of a pipeline whose text encoders are removed: the number of their LoRA layers, and of those that ran."""
+
+
+@contextmanager
+def encoding_noted(pipe: "DiffusionPipeline") -> Iterator[None]:
+    """Notes which LoRA layers of the text encoders run in the block, for text encoders that are removed after it."""
+    networks = [each for each in text_encoders_of(pipe) if getattr(each, "_hf_peft_config_loaded", False)]
+    layers = [layer for network in networks for layer in lora_layers(network)]
+    with _running(layers) as ran:
+        yield
+    vars(pipe)[ENCODED_BY_LORA] = len(layers), len(ran)
+
+
+@contextmanager
+def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
+    """Collects, by their numbers, the LoRA layers that compute their update in the block."""
+    ran: set[int] = set()
+    handles = [
+        matrix.register_forward_hook(lambda *_, number=number: ran.add(number))
+        for number, layer in enumerate(layers)
+        for matrix in layer.lora_A.values()
+    ]
+    try:
+        yield ran
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _all_sums(networks: "Sequence[weakref.ref[torch.nn.Module]]") -> dict[tuple[int, str], float]:
+    """Returns the sum of each weight of the networks that still exist, by the network's number and the name."""
+    found = [(number, network) for number, each in enumerate(networks) if (network := each()) is not None]
+    return {(number, name): total for number, network in found for name, total in _sums(network).items()}
 
 
 def _sums(denoiser: Any) -> dict[str, float]:

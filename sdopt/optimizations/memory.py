@@ -7,6 +7,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,8 +18,10 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.optimizations.assumptions import plain_weights
+from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import compiles
+from sdopt.optimizations.lora import ENCODED_BY_LORA, encoding_noted
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
@@ -245,8 +248,8 @@ class PrecomputedEmbeddings(Optimization):
 
     @override
     def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
-        device = device_of(pipe)
-        with torch.no_grad():
+        device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
+        with torch.no_grad(), encoding_noted(pipe):
             encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
@@ -256,10 +259,23 @@ class PrecomputedEmbeddings(Optimization):
         gc.collect()
 
         def embedded(inputs: Inputs) -> Inputs:
-            if further := [name for name in _FURTHER_PROMPTS if inputs.get(name) is not None]:
+            given = {name for name, value in inputs.items() if value is not None}
+            if further := sorted((given & encodes) - {"prompt", "num_images_per_prompt", *_EMBEDDINGS}):
                 raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
-            if inputs.get("prompt") is None:
-                return inputs  # the caller has embeddings of their own
+            if vars(pipe).get(ENCODED_BY_LORA, (0, 0))[0] and "scale" in (inputs.get("cross_attention_kwargs") or {}):
+                raise UsageError("memory=precomputed_embeddings: a LoRA's scale was not encoded: leave it out")
+            if own := given.intersection(_EMBEDDINGS):
+                if "prompt" in given:
+                    raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
+                # Without a negative prompt, the pipeline would encode an empty one.
+                count, empty = len(inputs["prompt_embeds"]), next(iter(encoded.values()))
+                return inputs | {
+                    name: torch.cat([empty[name]] * count).to(inputs["prompt_embeds"])
+                    for name in empty.keys() - given
+                    if name.startswith("negative")
+                }
+            if "prompt" not in given:
+                return inputs
             if unknown := [prompt for prompt in inputs["prompt"] if prompt not in encoded]:
                 raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
             rows = [encoded[prompt] for prompt in inputs["prompt"]]
@@ -278,10 +294,6 @@ class PrecomputedEmbeddings(Optimization):
         return proof
 
 
-_FURTHER_PROMPTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
-"""Arguments of a call with text that `prompt` does not hold."""
-
-
 def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
     found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
@@ -296,6 +308,7 @@ class LayerwiseCasting(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 

@@ -15,7 +15,8 @@ from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rou
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.assumptions import plain_weights
+from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, load_part
 from sdopt.pipelines.parts import computing_types, denoiser_of, device_of
@@ -37,6 +38,7 @@ class Precision(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.LOAD
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
 
     weights: str = bounded("float32", choices=FLOATS)
     """The type of all parameters."""

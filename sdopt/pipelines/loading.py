@@ -32,6 +32,8 @@ class LoadedModel(Model):
     """Class name of the pipeline."""
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict, hash=False)
     """The configurations of its networks and its scheduler, of those that diffusers defines, by part."""
+    networks: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
+    """Its networks, by part."""
 
     @property
     def is_known(self) -> bool:

@@ -1,18 +1,51 @@
-"""Finds LoRA files, and checks whether they fit a denoiser, without loading them."""
+"""Finds LoRA files, reads them, and checks that all they hold would arrive in the networks of a model."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from functools import lru_cache
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.loading import LoadedModel, folder_of, is_sdxl, part_config
+from sdopt.pipelines.parts import TEXT_ENCODERS, denoiser_of, text_encoders_of, unwrapped
 from sdopt.reference import LORAS
+from sdopt.schema import Model
 
-_DOWN = (".lora_A.weight", ".lora_down.weight", ".lora.down.weight", "_lora.down.weight")
-"""Suffixes of the names of the first of a LoRA's two matrices: by peft, by kohya, by older diffusers, and by diffusers
-when LoRAs were attention processors (`….attn2.processor.to_k_lora.down.weight`)."""
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
 
-_TEXT_KEYS = re.compile(r"unet.*attn2[._](processor[._])?to_k[._]")
-"""Names of matrices that are applied to the states of the text encoder."""
+_MATRIX = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)\.weight")
+"""The names of a LoRA's two matrices, by peft (`….lora_A.weight`), by kohya (`….lora_down.weight`), by older diffusers
+(`….lora.down.weight`, `….lora_linear_layer.down.weight`), and by diffusers when LoRAs were attention processors
+(`….attn2.processor.to_k_lora.down.weight`). Groups: the module, and which of its matrices it is."""
+
+_ALPHA = ".alpha"
+"""The suffix of the number that, divided by the rank, scales a module's update."""
+
+_BESIDE = (".lora_B.bias", "lora_magnitude_vector")
+"""Parts of the names of what peft keeps beside the two matrices: a bias, and the magnitudes of DoRA."""
+
+_KINDS = {
+    "dora_scale": "a DoRA's magnitudes in LyCORIS's naming",
+    ".hada_": "a LoHa",
+    ".lokr_": "a LoKr",
+    "lora_mid": "a LoCon with a third matrix (CP decomposition)",
+    ".diff": "a full difference of weights",
+    "oft_": "an OFT or a BOFT",
+    ".on_input": "an IA³",
+    ".a1.": "a GLoRA",
+    ".b1.": "a GLoRA",
+    "bundle_emb": "trained words (textual inversion)",
+    "_norm": "a difference of norms",
+}
+"""Other formats than LoRA, by a part of the names of their tensors."""
+
+_ADAPTER = "sdopt_check"
 
 
 def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
@@ -51,9 +84,22 @@ def is_on_hub(path: str | None) -> bool:
     return path is not None and _is_repository(path)
 
 
+def networks_of_a_lora(pipe: "DiffusionPipeline") -> "list[torch.nn.Module]":
+    """Returns the networks that a LoRA can change: denoiser and text encoders, without what compiles them."""
+    return [unwrapped(network) for network in (denoiser_of(pipe), *text_encoders_of(pipe))]
+
+
+def lora_layers(denoiser: Any) -> list[Any]:
+    """Returns the layers of a denoiser that have a LoRA beside their weights."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [layer for layer in unwrapped(denoiser).modules() if isinstance(layer, BaseTunerLayer)]
+
+
 def rank_of(file: Path) -> int:
     """Returns the highest rank among the matrices of a LoRA."""
-    return max((shape[0] for name, shape in _shapes(file).items() if name.endswith(_DOWN)), default=0)
+    found = ((_MATRIX.fullmatch(name), shape) for name, shape in _shapes(file).items())
+    return max((shape[0] for match, shape in found if match and match[2] in ("A", "down")), default=0)
 
 
 def trains_text_encoder(file: Path) -> bool:
@@ -61,16 +107,272 @@ def trains_text_encoder(file: Path) -> bool:
     return any(name.startswith(("text_encoder", "lora_te")) for name in _shapes(file))
 
 
-def misfits(file: Path, unet: dict[str, Any] | None) -> list[str]:
-    """Returns why a LoRA does not fit a denoiser's configuration; [] if it fits, or if that is not known."""
-    down = {name: shape for name, shape in _shapes(file).items() if name.endswith(_DOWN)}
-    if not down:
-        return [f"{file.name} holds no LoRA: none of its names ends in {_DOWN[0]} or {_DOWN[1]}"]
-    width = next((shape[1] for name, shape in down.items() if _TEXT_KEYS.search(name)), None)
-    if unet is None or width in (None, unet.get("cross_attention_dim")):
+def tensors_of(file: Path) -> "dict[str, torch.Tensor] | None":
+    """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself.
+
+    PyTorch does not multiply numbers of 8 bits, which some files store to be small. And where alphas differ, or some
+    are missing, diffusers scales some layers by another one's: here such alphas are multiplied into the weights.
+    """
+    import torch
+
+    found = _read(file)
+    alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
+    with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
+    differ = len(set(alphas.values())) > 1 or bool(alphas and _pairs(found).keys() - with_alpha)
+    if not differ and all(tensor.element_size() > 1 for tensor in found.values()):
+        return None
+    tensors = {name: each.to(torch.float32) for name, each in found.items() if not (differ and name in alphas)}
+    for module, pair in _pairs(tensors).items() if differ else ():
+        rank = tensors[pair["down"]].shape[0]
+        tensors[pair["up"]] = tensors[pair["up"]] * (alphas.get(module + _ALPHA, rank) / rank)
+    return tensors
+
+
+def misfits(file: Path, model: Model) -> list[str]:
+    """Returns why a LoRA would not arrive as a whole in the networks of a model; [] if it does.
+
+    Loads the file as diffusers and peft do, into networks without weights, and compares what arrives with what the file
+    holds: each pair of matrices, with its scale. diffusers drops with a warning at most what it does not know.
+
+    Where the model's files are not local yet, only the file itself is checked.
+    """
+    state = file.stat()
+    # A model that is loaded is not kept alive by a cache.
+    found = _misfits.__wrapped__ if isinstance(model, LoadedModel) else _misfits
+    return [f"{file.name} {problem}" for problem in found(file, (state.st_mtime_ns, state.st_size), model)]
+
+
+@lru_cache(maxsize=64)
+def _misfits(file: Path, _state: tuple[int, int], model: Model) -> tuple[str, ...]:
+    matrices: dict[str, set[str]] = {}
+    for name in _shapes(file):
+        match = _MATRIX.fullmatch(name)
+        if match:
+            matrices.setdefault(match[1], set()).add("down" if match[2] in ("A", "down") else "up")
+        elif not name.endswith(_ALPHA) and not any(part in name for part in _BESIDE):
+            kind = next((kind for part, kind in _KINDS.items() if part in name), "no matrix of a LoRA")
+            return (f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",)
+    if not matrices:
+        return ("holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",)
+    if half := [module for module, found in matrices.items() if len(found) < 2]:
+        return (f"has only one of the two matrices of {half[0]}",)
+    return tuple(_not_finite(file) or _of_another_family(file, model) or _lost(file, model) or _idle(file))
+
+
+def _not_finite(file: Path) -> list[str]:
+    for name, tensor in _read(file).items():
+        if not tensor.is_floating_point() and not name.endswith(_ALPHA):
+            return [f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}, which is no type of weights"]
+        if name.endswith(_ALPHA) and tensor.numel() != 1:
+            return [f"holds {tensor.numel()} numbers in {name}, which must be one"]
+        if not tensor.float().isfinite().all():
+            return [f"holds numbers in {name} that are not finite (NaN or infinite)"]
+    return []
+
+
+def _idle(file: Path) -> list[str]:
+    tensors = tensors_of(file) or _read(file)
+    alphas = (tensors.get(module + _ALPHA) for module, pair in _pairs(tensors).items() if _changes(pair, tensors))
+    if any(alpha is None or float(alpha) for alpha in alphas):
         return []
-    wanted = unet.get("cross_attention_dim")
-    return [f"{file.name} was made for text states of {width} channels, and this model's have {wanted}"]
+    return ["changes nothing: each of its updates is zero"]
+
+
+def _changes(pair: Mapping[str, str], tensors: "Mapping[str, torch.Tensor]") -> bool:
+    return all(bool(tensors[name].float().any()) for name in pair.values())
+
+
+def _of_another_family(file: Path, model: Model) -> list[str]:
+    """Returns why a LoRA is for another family of models, by what its trainer wrote into the file.
+
+    Self-attention has the same widths in Stable Diffusion 1.x and 2.x.
+    """
+    from safetensors import safe_open
+
+    unet = part_config(model, "unet")
+    if unet is None:
+        return []
+    with safe_open(file, "np") as opened:
+        marks = opened.metadata() or {}
+    own = "xl" if is_sdxl(model) else "v2" if unet.get("cross_attention_dim") == _WIDTH_OF_SD2 else "v1"
+    for key in ("ss_base_model_version", "modelspec.architecture"):
+        mark = marks.get(key, "").lower()
+        family = next((family for family in _FAMILIES if family in mark), own) if _OF_SD.match(mark) else own
+        if family != own:
+            return [f"says {key}={marks[key]}: it is for {_FAMILIES[family]}, and this model is {_FAMILIES[own]}"]
+    return []
+
+
+_OF_SD = re.compile(r"sd_?(v|xl)|stable-diffusion-(v|xl)")
+"""How trainers name Stable Diffusion: kohya's (`sd_v1`, `sdxl_base_v1-0`), and the SAI model specification."""
+
+_FAMILIES = {"xl": "SDXL", "v2": "Stable Diffusion 2.x", "v1": "Stable Diffusion 1.x"}
+"""Families of models, by a part of the names that trainers give them; SDXL's names also contain `v1`."""
+
+_WIDTH_OF_SD2 = 1024
+"""Channels of the text states of Stable Diffusion 2.x."""
+
+
+def _lost(file: Path, model: Model) -> list[str]:
+    """Returns what would not arrive in the model's networks, if they are known."""
+    pipe = _empty_pipeline(model)
+    if pipe is None:
+        return []
+    given = tensors_of(file)
+    tensors = given or _read(file)
+    pairs = _pairs(tensors)
+    sizes = _sizes(pipe)
+    try:
+        with _quiet():
+            pipe.load_lora_weights(given or str(file), adapter_name=_ADAPTER, local_files_only=True)
+    except Exception as error:  # diffusers, transformers, peft and PyTorch each raise their own
+        widths = (_widths(module, pair, tensors, sizes) for module, pair in pairs.items())
+        reason = next(filter(None, widths), f"({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+        return [f"cannot be loaded into this model: {reason}"]
+    arrived, beside, empty = _arrived(pipe)
+    if empty:
+        return [f"holds only a part of what peft keeps for each layer: {empty[0]} would stay empty"]
+    lost = []
+    for module, pair in pairs.items():
+        marks = _mark(tensors[pair["down"]]), _mark(tensors[pair["up"]])
+        alpha = tensors.get(module + _ALPHA)
+        # Without an alpha, the adapter's own metadata may give another scale than 1.
+        scale = None if alpha is None else round(float(alpha) / tensors[pair["down"]].shape[0], 6)
+        found = next((mark for mark in arrived if mark[:2] == marks and scale in (None, mark[2])), None)
+        if found is None:
+            lost.append(f"the update of {module}")
+        else:
+            arrived[found] -= 1
+            arrived += Counter()  # removes what is used up
+    for name, tensor in tensors.items():
+        if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA):
+            if beside[_mark(tensor)] < 1:
+                lost.append(name)
+            beside[_mark(tensor)] -= 1
+    if not lost:
+        return []
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return [f"holds {lost[0]}{more}, which diffusers would leave out: this model's networks have no such layer"]
+
+
+def _pairs(tensors: "Mapping[str, torch.Tensor]") -> dict[str, dict[str, str]]:
+    """Returns the names of the two matrices (`down`, `up`) of each module."""
+    found: dict[str, dict[str, str]] = {}
+    for match in filter(None, map(_MATRIX.fullmatch, tensors)):
+        found.setdefault(match[1], {})["down" if match[2] in ("A", "down") else "up"] = match[0]
+    return found
+
+
+_Mark = tuple[int, int, float]
+
+
+def _mark(tensor: "torch.Tensor") -> _Mark:
+    """Returns what tells a tensor by its values, whatever its name, its type and the order of its dimensions of 1."""
+    import torch
+
+    plain = tensor.detach().float().contiguous()
+    return plain.numel(), int(torch.hash_tensor(plain).view(torch.int64)), float(plain.double().sum())
+
+
+def _arrived(pipe: Any) -> "tuple[Counter[tuple[_Mark, _Mark, float]], Counter[_Mark], list[str]]":
+    """Returns the pairs of matrices in a pipeline's networks with their scales, what is beside them, what is empty."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    pairs: Counter[tuple[_Mark, _Mark, float]] = Counter()
+    beside: Counter[_Mark] = Counter()
+    empty: list[str] = []
+    parts = [getattr(pipe, name, None) for name in ("unet", *TEXT_ENCODERS)]
+    for path, layer in (found for part in parts if part is not None for found in part.named_modules()):
+        if not isinstance(layer, BaseTunerLayer) or _ADAPTER not in getattr(layer, "lora_A", {}):
+            continue
+        own = {name: each for name, each in layer.named_parameters() if "base_layer" not in name}
+        if empty := [f"{path}.{name}" for name, each in own.items() if each.is_meta]:
+            break
+        down, up = (own.pop(f"lora_{which}.{_ADAPTER}.weight") for which in "AB")
+        scaling: Any = layer.scaling
+        pairs[_mark(down), _mark(up), round(float(scaling[_ADAPTER]), 6)] += 1
+        beside.update(map(_mark, own.values()))
+    return pairs, beside, empty
+
+
+def _sizes(pipe: Any) -> dict[str, tuple[int, int]]:
+    """Returns the input and output channels of layers, by the letters and digits of their names."""
+    return {
+        _letters(name): (layer.weight.shape[1], layer.weight.shape[0])
+        for part in ("unet", *TEXT_ENCODERS)
+        if (network := getattr(pipe, part, None)) is not None
+        for name, layer in network.named_modules()
+        if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1
+    }
+
+
+def _letters(name: str) -> str:
+    """Returns a name without dots and underscores, which kohya's names do not tell apart."""
+    return re.sub(r"[\W_]", "", name)
+
+
+def _widths(
+    module: str,
+    pair: Mapping[str, str],
+    tensors: "Mapping[str, torch.Tensor]",
+    sizes: Mapping[str, tuple[int, int]],
+) -> str | None:
+    """Returns why the matrices of a module do not fit the model's layer; None if they do."""
+    layer = max((name for name in sizes if _letters(module).endswith(name)), key=len, default=None)
+    if layer is None:
+        return f"it has no layer for the update of {module}"
+    has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
+    if has == sizes[layer]:
+        return None
+    own, wanted = (" to ".join(map(str, each)) for each in (has, sizes[layer]))
+    return f"its update of {module} is from {own} channels, and this model's layer from {wanted}"
+
+
+def _empty_pipeline(model: Model) -> Any:
+    """Returns a pipeline of the networks that a LoRA can change, without weights; None if they are not local.
+
+    Their memory is reserved and never touched, so that the size of the model does not matter.
+    """
+    import diffusers
+
+    from sdopt.pipelines.random_weights import empty_like, empty_part
+
+    names = ("unet", *TEXT_ENCODERS[:2])
+    if isinstance(model, LoadedModel):
+        networks = {name: empty_like(model.networks[name]) for name in names if name in model.networks}
+    else:
+        try:
+            folder = folder_of(model)
+        except UsageError:
+            return None  # it is fetched later, and then checked
+        networks = {name: empty_part(folder, name) for name in names if (folder / name / "config.json").is_file()}
+    parts = dict.fromkeys(("vae", "tokenizer", "scheduler", "text_encoder")) | {
+        name: network.to_empty(device="cpu") for name, network in networks.items()
+    }
+    if is_sdxl(model):
+        return diffusers.StableDiffusionXLPipeline(
+            **{"text_encoder_2": None, "tokenizer_2": None, "add_watermarker": False} | parts
+        )
+    return diffusers.StableDiffusionPipeline(
+        **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what libraries say of a LoRA, and their progress bars, from the terminal."""
+    import warnings
+
+    from diffusers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _is_repository(path: str) -> bool:
@@ -108,3 +410,10 @@ def _shapes(file: Path) -> dict[str, list[int]]:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{file}: not a complete safetensors file ({error}); copy or fetch it again") from error
+
+
+def _read(file: Path) -> "dict[str, torch.Tensor]":
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = load_file(file)
+    return found

@@ -74,6 +74,24 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
     return network.eval()
 
 
+def empty_part(folder: Path, name: str) -> torch.nn.Module:
+    """Builds the network `name` of a pipeline's folder, with parameters on the meta device."""
+    library, class_name = json.loads((folder / "model_index.json").read_text())[name]
+    return empty_network(folder / name, library, class_name)
+
+
+def empty_like(network: Any) -> torch.nn.Module:
+    """Builds a network as another one was built, with parameters on the meta device."""
+    from accelerate import init_empty_weights
+
+    plain = getattr(network, "_orig_mod", network)
+    with init_empty_weights(include_buffers=False):
+        made: torch.nn.Module = (
+            type(plain)(plain.config) if hasattr(type(plain), "config_class") else type(plain).from_config(plain.config)
+        )
+    return made.eval()
+
+
 def _pool() -> torch.Tensor:
     """Draws the standard normal numbers, the same on every machine, from which all parameters are sliced.
 

@@ -1,6 +1,7 @@
 """LoRAs: which files are taken, what shows that they changed the images, and that one replaces another."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,7 @@ class TestFiles:
         chosen = ("lora=loaded", f"lora.path={LORAS / 'fxemoji.safetensors'}", "model=sdxl")
         assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
         [found] = variant(*chosen, "model.weights=random").conflicts(CPU)
-        assert found.endswith(
-            "fxemoji.safetensors was made for text states of 144 channels, and this model's have 2048"
-        )
+        assert "fxemoji.safetensors cannot be loaded into this model: its update of unet.down_blocks" in found
 
     @pytest.mark.parametrize(
         ("overrides", "reason"),
@@ -72,7 +71,7 @@ class TestFiles:
     def test_that_are_no_lora(self, variant: Compose, tmp_path: Path) -> None:
         save_file({"weight": torch.zeros(2)}, tmp_path / "some.safetensors")
         [found] = variant("lora=loaded", f"lora.path={tmp_path / 'some.safetensors'}").conflicts(CPU)
-        assert "some.safetensors holds no LoRA" in found
+        assert "some.safetensors holds weight, which is no matrix of a LoRA" in found
         (tmp_path / "broken.safetensors").write_bytes(b"nothing")
         [found] = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}").conflicts(CPU)
         assert "not a complete safetensors file" in found
@@ -95,7 +94,7 @@ class TestFiles:
         assert asked == [("some/style", "it.safetensors", local) for local in (True, False, True)]
         save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / "it.safetensors")
         [found] = variant(*options, "model=sd15", "model.weights=random").conflicts(CPU)
-        assert "it.safetensors was made for text states of 144 channels, and this model's have 768" in found
+        assert "it.safetensors cannot be loaded into this model" in found
 
     def test_of_the_time_when_loras_were_attention_processors(
         self, variant: Compose, session: Load, tmp_path: Path
@@ -113,7 +112,7 @@ class TestFiles:
         [found] = variant(*chosen, "lora.target_rank=2").conflicts(CPU)
         assert found.endswith(": lora.target_rank=2: the files have ranks up to 4")
         [found] = variant(*chosen, "model=sd15", "model.weights=random").conflicts(CPU)
-        assert "older.safetensors was made for text states of 144 channels, and this model's have 768" in found
+        assert "older.safetensors cannot be loaded into this model" in found
         assert evidence(session("lora=loaded", f"lora.path={file}", STEPS)).engaged
 
     @pytest.mark.parametrize(
@@ -138,14 +137,169 @@ class TestFiles:
     def test_of_a_text_encoder_cannot_be_exchanged(self, variant: Compose, tmp_path: Path) -> None:
         tensors = load_file(LORAS / "fxemoji.safetensors")
         for name in ("a", "b"):
-            tensors["text_encoder.text_model.q_proj.lora_A.weight"] = torch.zeros(4, 144)
-            save_file(tensors, tmp_path / f"{name}.safetensors")
+            save_file(tensors | text_lora("text_encoder.text_model.encoder"), tmp_path / f"{name}.safetensors")
         found = variant(
             "lora=hotswap", f"lora.path={tmp_path}", "lora.weight_name=a.safetensors", "lora.other=b.safetensors"
         ).conflicts(CPU)
         assert [reason.partition(": ")[2] for reason in found] == [
             f"{name}.safetensors updates the text encoder too, which cannot be hot-swapped" for name in ("a", "b")
         ]
+
+
+MODULE = "mid_block.attentions.0.transformer_blocks.0.attn2.to_k"
+KOHYA = "lora_unet_" + MODULE.replace(".", "_")
+
+Tensors = dict[str, torch.Tensor]
+
+
+def packaged() -> Tensors:
+    return {name: each.float() for name, each in load_file(LORAS / "fxemoji.safetensors").items()}
+
+
+def kohya(alpha: float | None = 2, rank: int = 4) -> Tensors:
+    """The packaged LoRA by kohya's names."""
+    found: Tensors = {}
+    for name, tensor in packaged().items():
+        module, _, kind = name.removeprefix("unet.").removesuffix(".weight").rpartition(".")
+        base = "lora_unet_" + module.replace(".", "_")
+        found[f"{base}.{'lora_down' if kind == 'lora_A' else 'lora_up'}.weight"] = tensor
+        if alpha is not None:
+            found[f"{base}.alpha"] = torch.tensor(float(alpha))
+    return found
+
+
+def text_lora(prefix: str = "lora_te_text_model_encoder", width: int = 144) -> Tensors:
+    made, found = torch.Generator().manual_seed(0), {}
+    dot, names = ("_", ("lora_down", "lora_up")) if prefix.startswith("lora") else (".", ("lora_A", "lora_B"))
+    for layer in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        base = dot.join((prefix, "layers", "0", "self_attn", layer))
+        for name, size in zip(names, ((2, width), (width, 2)), strict=True):
+            found[f"{base}.{name}.weight"] = torch.randn(size, generator=made)
+    return found
+
+
+def beside(**tensors: torch.Tensor) -> Tensors:
+    """The packaged LoRA, with other tensors for one module."""
+    return kohya() | {f"{KOHYA}.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
+
+
+def other_ranks() -> Tensors:
+    """Twice the rank in every third module, with an alpha of its own."""
+    found = kohya()
+    for number, base in enumerate([name.removesuffix(".alpha") for name in found if name.endswith(".alpha")][::3]):
+        for name, way in (("lora_down", 0), ("lora_up", 1)):
+            found[f"{base}.{name}.weight"] = torch.cat([found[f"{base}.{name}.weight"]] * 2, dim=way)
+        found[f"{base}.alpha"] = torch.tensor(3.0 + number)
+    return found
+
+
+def some_without_alpha() -> Tensors:
+    return {name: each for name, each in kohya().items() if not (name.endswith(".alpha") and "attn1" in name)}
+
+
+def in_8_bits() -> Tensors:
+    return {name: each.to(torch.float8_e4m3fn) if each.ndim > 1 else each for name, each in kohya().items()}
+
+
+def with_convolution() -> Tensors:
+    base = "lora_unet_mid_block_resnets_0_conv1"
+    return kohya() | {
+        f"{base}.lora_down.weight": torch.randn(4, 160, 3, 3),
+        f"{base}.lora_up.weight": torch.randn(160, 4, 1, 1),
+    }
+
+
+class TestArrival:
+    """A file arrives in the networks as a whole, or is refused before a worker starts."""
+
+    @pytest.mark.parametrize(
+        ("tensors", "marks", "words"),
+        [
+            (lambda: beside(dora_scale=torch.ones(160, 1)), {}, "to_k.dora_scale, which is a DoRA's"),
+            (lambda: beside(hada_w1_a=torch.ones(160, 4)), {}, "which is a LoHa"),
+            (lambda: beside(lokr_w1=torch.ones(8, 8)), {}, "which is a LoKr"),
+            (lambda: beside(lora_mid__weight=torch.ones(4, 4, 3, 3)), {}, "a LoCon with a third matrix"),
+            (lambda: beside(diff=torch.ones(160, 144)), {}, "a full difference of weights"),
+            (lambda: beside(oft_blocks=torch.ones(4, 4, 4)), {}, "an OFT or a BOFT"),
+            (lambda: beside(a1__weight=torch.ones(4, 4)), {}, "a GLoRA"),
+            (lambda: beside(on_input=torch.tensor(True)), {}, "an IA³"),
+            (lambda: kohya() | {"bundle_emb.cat.string_to_param.*": torch.ones(1, 144)}, {}, "trained words"),
+            (lambda: beside(extra=torch.ones(1)), {}, "no matrix of a LoRA"),
+            (lambda: {"a.alpha": torch.ones(1)}, {}, "holds no LoRA"),
+            (
+                lambda: {name: each for name, each in kohya().items() if name != f"{KOHYA}.lora_up.weight"},
+                {},
+                "only one",
+            ),
+            (lambda: kohya() | {f"{KOHYA}.lora_up.weight": torch.full((160, 4), torch.nan)}, {}, "not finite"),
+            (lambda: {name: each * 0 for name, each in kohya().items()}, {}, "changes nothing"),
+            (lambda: kohya(alpha=0), {}, "changes nothing"),
+            (lambda: text_lora("lora_te2_text_model_encoder"), {}, "would leave out: this model's networks have no"),
+            (lambda: text_lora(width=768), {}, "from 768 to 768 channels, and this model's layer from 144 to 144"),
+            (lambda: kohya() | {n.replace("mid_", "mid_9_"): t for n, t in kohya().items()}, {}, "would leave out"),
+            (lambda: kohya() | {n: t for n, t in packaged().items() if "mid" in n}, {}, "would leave out"),
+            (lambda: {n.replace("unet.", "diffusion_model."): t for n, t in packaged().items()}, {}, "and 83 more"),
+            (lambda: {n.replace("unet.", "base_model.model."): t for n, t in packaged().items()}, {}, "and 83 more"),
+            (lambda: packaged() | {f"unet.{MODULE}.lora_B.bias": torch.ones(160)}, {}, "would stay empty"),
+            (
+                kohya,
+                {"ss_base_model_version": "sdxl_base_v1-0"},
+                "it is for SDXL, and this model is Stable Diffusion 1.x",
+            ),
+            (kohya, {"modelspec.architecture": "stable-diffusion-v2-768-v/lora"}, "it is for Stable Diffusion 2.x"),
+        ],
+    )
+    def test_what_would_be_lost_is_refused_by_name(
+        self, variant: Compose, tmp_path: Path, tensors: Callable[[], Tensors], marks: dict[str, str], words: str
+    ) -> None:
+        save_file({name: each.clone() for name, each in tensors().items()}, tmp_path / "it.safetensors", marks)
+        for option in ("loaded", "fused"):
+            [found] = variant(f"lora={option}", f"lora.path={tmp_path / 'it.safetensors'}").conflicts(CPU)
+            assert "it.safetensors " in found
+            assert words in found
+
+    @pytest.mark.parametrize(
+        "tensors", [kohya, lambda: kohya(None), other_ranks, some_without_alpha, in_8_bits, with_convolution]
+    )
+    def test_what_arrives_is_the_formula(
+        self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]
+    ) -> None:
+        file, given = tmp_path / "it.safetensors", tensors()
+        save_file({name: each.clone() for name, each in given.items()}, file, {"ss_base_model_version": "sd_v1"})
+        chosen = ("lora=loaded", f"lora.path={file}", STEPS)
+        assert variant(*chosen).conflicts(CPU) == []
+        unet = session(*chosen)._pipe.unet
+        layers = {name: layer for name, layer in unet.named_modules() if hasattr(layer, "lora_A")}
+        assert len(layers) == sum(name.endswith("lora_down.weight") for name in given)
+        for name, layer in layers.items():
+            base = "lora_unet_" + name.replace(".", "_")
+            down, up = (given[f"{base}.lora_{which}.weight"].float() for which in ("down", "up"))
+            scale = float(given.get(f"{base}.alpha", torch.tensor(len(down)))) / len(down)
+            wanted = scale * (up.flatten(1) @ down.flatten(1))
+            assert torch.allclose(layer.get_delta_weight("sdopt").flatten(1), wanted, atol=1e-5), name
+
+    @pytest.mark.parametrize("option", ["loaded", "fused"])
+    @pytest.mark.parametrize("memory", [[], ["memory=[precomputed_embeddings]"]])
+    def test_of_the_text_encoder_alone_counts(
+        self, session: Load, tmp_path: Path, option: str, memory: list[str]
+    ) -> None:
+        save_file(text_lora(), tmp_path / "it.safetensors")
+        loaded = session(f"lora={option}", f"lora.path={tmp_path / 'it.safetensors'}", *memory, STEPS)
+        assert np.abs(image(loaded) - image(session(*memory, STEPS))).mean() > 0.01
+        assert all(item.engaged for item in loaded.prove())
+
+
+def test_a_graph_from_before_the_lora_is_no_evidence(session: Load) -> None:
+    """It runs without the LoRA, whose layers are all active."""
+    for first, second in (("lora=loaded", "compiler=trace"), ("compiler=trace", "lora=loaded")):
+        loaded = session(first, STEPS)
+        image(loaded)
+        [option] = [each for axis, each in session(second, STEPS)._variant.applied if axis == second.partition("=")[0]]
+        proof = option.apply(loaded._pipe)
+        proofs = loaded._assembly.proofs | {second.partition("=")[0]: proof}
+        image(loaded)
+        found = proofs["lora"](trace_call(loaded._pipe, loaded._call, cuda=False))
+        assert found.engaged is (first == "lora=loaded"), found
 
 
 class TestProof:

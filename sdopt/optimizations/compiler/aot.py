@@ -24,8 +24,8 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.attention import Sliced
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
-    Compiler,
     Graph,
+    GraphCompiler,
     Tensors,
     exports,
     graphs_in,
@@ -42,7 +42,7 @@ FOLDER = Path("sdopt") / "aot"
 
 
 @dataclass(frozen=True)
-class Aot(Compiler):
+class Aot(GraphCompiler):
     """Compiles the denoiser to a package on disk, with `torch.export` and AOTInductor, and later loads the package.
 
     A package contains compiled code without weights, and uses the pipeline's weights. Its key is a digest of the

@@ -11,11 +11,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import override
 
 from sdopt.contract import Contract
-from sdopt.measure.compilation import compilation
+from sdopt.measure.compilation import compilation, runs_eagerly
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
+from sdopt.optimizations.assumptions import nothing_but_tensors, plain_weights
 from sdopt.optimizations.attention import Sdpa
-from sdopt.optimizations.base import Context, Finding, Optimization, Stage
+from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Stage
 from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae, weights_of
 from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of
@@ -43,6 +44,14 @@ class Compiler(Optimization):
     @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT  # OpenVINO overrides it by a property, since its precision decides
+
+
+@dataclass(frozen=True)
+class GraphCompiler(Compiler):
+    """The base class of compilers whose graphs nothing compiles anew when the code of a module would run otherwise."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (nothing_but_tensors, plain_weights)
+    keeps_structure: ClassVar[bool] = True
 
 
 def picks_kernels(ctx: Context, what: str) -> list[str]:
@@ -246,6 +255,8 @@ class PerShape(StandIn):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph for this call, and builds it first if it is missing."""
+        if runs_eagerly():
+            return self._orig_mod(*args, **kwargs)
         call = Tensors(self._orig_mod, args, kwargs)
         inputs = call.inputs
         if call.key not in self.graphs:

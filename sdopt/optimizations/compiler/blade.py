@@ -14,8 +14,8 @@ from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     STAGE_OF,
     TARGETS,
-    Compiler,
     Graph,
+    GraphCompiler,
     Tensors,
     exports,
     replace_by_graphs,
@@ -31,7 +31,7 @@ _ENGINE = "DiscEngine"
 
 
 @dataclass(frozen=True)
-class Blade(Compiler):
+class Blade(GraphCompiler):
     """Runs BladeDISC's `torch_blade.optimize` on text encoder, denoiser and decoder, as in Alibaba's PAI-Blade article.
 
     Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.

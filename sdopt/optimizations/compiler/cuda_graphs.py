@@ -14,8 +14,8 @@ from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     STAGE_OF,
     TARGETS,
-    Compiler,
     Graph,
+    GraphCompiler,
     Tensors,
     graphs_in,
     only_replays,
@@ -32,7 +32,7 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True)
-class CudaGraphs(Compiler):
+class CudaGraphs(GraphCompiler):
     """Captures whole modules as CUDA graphs: all kernels of a call are launched at once, without Python in between.
 
     The kernels stay the same. A new input shape, or weights at a new address, cause another capture, which counts as a

@@ -12,15 +12,16 @@ assume the following, as of DeepSpeed 0.19.8; `require_fitting` checks each assu
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from typing_extensions import override
 
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
+from sdopt.optimizations.assumptions import common_attention, plain_weights, ungated_blocks
 from sdopt.optimizations.attention import Default
-from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.base import Assumption, Context, Finding, Proof
 from sdopt.optimizations.compiler.base import Compiler
 from sdopt.optimizations.deepspeed import attention_of, begin_a_model, compile_kernels, lacks, misfits
 from sdopt.pipelines.loading import part_config
@@ -42,6 +43,9 @@ class DeepSpeed(Compiler):
 
     Two of the three layer norms of a block run in PyTorch, because DeepSpeed implements them as fallbacks.
     """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, ungated_blocks, plain_weights)
+    keeps_structure: ClassVar[bool] = True
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -10,8 +10,8 @@ from typing_extensions import override
 from sdopt.measure import compilation
 from sdopt.optimizations.base import Context, Proof
 from sdopt.optimizations.compiler.base import (
-    Compiler,
     Graph,
+    GraphCompiler,
     Tensors,
     leaves_pytorch,
     ran_outside,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OnnxRuntime(Compiler):
+class OnnxRuntime(GraphCompiler):
     """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
 
     @override

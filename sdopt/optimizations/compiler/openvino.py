@@ -12,8 +12,8 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
-    Compiler,
     Graph,
+    GraphCompiler,
     PerShape,
     Tensors,
     leaves_pytorch,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OpenVino(Compiler):
+class OpenVino(GraphCompiler):
     """Runs the denoiser as an OpenVINO model on a CPU, converted at the first call of each shape."""
 
     precision: str = bounded("f32", choices=("f32", "bf16", "f16"))

@@ -10,7 +10,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
-    Compiler,
+    GraphCompiler,
     StandIn,
     exports,
     replace_modules,
@@ -25,7 +25,7 @@ _ENGINE = "tensorrt::execute_engine"
 
 
 @dataclass(frozen=True)
-class TensorRt(Compiler):
+class TensorRt(GraphCompiler):
     """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
 
     @override

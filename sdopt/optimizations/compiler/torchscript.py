@@ -10,8 +10,8 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
-    Compiler,
     Graph,
+    GraphCompiler,
     Tensors,
     exports,
     graphs_in,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TorchScript(Compiler):
+class TorchScript(GraphCompiler):
     """Traces the denoiser with `torch.jit.trace`: one TorchScript graph per input shape.
 
     PyTorch has deprecated TorchScript in favour of `torch.compile` and `torch.export`. The option exists to compare

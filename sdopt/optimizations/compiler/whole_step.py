@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from math import cos, sin
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from typing_extensions import override
 
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.assumptions import usual_guidance
+from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Proof
 from sdopt.optimizations.compiler.base import Compiler, StandIn, replace_modules
 from sdopt.optimizations.compiler.toolchain import unfit_for_inductor
 from sdopt.optimizations.conflicts import records_autograd
@@ -39,6 +40,8 @@ class WholeStep(Compiler):
     scheduler before the first step. This is exact for DDIM and Euler's method without noise or clipping.
     """
 
+    assumes: ClassVar[tuple[Assumption, ...]] = (usual_guidance,)
+
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
     """Mode of `torch.compile`."""
 
@@ -59,6 +62,12 @@ class WholeStep(Compiler):
                     f"+scheduler.options.{name}=false, or compiler=inductor"
                 )
         return found
+
+    @override
+    def refusals(self, call: Inputs) -> list[str]:
+        given = [name for name in ("eta", "guidance_rescale") if call.get(name)]
+        lacks = "the compiled step has neither noise nor rescaling; leave it out"
+        return [f"{name}={call[name]}: {lacks}" for name in given]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

@@ -1,0 +1,191 @@
+"""What options assume of a pipeline that a program has built, and that may have more parts than those of a study.
+
+Each function returns a line for whatever of a pipeline breaks the assumption; [] if it holds. An option lists in
+`assumes` what it replaces, computes itself, or keeps, so that `sdopt.optimize` refuses it before anything is changed.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
+from sdopt.pipelines.parts import casting_hook, denoiser_of, hook_of, unwrapped
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_COMMON = (
+    *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
+    *("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0", "SlicedAttnAddedKVProcessor"),
+)
+"""diffusers' processors that all compute the same attention."""
+
+
+def common_attention(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that replace attention processors: they compute nothing but attention."""
+    processors = getattr(unwrapped(denoiser_of(pipe)), "attn_processors", {}).values()
+    others = sorted({type(each).__name__ for each in processors} - set(_COMMON))
+    if not others:
+        return []
+    what = "the IP-Adapter" if any("IPAdapter" in name for name in others) else "what they compute"
+    return [f"would replace the processors {', '.join(others)}, and leave out {what}: choose attention=math, or none"]
+
+
+def own_blocks(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that run the blocks of a UNet themselves: nothing else takes part in them."""
+    from diffusers import UNet2DConditionModel
+
+    unet = denoiser_of(pipe)
+    found = [f"runs the UNet's blocks itself, without {what}" for what in _residuals(pipe)]
+    if "forward" in vars(unet) or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward:
+        return [*found, "would replace the UNet's forward, which is not that of diffusers"]
+    if unet.class_embedding is not None:
+        found.append("runs the UNet's blocks itself, without its class embedding")
+    named = dict(unet.named_modules())
+    for name in filter(_BLOCK.fullmatch, named):
+        block: Any = named[name]
+        if all(getattr(block, factor, None) is not None for factor in ("s1", "s2", "b1", "b2")):
+            return [*found, "runs the UNet's blocks itself, without FreeU: call pipe.disable_freeu() first"]
+        if "forward" in vars(block) or _hooks(block) or not type(block).__module__.startswith("diffusers."):
+            return [*found, f"runs the UNet's blocks itself, without the forward or the hooks of {name}"]
+    return found
+
+
+def _residuals(pipe: "DiffusionPipeline") -> list[str]:
+    """Returns the networks that add to the states within a UNet."""
+    unet = denoiser_of(pipe)
+    parts = {"a ControlNet": hasattr(pipe, "controlnet"), "a T2I-Adapter": hasattr(pipe, "adapter")}
+    parts["GLIGEN"] = getattr(unet, "position_net", None) is not None
+    return [name for name, there in parts.items() if there]
+
+
+_BLOCK = re.compile(r"mid_block|(down|up)_blocks\.\d+")
+
+
+def ungated_blocks(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that replace the forward of transformer blocks: these have no further layers (GLIGEN)."""
+    blocks = [block for block in denoiser_of(pipe).modules() if type(block).__name__ == "BasicTransformerBlock"]
+    if all(getattr(block, "fuser", None) is None for block in blocks):
+        return []
+    return ["replaces the forward of transformer blocks, and would leave out GLIGEN"]
+
+
+def two_halves(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that know the batch of a denoiser: each sample without, and then with the prompt."""
+    return _calls_of(pipe, ("", "ControlNet", "Adapter"), "the two halves of the batch")
+
+
+def usual_guidance(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that compute guidance and the scheduler's step: no other network sees the latents in between."""
+    return _calls_of(pipe, ("",), "guidance and the scheduler's step")
+
+
+def _calls_of(pipe: "DiffusionPipeline", kinds: tuple[str, ...], what: str) -> list[str]:
+    """Checks that a pipeline's call is one of those whose steps are known."""
+    import diffusers
+
+    names = [
+        f"StableDiffusion{xl}{kind}{task}Pipeline"
+        for xl in ("", "XL")
+        for kind in kinds
+        for task in ("", "Img2Img", "Inpaint")
+    ]
+    known = [getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)]
+    if type(pipe).__call__ in known or type(pipe).__name__.startswith("AltDiffusion"):
+        return []
+    return [f"changes {what}, of which the call of a {type(pipe).__name__} has its own"]
+
+
+def nothing_but_tensors(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that keep a graph of the denoiser: no Python code takes part in later runs."""
+    denoiser = unwrapped(denoiser_of(pipe))
+    if hasattr(pipe, "do_perturbed_attention_guidance"):
+        return ["keeps a graph, and perturbed-attention guidance (PAG) exchanges the attention processors in each call"]
+    processors = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
+    if own := sorted(kind.__name__ for kind in processors if not kind.__module__.startswith("diffusers.")):
+        return [f"keeps a graph, which would not run the Python code of {', '.join(own)} again"]
+    if hooked := [name or "the denoiser" for name, module in denoiser.named_modules() if _hooks(module)]:
+        return [f"keeps a graph, which would not run the hooks of {hooked[0]} again: remove them first"]
+    return []
+
+
+def _hooks(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "_diffusers_hook" in vars(module))
+
+
+def plain_weights(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that cast, move, join or convert weights: these are numbers of the type that they stand for."""
+    for name, layer in unwrapped(denoiser_of(pipe)).named_modules():
+        for weight in layer.parameters(recurse=False):
+            stored = weight.element_size() == 1 and casting_hook(layer) is None
+            if hasattr(weight, "__tensor_flatten__") or stored or not weight.is_floating_point():
+                return [f"the weights of the denoiser are quantized already (such as {name}): load it without that"]
+    return []
+
+
+def no_lora(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that load a LoRA: diffusers would switch another one off, or fuse it too."""
+    if not any(lora_layers(network) for network in networks_of_a_lora(pipe)):
+        return []
+    return ["this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"]
+
+
+def call_without_gradients(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that take the decorator off a pipeline's call, which switches gradients off."""
+    if hasattr(type(pipe).__call__, "__wrapped__"):
+        return []
+    return [f"the call of a {type(pipe).__name__} is not decorated with torch.no_grad(), as diffusers' are"]
+
+
+def as_loaded(pipe: "DiffusionPipeline", networks: dict[str, torch.nn.Module]) -> Iterator[str]:
+    """Yields what was done to networks that all options assume not to be: they are compiled, or hooks move them."""
+    for name, network in networks.items():
+        modules = list(network.modules())
+        if any(_is_compiled(module) for module in modules):
+            yield f"pipe.{name} is compiled already: apply the options to the pipeline as loaded, with compiler=…"
+        elif any("_hf_hook" in vars(module) or _offloads(module) for module in modules):
+            yield f"hooks move the weights of pipe.{name}: remove them (pipe.remove_all_hooks()), and choose memory=…"
+    if getattr(pipe, "hf_device_map", None):
+        yield "the pipeline is spread over devices: call pipe.reset_device_map() first"
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    made = isinstance(module, torch.jit.ScriptModule) or unwrapped(module) is not module
+    return made or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _offloads(module: torch.nn.Module) -> bool:
+    return hook_of(module, "group_offloading") is not None
+
+
+def structure_of(network: Any) -> dict[str, Any]:
+    """Returns by layer the settings that a graph of a network, or layers joined from it, no longer follow.
+
+    Leaves out the values of tensors, which both follow, and hooks, which observe.
+    """
+    return {name: (type(module), _settings(vars(module))) for name, module in network.named_modules()}
+
+
+def _settings(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: (type(value), _settings(vars(value))) if name == "processor" else _plain(value)
+        for name, value in attributes.items()
+        # Tracing puts modules into `eval` mode, in which a pipeline runs them anyway.
+        if (not name.startswith("_") and name != "training") or name in _SWITCHES
+    }
+
+
+_SWITCHES = ("_disable_adapters", "_active_adapter")
+"""peft's attributes of a layer that say whether and which LoRA is active."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)  # diffusers scales a LoRA for a call, and back
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, bool | int | str | None) else type(value)

@@ -1,0 +1,237 @@
+"""Options on pipelines with more parts than a study's: they draw what diffusers draws, or are refused at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import ControlNetModel, StableDiffusionPipeline, T2IAdapter, UNet2DConditionModel
+from diffusers.models.attention_processor import AttnProcessor2_0
+from PIL import Image
+
+import sdopt
+from sdopt.errors import ConflictError, UsageError
+from sdopt.reference import LORAS, MODEL
+
+STEPS, SIZE = 2, 32
+PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8))
+OFF = "caching.start=0.0", "caching.stop=1.0"
+"""A guidance interval that leaves nothing out."""
+
+Pipe = Any
+Part = tuple[Callable[[Pipe], Pipe], dict[str, Any]]
+
+
+def loaded() -> StableDiffusionPipeline:
+    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def drawn(pipe: Pipe, **call: Any) -> np.ndarray:
+    usual = {"prompt": ["a red apple", "a blue fish"], "num_inference_steps": STEPS, "height": SIZE, "width": SIZE}
+    generator = [torch.Generator().manual_seed(number) for number in range(2)]
+    images: np.ndarray = pipe(**usual | call, generator=generator, output_type="np").images
+    return images
+
+
+def like(name: str, pipe: Pipe, **parts: Any) -> Pipe:
+    """A pipeline of another class with the same parts."""
+    made = getattr(diffusers, name)(**pipe.components | parts, requires_safety_checker=False)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def noisy(network: torch.nn.Module, seed: int) -> Any:
+    made = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(torch.randn(weight.shape, generator=made) * 0.05)
+    return network.eval()
+
+
+def with_ip_adapter(pipe: Pipe) -> Pipe:
+    made, width = torch.Generator().manual_seed(0), 144
+    state: dict[str, Any] = {"ip_adapter": {}, "image_proj": {
+        "proj.weight": torch.randn(4 * width, 32, generator=made) * 0.2,
+        "proj.bias": torch.zeros(4 * width), "norm.weight": torch.ones(width), "norm.bias": torch.zeros(width),
+    }}  # fmt: skip
+    layers = [name.removesuffix(".processor") for name in pipe.unet.attn_processors if "attn2" in name]
+    for number, name in enumerate(layers):
+        for which in ("k", "v"):
+            shape = pipe.unet.get_submodule(f"{name}.to_{which}").weight.shape
+            key = f"{2 * number + 1}.to_{which}_ip.weight"
+            state["ip_adapter"][key] = torch.randn(shape, generator=made) * 0.3
+    pipe.load_ip_adapter(state, subfolder=None, weight_name=None, image_encoder_folder=None)
+    return pipe
+
+
+def with_controlnet(pipe: Pipe, count: int = 1) -> Pipe:
+    networks = [noisy(ControlNetModel.from_unet(pipe.unet), seed) for seed in range(count)]
+    return like("StableDiffusionControlNetPipeline", pipe, controlnet=networks if count > 1 else networks[0])
+
+
+def with_t2i_adapter(pipe: Pipe) -> Pipe:
+    torch.manual_seed(0)
+    channels = list(pipe.unet.config.block_out_channels)
+    adapter = T2IAdapter(channels=channels, num_res_blocks=1, downscale_factor=8, adapter_type="full_adapter")
+    return like("StableDiffusionAdapterPipeline", pipe, adapter=noisy(adapter, 0))
+
+
+def with_freeu(pipe: Pipe) -> Pipe:
+    pipe.enable_freeu(s1=0.2, s2=0.2, b1=1.8, b2=1.9)
+    return pipe
+
+
+def with_lora(pipe: Pipe) -> Pipe:
+    pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
+    return pipe
+
+
+class Doubled(AttnProcessor2_0):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().__call__(*args, **kwargs)
+
+
+def with_processor(pipe: Pipe) -> Pipe:
+    pipe.unet.set_attn_processor(Doubled())
+    return pipe
+
+
+def with_forward(pipe: Pipe) -> Pipe:
+    forward = pipe.unet.forward
+    pipe.unet.forward = lambda *args, **kwargs: (0.9 * forward(*args, **kwargs)[0],)
+    return pipe
+
+
+def with_hook(pipe: Pipe) -> Pipe:
+    pipe.unet.up_blocks[0].register_forward_hook(lambda _module, _inputs, output: 1.2 * output)
+    return pipe
+
+
+def with_gligen(pipe: Pipe) -> Pipe:
+    return like("StableDiffusionGLIGENPipeline", pipe, unet=other_unet(pipe, attention_type="gated"))
+
+
+def with_distillation(pipe: Pipe) -> Pipe:
+    return like("StableDiffusionPipeline", pipe, unet=other_unet(pipe, time_cond_proj_dim=16))
+
+
+def other_unet(pipe: Pipe, **config: Any) -> Any:
+    torch.manual_seed(0)
+    return UNet2DConditionModel.from_config(pipe.unet.config, **config).eval()
+
+
+def with_word(pipe: Pipe) -> Pipe:
+    pipe.load_textual_inversion(torch.randn(2, 144, generator=torch.Generator().manual_seed(0)), token="<cat>")
+    return pipe
+
+
+def dimmed(_pipe: Pipe, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    return {"latents": 0.8 * tensors["latents"]}
+
+
+GIVEN = {"prompt": None, "prompt_embeds": torch.randn(2, 24, 144, generator=torch.Generator().manual_seed(0))}
+
+PARTS: dict[str, Part] = {
+    "nothing": (lambda pipe: pipe, {}),
+    "ip_adapter": (with_ip_adapter, {"ip_adapter_image_embeds": [torch.ones(4, 1, 32)]}),
+    "controlnet": (with_controlnet, {"image": [PICTURE] * 2}),
+    "two_controlnets": (lambda pipe: with_controlnet(pipe, 2), {"image": [[PICTURE] * 2] * 2}),
+    "t2i_adapter": (with_t2i_adapter, {"image": PICTURE}),
+    "pag": (lambda pipe: like("StableDiffusionPAGPipeline", pipe, pag_applied_layers="mid"), {"pag_scale": 3.0}),
+    "freeu": (with_freeu, {}),
+    "lora": (with_lora, {"cross_attention_kwargs": {"scale": 0.5}}),
+    "processor": (with_processor, {}),
+    "forward": (with_forward, {}),
+    "hook": (with_hook, {}),
+    "distillation": (with_distillation, {}),
+    "word": (with_word, {"prompt": ["a <cat>", "a red <cat> on a box"]}),
+    "clip_skip": (lambda pipe: pipe, {"clip_skip": 1}),
+    "callback": (lambda pipe: pipe, {"callback_on_step_end": dimmed}),
+    "embeddings": (lambda pipe: pipe, GIVEN),
+}
+
+OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "default": ((), {"attention": "default"}),
+    "vanilla": ((), {"attention": "vanilla"}),
+    "sliced": ((), {"attention": "sliced"}),
+    "fused_qkv": ((), {"attention": "fused_qkv"}),
+    "math": ((), {"attention": "math"}),
+    "deepcache": (("caching.interval=1000",), {"caching": "deepcache"}),
+    "guidance_interval": (OFF, {"caching": "guidance_interval"}),
+    "pyramid": ((), {"caching": "pyramid_attention"}),
+    "trace": ((), {"compiler": "trace"}),
+    "inference_mode": ((), {"grad_mode": "inference_mode"}),
+    "channels_last": ((), {"layout": "channels_last"}),
+    "vae_slicing": ((), {"memory": ["vae_slicing"]}),
+    "vae_tiling": ((), {"memory": ["vae_tiling"]}),
+    "precomputed": ((), {"memory": ["precomputed_embeddings"]}),
+}
+
+REFUSED = {
+    **dict.fromkeys((f"{part} {option}" for part in ("ip_adapter", "processor")
+                     for option in ("default", "vanilla", "sliced", "fused_qkv")), "would replace the processors"),
+    **dict.fromkeys((f"{part} deepcache" for part in ("controlnet", "two_controlnets")), "without a ControlNet"),
+    "t2i_adapter deepcache": "without a T2I-Adapter",
+    "freeu deepcache": "without FreeU",
+    "forward deepcache": "would replace the UNet's forward",
+    "hook deepcache": "hooks of up_blocks.0",
+    "pag guidance_interval": "StableDiffusionPAGPipeline has its own",
+    "distillation guidance_interval": "takes the guidance scale as an input",
+    "pag trace": "exchanges the attention processors",
+    "processor trace": "would not run the Python code of Doubled",
+    "hook trace": "would not run the hooks of up_blocks.0",
+    "lora fused_qkv": "would ignore the LoRA",
+    "lora deepcache": "cannot pass cross_attention_kwargs on",
+    "clip_skip precomputed": "clip_skip was not encoded",
+}  # fmt: skip
+"""What is refused, with the reason: when options are applied, or by the call whose arguments they cannot honour."""
+
+
+def walk(part: str, options: list[str]) -> dict[str, str]:
+    """Applies each option to a pipeline with a part; returns by option how far images differ, or the reason."""
+    build, call = PARTS[part]
+    pipe, found = build(loaded()), {}
+    before = drawn(pipe, **call)
+    for option in options:
+        words, groups = OPTIONS[option]
+        more = {"num_inference_steps": 1} if option in ("deepcache", "pyramid") else {}
+        wanted = drawn(pipe, **call | more) if more else before
+        prompts = call.get("prompt") or ["a red apple", "a blue fish"]
+        state = (type(pipe), {name: id(each) for name, each in pipe.components.items()})
+        try:
+            sdopt.optimize(pipe, *words, **groups, prompts=prompts if option == "precomputed" else ())
+        except ConflictError as error:
+            assert state == (type(pipe), {name: id(each) for name, each in pipe.components.items()})
+            found[option] = str(error)
+            continue
+        try:
+            found[option] = f"{float(np.abs(drawn(pipe, **call | more) - wanted).max()):.4f}"
+        except UsageError as error:
+            found[option] = str(error)
+        sdopt.undo(pipe)
+    assert np.array_equal(drawn(pipe, **call), before), "undone"
+    return found
+
+
+def require(part: str, options: list[str]) -> None:
+    for option, seen in walk(part, options).items():
+        reason = REFUSED.get(f"{part} {option}")
+        if reason is None:
+            assert float(seen) < 2e-3, (part, option, seen)
+        else:
+            assert reason in seen, (part, option, seen)
+
+
+@pytest.mark.parametrize("part", ["ip_adapter", "controlnet"])
+def test_the_commonest_parts(part: str) -> None:
+    require(part, ["vanilla", "math", "deepcache", "guidance_interval", "precomputed"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_with_each_option(part: str) -> None:
+    require(part, list(OPTIONS))
