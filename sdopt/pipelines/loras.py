@@ -226,8 +226,10 @@ def _lost(file: Path, model: Model) -> list[str]:
         with _quiet():
             pipe.load_lora_weights(given or str(file), adapter_name=_ADAPTER, local_files_only=True)
     except Exception as error:  # diffusers, transformers, peft and PyTorch each raise their own
-        widths = (_widths(module, pair, tensors, sizes) for module, pair in pairs.items())
-        reason = next(filter(None, widths), f"({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+        reason = f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        reasons = [found for module, pair in pairs.items() if (found := _misfit(module, pair, tensors, sizes))]
+        # Widths tell more than a layer that is missing.
+        reason = next((found for found in reasons if "channels" in found), next(iter(reasons), reason))
         return [f"cannot be loaded into this model: {reason}"]
     arrived, beside, empty = _arrived(pipe)
     if empty:
@@ -311,7 +313,7 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name)
 
 
-def _widths(
+def _misfit(
     module: str,
     pair: Mapping[str, str],
     tensors: "Mapping[str, torch.Tensor]",

@@ -1,6 +1,7 @@
 """Options on pipelines with more parts than a study's: they draw what diffusers draws, or are refused at once."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import diffusers
@@ -39,7 +40,9 @@ def drawn(pipe: Pipe, **call: Any) -> np.ndarray:
 
 def like(name: str, pipe: Pipe, **parts: Any) -> Pipe:
     """A pipeline of another class with the same parts."""
-    made = getattr(diffusers, name)(**pipe.components | parts, requires_safety_checker=False)
+    cls = getattr(diffusers, name)
+    taken = {key: part for key, part in pipe.components.items() if key in signature(cls.__init__).parameters}
+    made = cls(**taken | parts, requires_safety_checker=False)
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -196,6 +199,7 @@ def walk(part: str, options: list[str]) -> dict[str, str]:
     build, call = PARTS[part]
     pipe, found = build(loaded()), {}
     before = drawn(pipe, **call)
+    assert part == "nothing" or np.abs(before - drawn(loaded())).max() > 0.01, "the part changes the images"
     for option in options:
         words, groups = OPTIONS[option]
         more = {"num_inference_steps": 1} if option in ("deepcache", "pyramid") else {}

@@ -16,7 +16,8 @@ from sdopt.contract import Contract
 from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Finding
-from sdopt.optimizations.lora import Hotswap
+from sdopt.optimizations.compiler import TorchScript
+from sdopt.optimizations.lora import Hotswap, Loaded
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
 from sdopt.results.samples import Evidence
@@ -49,6 +50,7 @@ class TestFiles:
         assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
         [found] = variant(*chosen, "model.weights=random").conflicts(CPU)
         assert "fxemoji.safetensors cannot be loaded into this model: its update of unet.down_blocks" in found
+        assert "from 160 to 160 channels, and this model's layer from 640 to 640" in found
 
     @pytest.mark.parametrize(
         ("overrides", "reason"),
@@ -289,17 +291,21 @@ class TestArrival:
         assert all(item.engaged for item in loaded.prove())
 
 
-def test_a_graph_from_before_the_lora_is_no_evidence(session: Load) -> None:
+@pytest.mark.parametrize("lora_first", [True, False])
+def test_a_graph_from_before_the_lora_is_no_evidence(session: Load, lora_first: bool) -> None:
     """It runs without the LoRA, whose layers are all active."""
-    for first, second in (("lora=loaded", "compiler=trace"), ("compiler=trace", "lora=loaded")):
-        loaded = session(first, STEPS)
-        image(loaded)
-        [option] = [each for axis, each in session(second, STEPS)._variant.applied if axis == second.partition("=")[0]]
-        proof = option.apply(loaded._pipe)
-        proofs = loaded._assembly.proofs | {second.partition("=")[0]: proof}
-        image(loaded)
-        found = proofs["lora"](trace_call(loaded._pipe, loaded._call, cuda=False))
-        assert found.engaged is (first == "lora=loaded"), found
+    loaded, lora = session(STEPS), Loaded()
+    proof = lora.apply(loaded._pipe) if lora_first else None
+    TorchScript().apply(loaded._pipe)
+    image(loaded)
+    if proof is None:
+        graphs = loaded._pipe.unet
+        loaded._pipe.unet = graphs._orig_mod
+        proof = lora.apply(loaded._pipe)
+        loaded._pipe.unet = graphs
+    found = proof(trace_call(loaded._pipe, loaded._call, cuda=False))
+    assert found.facts["active"] == found.facts["layers"] == 84
+    assert found.engaged is lora_first, found
 
 
 class TestProof:
