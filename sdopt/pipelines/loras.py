@@ -240,11 +240,11 @@ def _lost(file: Path, model: Model) -> list[str]:
         alpha = tensors.get(module + _ALPHA)
         # Without an alpha, the adapter's own metadata may give another scale than 1.
         scale = None if alpha is None else round(float(alpha) / tensors[pair["down"]].shape[0], 6)
-        found = next((mark for mark in arrived if mark[:2] == marks and scale in (None, mark[2])), None)
-        if found is None:
+        arrival = next((mark for mark in arrived if mark[:2] == marks and scale in (None, mark[2])), None)
+        if arrival is None:
             lost.append(f"the update of {module}")
         else:
-            arrived[found] -= 1
+            arrived[arrival] -= 1
             arrived += Counter()  # removes what is used up
     for name, tensor in tensors.items():
         if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA):

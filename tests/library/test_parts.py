@@ -93,7 +93,7 @@ def with_lora(pipe: Pipe) -> Pipe:
     return pipe
 
 
-class Doubled(AttnProcessor2_0):
+class Doubled(AttnProcessor2_0):  # type: ignore[misc]  # diffusers is not typed here
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return 2 * super().__call__(*args, **kwargs)
 
