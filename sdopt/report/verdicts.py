@@ -1,5 +1,6 @@
 """Shows the verdicts of a gate: as a table for the terminal, as Markdown, and as JSON."""
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.analysis.measures import measure_named, with_shape
+from sdopt.errors import print_problems
 from sdopt.gate.looks import spent_of
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import escaped, markdown
@@ -152,8 +154,38 @@ def write_verdicts(result: StudyResult, judgements: Sequence[Judgement], folder:
 
 
 def append_step_summary(result: StudyResult, judgements: Sequence[Judgement]) -> None:
-    """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set. Raises OSError."""
+    """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set, as far as GitHub takes it.
+
+    The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
+    """
     target = os.environ.get("GITHUB_STEP_SUMMARY")
-    if target:
-        with Path(target).open("a", encoding="utf-8") as stream:
-            stream.write(verdict_markdown(result, judgements) + "\n")
+    if not target:
+        return
+    try:
+        # Opening a pipe that nobody reads would block.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        with os.fdopen(os.open(target, flags, 0o644), "ab") as stream:
+            room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
+            if room < _LEAST_BYTES:
+                raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
+            stream.write(_shortened(verdict_markdown(result, judgements) + "\n", room))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        print_problems([f"GITHUB_STEP_SUMMARY={target}: the summary cannot be written ({reason}); verdicts are kept"])
+
+
+_SUMMARY_BYTES = 1000 * 1024
+"""GitHub drops the whole summary of a step above 1 MiB, so that this leaves room for what a step adds itself."""
+
+_LEAST_BYTES = 4096
+"""Less room shows nothing of a table."""
+
+_CUT = b"\nShortened, because GitHub takes 1 MiB from a step: `verdicts.md` in the run's folder has all of it.\n"
+
+
+def _shortened(text: str, room: int) -> bytes:
+    """Returns as many whole lines of a text as there is room for, and a line that says so if some are left out."""
+    content = text.encode(errors="replace")
+    if len(content) <= room:
+        return content
+    return content[: content.rfind(b"\n", 0, room - len(_CUT)) + 1] + _CUT

@@ -1,0 +1,122 @@
+"""What CI reads: JUnit XML, by the rules of Ant's schema and of Jenkins' written out, and GitHub's step summary."""
+
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from sdopt.contract import Contract
+from sdopt.report.junit import junit
+from sdopt.report.verdicts import append_step_summary, verdict_markdown
+from sdopt.results.files import read_result
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from tests.command import ROOT
+
+DECIMAL, COUNT, TOKEN = r"\d+(\.\d+)?", r"\d+", r"\S(.*\S)?"
+DATE = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+
+SUITE = {
+    "name": TOKEN,
+    "package": TOKEN,
+    "id": COUNT,
+    "hostname": TOKEN,
+    "timestamp": DATE,
+    "time": DECIMAL,
+    "tests": COUNT,
+    "failures": COUNT,
+    "errors": COUNT,
+}
+"""The attributes that Ant's schema (windyroad's JUnit.xsd) requires of a suite; Jenkins' allows each of them."""
+
+CASE = {"name": TOKEN, "classname": TOKEN, "time": DECIMAL}
+
+
+def require(element: ElementTree.Element, wanted: dict[str, str]) -> None:
+    assert set(element.attrib) == set(wanted)
+    for name, pattern in wanted.items():
+        assert re.fullmatch(pattern, element.attrib[name], re.DOTALL), (name, element.attrib[name])
+
+
+def valid(content: bytes) -> ElementTree.Element:
+    """Returns the root of what both schemas take."""
+    root = ElementTree.fromstring(content)
+    assert (root.tag, root.attrib) == ("testsuites", {})  # Ant's schema has no attributes here
+    for number, suite in enumerate(root):
+        require(suite, SUITE)
+        assert suite.attrib["id"] == str(number)
+        tags = [child.tag for child in suite]
+        cases = suite.findall("testcase")
+        assert tags == ["properties", *["testcase"] * len(cases), "system-out", "system-err"]
+        for case in cases:
+            require(case, CASE)
+            assert len(case) <= 1
+            for found in case:
+                assert found.tag in {"failure", "error"}
+                require(found, {"message": ".*", "type": TOKEN})
+        for kind in ("failure", "error"):
+            assert int(suite.attrib[f"{kind}s"]) == len(suite.findall(f"testcase/{kind}"))
+        assert int(suite.attrib["tests"]) == len(cases)
+        assert sum(float(case.attrib["time"]) for case in cases) <= float(suite.attrib["time"])
+    names = [(case.attrib["classname"], case.attrib["name"]) for case in root.iter("testcase")]
+    assert len(set(names)) == len(names)
+    return root
+
+
+@pytest.fixture(scope="module")
+def result() -> StudyResult:
+    return read_result(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart")
+
+
+def test_a_recorded_study(result: StudyResult) -> None:
+    root = valid(junit(result, result.judgements))
+    assert [float(suite.attrib["time"]) > 0 for suite in root] == [True] * len(result.judgements) != []
+
+
+def test_odd_names_and_reasons(result: StudyResult) -> None:
+    odd = 'a <b> & "c"\x00\x1b[31m\ud800\ufffe\x85 \U0001f34e\n'
+    rulings = [
+        Ruling("at_most", "fid", Verdict.PASS, odd),
+        Ruling("at_most", "fid", Verdict.FAIL, odd),
+        Ruling("at_most", "fid", Verdict.NOT_COMPARABLE, ""),
+    ]
+    judgements = [
+        Judgement(odd, reference, "", Contract.LOSSY, Verdict.FAIL, rulings) for reference in ("baseline", "other")
+    ]
+    root = valid(junit(result, [*judgements, Judgement("empty", "b", "", Contract.LOSSY, Verdict.PASS, [])]))
+    assert [suite.attrib["tests"] for suite in root] == ["3", "3", "0"]
+    assert root[0].attrib["name"] == 'a <b> & "c"��[31m��� \U0001f34e\n against baseline'
+
+
+def summarise(result: StudyResult, target: Path, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
+    append_step_summary(result, result.judgements * times)
+
+
+def test_a_summary_stays_below_githubs_limit(
+    result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "summary.md"
+    summarise(result, target, monkeypatch)
+    whole = verdict_markdown(result, result.judgements) + "\n"
+    assert target.read_text() == whole
+    for _ in range(2):
+        summarise(result, target, monkeypatch, times=300)
+        assert target.stat().st_size <= 2**20
+    kept = target.read_text()
+    assert kept.startswith(whole)
+    assert kept.count("Shortened, because GitHub") == 1
+    assert kept.rstrip().splitlines()[-3].endswith("|")  # no row is cut
+    assert "it is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["absent/summary.md", ".", "pipe"])
+def test_a_summary_that_cannot_be_written_is_said(
+    result: StudyResult, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    summarise(result, tmp_path / place, monkeypatch)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sdopt: GITHUB_STEP_SUMMARY={tmp_path / place}: the summary cannot be written (")
