@@ -25,6 +25,8 @@ from sdopt.gate.judge import judge, left_unjudged
 from sdopt.gate.rule_checks import require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
+from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
+from sdopt.pipelines.tasks import remarks_on
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
@@ -175,14 +177,30 @@ class Experiment:
         machine = self._find_machine(plan, until_done)
         if (folders := current_folders()) is not None:
             folders.ready()
-        print_problems(machine.warnings)
         if not config.dry_run:
             self.timeline.enter("fetching models")
             self._fetch([variant for variant in plan.variants if not variant.conflicts(machine.device)])
         self.timeline.enter("composing and planning")
+        machine = replace(machine, warnings=(*machine.warnings, *self._remarks(plan.variants)))
+        print_problems(machine.warnings)
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+
+    def _remarks(self, variants: Sequence[Variant]) -> list[str]:
+        """Returns what of the variants' prompts, images and masks is not used as a user may think, each once."""
+        found: dict[str, None] = {}
+        for variant in variants:
+            count = max(len(variant.prompts), len(variant.pictured))
+            workload, model = replace(variant.workload, prompt_count=count), variant.model
+            found |= dict.fromkeys(remarks_on_prompts(workload, model))
+            found |= dict.fromkeys(remarks_on(variant.task, model, workload))
+            if workload.prompts != "packaged" or workload.negative_prompt:
+                with suppress(UsageError):  # nothing was fetched for a variant that is only planned
+                    found |= dict.fromkeys(
+                        in_process(self.context, remarks_on_length, workload, model, what=f"model={model.name}")
+                    )
+        return list(found)
 
     def _find_machine(self, plan: Plan, until_done: ExitStack) -> Machine:
         """Returns the machine to measure on, which is reserved if need be; of a dry run, that of a chosen data sheet.

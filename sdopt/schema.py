@@ -117,9 +117,12 @@ class Workload:
     """The work of one timed call, and the images of the quality pass."""
 
     prompts: Any = "packaged"
-    """`packaged`, a list of prompts, or a file: .csv, .tsv, .jsonl, or text with one prompt per line."""
+    """`packaged`, a list of prompts, or a file: .csv, .tsv, .json, .jsonl, or text with one prompt per line."""
     prompt_column: str | None = None
-    """Column of a .csv, .tsv or .jsonl file; null is the column named prompt, caption or text."""
+    """Column of a .csv or .tsv file, or key of a .json or .jsonl file; null is the one named prompt, caption or text.
+    A column named negative_prompt holds the negative prompts."""
+    negative_prompt: str | None = None
+    """What images should not show: the negative prompt of all prompts that have none of their own."""
     prompt_count: int = bounded(8, ge=1, le=1_000_000)
     """Number of prompts to use, starting at `prompt_start`."""
     prompt_start: int = bounded(0, ge=0, le=1_000_000_000)

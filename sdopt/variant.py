@@ -40,6 +40,8 @@ class Variant:
     prompts: tuple[str, ...]
     pictured: tuple[str, ...] = ()
     """The prompts of the quality pass, starting with the timed prompts."""
+    negatives: tuple[str, ...] = ()
+    """The negative prompt of each of these, of the timed and of the quality pass's; () if there are none."""
     config: RecordedConfig = field(default_factory=RecordedConfig)
     """The composed configuration as recorded in results."""
 
@@ -52,6 +54,11 @@ class Variant:
     def size(self) -> int:
         """Height and width in pixels, at the main shape."""
         return self.shapes[0].size
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All different texts that its text encoders read."""
+        return tuple(dict.fromkeys((*self.prompts, *self.pictured, *self.negatives)))
 
     @property
     def guidance_scale(self) -> float:

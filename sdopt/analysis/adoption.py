@@ -115,9 +115,10 @@ def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
 
 def _call(mine: Workload, other: Workload) -> str:
     """Returns the call of the pipeline with the arguments in which two workloads differ; "" if they do not differ."""
-    names = {"num_inference_steps": "steps", "guidance_scale": "guidance_scale", "height": "size", "width": "size"}
+    names = {"num_inference_steps": "steps", "height": "size", "width": "size"}
+    names |= {key: key for key in ("guidance_scale", "negative_prompt")}
     differ = {name: getattr(mine, key) for name, key in names.items() if getattr(mine, key) != getattr(other, key)}
-    given = [f"{name}={value}" for name, value in differ.items() if isinstance(value, int | float)]
+    given = [f"{name}={value!r}" for name, value in differ.items() if isinstance(value, int | float | str)]
     return f"pipe(prompt, {', '.join(given)})" if given else ""
 
 

@@ -18,7 +18,7 @@ from sdopt.config.groups import default_choice, has_default, override_of, reject
 from sdopt.config.loader import loader_of
 from sdopt.config.messages import in_one_line
 from sdopt.config.overrides import group_of, key_of, merge_overrides, without_plus
-from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_prompts, parse
+from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
@@ -89,6 +89,7 @@ class HydraComposer:
             optimizations=run.optimizations,
             prompts=resolve_prompts(run.workload, run.model),
             pictured=drawn_prompts(run),
+            negatives=drawn_negatives(run),
             config=run.recorded,
         )
 

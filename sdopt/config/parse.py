@@ -17,7 +17,7 @@ from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.latents import require_latents
 from sdopt.pipelines.loading import require_options
-from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.pipelines.prompts import negative_prompts, resolve_prompts
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.quality.settings import require_quality
 from sdopt.results.configuration import RecordedConfig
@@ -183,6 +183,12 @@ def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
     """Returns the prompts of the quality pass, the timed ones first; none if `quality.prompt_count` is not set."""
     count = run.quality.prompt_count or 0
     return resolve_prompts(replace(run.workload, prompt_count=count), run.model) if count else ()
+
+
+def drawn_negatives(run: RunConfig) -> tuple[str, ...]:
+    """Returns the negative prompts of the timed prompts and of those of the quality pass, whichever are more."""
+    count = max(run.workload.prompt_count, run.quality.prompt_count or 0)
+    return negative_prompts(replace(run.workload, prompt_count=count), run.model)
 
 
 def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems: list[str]) -> dict[str, Optimization]:

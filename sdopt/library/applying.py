@@ -69,7 +69,7 @@ def optimize(
     Args:
         pipe: a Stable Diffusion pipeline of diffusers, on its device.
         overrides: keys of the options as on the command line, for example `"compiler.mode=max-autotune"`.
-        prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`.
+        prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`, and their negative prompts.
         config_dir: a folder with groups of your own, as `--config-dir` names it.
         groups: the option of each group, or the options of a group that combine, as in `conf/README.md`; and
             the scheduler.

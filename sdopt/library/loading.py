@@ -29,16 +29,16 @@ def load(
 ) -> "DiffusionPipeline":
     """Returns the pipeline of a variant that was measured, with its options applied.
 
-    Its calls take the measured number of steps and of images per prompt, size, guidance scale and strength unless they
-    are given others. PyTorch's number of threads is the whole program's, and stays as it is: on a CPU,
-    `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A package of `compiler=aot`
-    is valid only for the number of threads with which it was compiled.
+    Its calls take the measured number of steps and of images per prompt, size, guidance scale, strength and
+    `workload.negative_prompt` unless they are given others. PyTorch's number of threads is the whole program's, and
+    stays as it is: on a CPU, `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A
+    package of `compiler=aot` is valid only for the number of threads with which it was compiled.
 
     Args:
         result: a run's folder, its `result.json`, or the id of an MLflow run of the study or of a variant.
         variant: the variant's name, as tables show it; may be left out where there is one besides the baseline, and for
             the id of a variant's run.
-        prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`.
+        prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`, and their negative prompts.
         device: `cpu`, `cuda` or `cuda:N`; None is what was measured.
         tracking_uri: where MLflow keeps the run; None is sdopt's default.
         config_dir: a folder with groups of your own, where the study used one.
@@ -56,11 +56,11 @@ def load(
         raise ConflictError(problems)
     require_prompts(planned.optimizations, planned.choices, prompts)
     assembly = Assembly.load(planned, probed.torch_name)
+    usual = _defaults(planned)
     if prompts:
-        assembly.prepare_inputs(prompts)
+        assembly.prepare_inputs([*prompts, *filter(None, [usual["negative_prompt"]])])
     ctx, choices = planned.context(probed), dict(planned.choices)
-    cls, usual = type(assembly.pipe), _defaults(planned)
-    keep(assembly.pipe, Optimized(assembly, choices, ctx, cls, None, tuple(prompts), usual))
+    keep(assembly.pipe, Optimized(assembly, choices, ctx, type(assembly.pipe), None, tuple(prompts), usual))
     return assembly.pipe
 
 
@@ -92,6 +92,7 @@ def _defaults(variant: Variant) -> dict[str, Any]:
         "num_images_per_prompt": variant.workload.images_per_prompt,
         "strength": variant.task.strength,
         "guidance_scale": variant.guidance_scale,
+        "negative_prompt": variant.workload.negative_prompt,
         "height": variant.size,
         "width": variant.size,
     }

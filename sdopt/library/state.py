@@ -95,13 +95,23 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         given = dict(zip(names, args, strict=False)) | kwargs
         if getattr(self, OPTIMIZED, None) is None:
             raise UsageError(_COPIED)
-        arguments = usual | assembly.call_kwargs | given
+        arguments = _fitted(usual, given) | assembly.call_kwargs | given
         optimized.require_fitting(self, arguments)
         with optimized.process.noted(), assembly.entered():
             return call(self, **assembly.changed(arguments))
 
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+
+
+def _fitted(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the usual arguments of a call; its negative prompt as often as there are prompts, as diffusers wants."""
+    fitted = {name: value for name, value in usual.items() if name != "negative_prompt"}
+    negative, embeddings = usual.get("negative_prompt"), given.get("prompt_embeds")
+    if negative is not None and given.get("negative_prompt_embeds") is None:
+        prompts = given.get("prompt") if embeddings is None else embeddings
+        fitted["negative_prompt"] = negative if isinstance(prompts, str) else [negative] * len(prompts or ())
+    return fitted
 
 
 def state_of(pipe: "DiffusionPipeline") -> Optimized:

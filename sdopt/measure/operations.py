@@ -36,13 +36,14 @@ def tflop_per_image(
     size: int,
     guidance_scale: float,
     savings: Sequence[Saving] = (),
+    negative: bool = False,
 ) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
     With guidance every step runs the denoiser on two samples, and the text encoders read two prompts, once for all
-    images of a prompt; SDXL reads one, and takes zeros for the empty one. Some schedulers run the denoiser more often
-    than there are steps, and a task's strength leaves steps out.
+    images of a prompt; without a negative prompt SDXL reads one, and takes zeros for the empty one. Some schedulers run
+    the denoiser more often than there are steps, and a task's strength leaves steps out.
 
     `savings` are applied to a denoiser on the meta device, which then makes all calls of an image. Without savings, all
     calls are equal, and only one is run.
@@ -52,7 +53,7 @@ def tflop_per_image(
     channels = vae.config.latent_channels
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
     length = pipe.tokenizer.model_max_length
-    read = 1 if pipe.config.get("force_zeros_for_empty_prompt") else samples
+    read = 1 if pipe.config.get("force_zeros_for_empty_prompt") and not negative else samples
     with torch.device("meta"):
         # A task may have changed the number of channels that the configuration gives: see `pipelines.tasks.adapt`.
         fresh_denoiser = type(denoiser).from_config(denoiser.config, in_channels=channels)

@@ -260,27 +260,32 @@ class PrecomputedEmbeddings(Optimization):
 
         def embedded(inputs: Inputs) -> Inputs:
             given = {name for name, value in inputs.items() if value is not None}
-            if further := sorted((given & encodes) - {"prompt", "num_images_per_prompt", *_EMBEDDINGS}):
+            known = {"prompt", "negative_prompt", "num_images_per_prompt", *_EMBEDDINGS}
+            if further := sorted((given & encodes) - known):
                 raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
             if vars(pipe).get(ENCODED_BY_LORA, (0, 0))[0] and "scale" in (inputs.get("cross_attention_kwargs") or {}):
                 raise UsageError("memory=precomputed_embeddings: a LoRA's scale was not encoded: leave it out")
-            if own := given.intersection(_EMBEDDINGS):
-                if "prompt" in given:
-                    raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
-                # Without a negative prompt, the pipeline would encode an empty one.
-                count, empty = len(inputs["prompt_embeds"]), next(iter(encoded.values()))
-                return inputs | {
-                    name: torch.cat([empty[name]] * count).to(inputs["prompt_embeds"])
-                    for name in empty.keys() - given
-                    if name.startswith("negative")
-                }
-            if "prompt" not in given:
+            own = given.intersection(_EMBEDDINGS)
+            if own and "prompt" in given:
+                raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
+            if not given & {"prompt", "prompt_embeds"}:
                 return inputs
-            if unknown := [prompt for prompt in inputs["prompt"] if prompt not in encoded]:
+            count = len(inputs["prompt_embeds" if own else "prompt"])
+            negatives = _one_each(inputs.get("negative_prompt"), count)
+            if len(negatives) != count:
+                raise UsageError("memory=precomputed_embeddings: give a negative prompt for each prompt, or one")
+            # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
+            texts = [next(iter(encoded))] * count if own else inputs["prompt"]
+            if unknown := [text for text in (*texts, *negatives) if text is not None and text not in encoded]:
                 raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
-            rows = [encoded[prompt] for prompt in inputs["prompt"]]
-            rest = {name: value for name, value in inputs.items() if name != "prompt"}
-            return rest | {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+            rows = [
+                encoded[text] | ({} if negative is None else _as_negative(encoded[negative]))
+                for text, negative in zip(texts, negatives, strict=True)
+            ]
+            names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
+            like = inputs["prompt_embeds"] if own else device
+            rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
+            return rest | {name: torch.cat([row[name] for row in rows]).to(like) for name in names}
 
         return embedded
 
@@ -292,6 +297,16 @@ class PrecomputedEmbeddings(Optimization):
             return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
 
         return proof
+
+
+def _one_each(negative: str | Sequence[str] | None, count: int) -> list[str | None]:
+    """Returns the negative prompt of each of some prompts; None stands for none."""
+    return [negative] * count if negative is None or isinstance(negative, str) else list(negative)
+
+
+def _as_negative(embeddings: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns a text's embeddings under the names of a negative prompt's, which is encoded as a prompt is."""
+    return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
 
 
 def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:

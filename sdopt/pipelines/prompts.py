@@ -1,14 +1,18 @@
-"""Reads a workload's prompts."""
+"""Resolves a workload's prompts and negative prompts, and says what of them is not read as it may be meant."""
 
-import csv
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.catalog import PACKAGED, part_class
+from sdopt.pipelines.loading import folder_of, part_config
+from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
+from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.schema import Model, Workload
 
 _GENERAL = Path(__file__).parent / "general_prompts.txt"
@@ -18,35 +22,111 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     """Returns a workload's `prompt_count` prompts from `prompt_start` on; without a file, prompts that suit the model.
 
     Raises:
-        UsageError: the file cannot be read, or holds no prompt from there on.
+        UsageError: the file cannot be read, or holds no prompt from there on; or `negative_prompt` has no effect.
     """
-    source, column = workload.prompts, workload.prompt_column
-    if column is not None and (not isinstance(source, str) or Path(source).suffix.lower() not in _TABLES):
-        raise UsageError(
-            f"workload.prompt_column={column}: workload.prompts={source} has no columns; "
-            f"name a file that ends in {', '.join(_TABLES)}"
-        )
-    if isinstance(source, Sequence) and not isinstance(source, str):
-        prompts = [(f"number {number}", str(prompt)) for number, prompt in enumerate(source, 1)]
-    elif source == "packaged":
-        own = json.loads((PACKAGED / "prompts.json").read_text())["gate"]
-        general = _GENERAL.read_text(encoding="utf-8").splitlines()
-        prompts = [("", prompt) for prompt in (own if (PACKAGED / model.name).is_dir() else general)]
-    else:
-        lines = _from_file(str(source), column)
-        prompts = [(f"line {number}", text.strip()) for number, text in lines if text.strip()]
+    return tuple(prompt.text for prompt in _chosen(workload, model))
+
+
+def negative_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
+    """Returns the negative prompt of each prompt of `resolve_prompts`; () if no prompt has one, or without guidance.
+
+    A prompt's own, from a column of the file, comes before `workload.negative_prompt`. Where only some have one, the
+    others get an empty text, so that an image does not depend on the other prompts of its batch: SDXL takes zeros for a
+    negative prompt that is not given, and encodes one that is empty.
+    """
+    chosen = _chosen(workload, model)
+    found = [prompt.negative or workload.negative_prompt for prompt in chosen]
+    if not _is_guided(workload, model) or all(negative is None for negative in found):
+        return ()
+    return tuple(negative or "" for negative in found)
+
+
+def _is_guided(workload: Workload, model: Model) -> bool:
+    """Returns whether a call uses a negative prompt: models distilled with their guidance scale do not either."""
+    distilled = (part_config(model, "unet") or {}).get("time_cond_proj_dim") is not None
+    return workload.guidance(model) > 1 and not distilled
+
+
+def _chosen(workload: Workload, model: Model) -> Sequence[Prompt]:
+    prompts = _source(workload, model).prompts
     if not prompts:
-        raise UsageError(f"workload.prompts={source}: holds no prompt")
+        raise UsageError(f"workload.prompts={workload.prompts}: holds no prompt")
     chosen = prompts[workload.prompt_start :][: workload.prompt_count]
     if not chosen:
         raise UsageError(
             f"workload.prompt_start={workload.prompt_start}: must be smaller than the number of prompts, {len(prompts)}"
         )
-    for position, prompt in chosen:
-        if wrong := _wrong_prompt(prompt):
-            named = source if isinstance(source, str) else "[…]"
-            raise UsageError(f"workload.prompts={named}: {position} {wrong}")
-    return tuple(prompt for _, prompt in chosen)
+    for prompt in chosen:
+        for text in (prompt.text, prompt.negative or ""):
+            if wrong := _wrong_prompt(text):
+                raise UsageError(f"{_named(workload)}: {prompt.place} {wrong}")
+    _require_effect(workload, model, chosen)
+    return chosen
+
+
+def _require_effect(workload: Workload, model: Model, chosen: Sequence[Prompt]) -> None:
+    """Raises UsageError if `workload.negative_prompt` is given and changes nothing, or cannot be a prompt."""
+    if workload.negative_prompt is None:
+        return
+    wrong = _wrong_prompt(workload.negative_prompt)
+    if wrong is None and not _is_guided(workload, model):
+        scale = f"the guidance scale is {workload.guidance(model):g}"
+        wrong = f"has no effect without guidance ({scale}): leave it out, or set workload.guidance_scale above 1"
+    if wrong is None and all(prompt.negative for prompt in chosen):
+        wrong = f"has no effect, since each prompt of {workload.prompts} has a negative prompt of its own"
+    if wrong is not None:
+        raise UsageError(f"workload.negative_prompt: {wrong}")
+
+
+def _named(workload: Workload) -> str:
+    source = workload.prompts
+    return f"workload.prompts={source if isinstance(source, str) else '[…]'}"
+
+
+def _source(workload: Workload, model: Model) -> PromptFile:
+    """Returns all prompts of the workload's source."""
+    source, column = workload.prompts, workload.prompt_column
+    if column is not None and (not isinstance(source, str) or Path(source).suffix.lower() not in TABLES):
+        raise UsageError(
+            f"workload.prompt_column={column}: workload.prompts={source} has no columns; "
+            f"name a file that ends in {', '.join(TABLES)}"
+        )
+    if source == "packaged":
+        own = json.loads((PACKAGED / "prompts.json").read_text())["gate"]
+        general = _GENERAL.read_text(encoding="utf-8").splitlines()
+        return PromptFile(tuple(Prompt(text, "") for text in (own if (PACKAGED / model.name).is_dir() else general)))
+    if isinstance(source, str):
+        return _from_file(source, column)
+    if not isinstance(source, Sequence):
+        raise UsageError(f"workload.prompts={source}: must be packaged, a list of prompts, or a file")
+    for number, prompt in enumerate(source, 1):
+        if not isinstance(prompt, str):
+            raise UsageError(f"workload.prompts=[…]: number {number} is no text ({prompt}); put it in quotes")
+    return PromptFile(tuple(Prompt(str(prompt), f"number {number}") for number, prompt in enumerate(source, 1)))
+
+
+def _from_file(source: str, column: str | None) -> PromptFile:
+    path = Path(source).expanduser()
+    try:
+        if path.exists() and not path.is_file():
+            raise Unreadable("not a file; it is read more than once, which a pipe cannot be")
+        return _read(path, column, path.stat().st_mtime_ns, path.stat().st_size)
+    except NoColumn as error:
+        raise UsageError(f"workload.prompt_column={column}: not in {source}; {error}") from error
+    except Unreadable as error:
+        raise UsageError(f"workload.prompts={source}: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"workload.prompts={source}: cannot be read as text ({reason}); give 'packaged', a list of prompts as in "
+            "[a cat,a dog], or a file with one prompt per line or a column of them"
+        ) from error
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, column: str | None, _changed: int, _size: int) -> PromptFile:
+    """Reads a file once for all variants, as long as it is not changed."""
+    return read_prompts(path, column)
 
 
 def _wrong_prompt(prompt: str) -> str | None:
@@ -63,79 +143,118 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _LONGEST = 10_000
 
-_TABLES = (".csv", ".tsv", ".jsonl")
 
-_COLUMNS = ("prompt", "caption", "text")
-"""Names of a column of prompts, in the order in which they are looked up, ignoring case."""
+# ---- what a user may not expect -------------------------------------------------------------------------------------
 
 
-def _from_file(source: str, column: str | None) -> list[tuple[int, str]]:
-    """Reads prompts with their line numbers from a table (by its suffix), or from text with one prompt per line."""
-    path = Path(source).expanduser()
-    suffix = path.suffix.lower()
-    if path.exists() and not path.is_file():
-        raise UsageError(f"workload.prompts={source}: not a file; it is read more than once, which a pipe cannot be")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            if suffix == ".jsonl":
-                rows = [(number, json.loads(line)) for number, line in enumerate(stream, 1) if line.strip()]
-            elif suffix == ".csv":
-                # Strict: a misplaced quote would turn the rest of the file into one prompt.
-                table = csv.DictReader(stream, strict=True)
-                rows = [(table.line_num, row) for row in table]
-            elif suffix == ".tsv":
-                table = csv.DictReader(stream, dialect="excel-tab", quoting=csv.QUOTE_NONE)
-                rows = [(table.line_num, {k: _unquoted(v) for k, v in row.items()}) for row in table]
-            else:
-                return list(enumerate(re.split(r"\r\n|\n|\r", stream.read()), 1))
-    except (OSError, ValueError, csv.Error, RecursionError) as error:
-        what = f"{suffix[1:]} file" if suffix in _TABLES else "text"
-        raise UsageError(
-            f"workload.prompts={source}: cannot be read as {what} ({_reason(error)}); "
-            "give 'packaged', a list of prompts, or a file with one prompt per line or a column of them"
-        ) from error
-    odd = [number for number, row in rows if not isinstance(row, dict)]
-    if odd:
-        raise UsageError(
-            f"workload.prompts={source}: line {odd[0]} is not a JSON object; each line must hold one, as in {{…}}"
+def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
+    """Returns what of a user's prompts is not used, or is not read as other programs read it. Raises UsageError."""
+    if workload.prompts == "packaged" and workload.negative_prompt is None:
+        return []
+    source, chosen, at = _source(workload, model), _chosen(workload, model), _named(workload)
+    found = []
+    if source.unused:
+        found.append(
+            f"{at}: not used: {', '.join(source.unused)}; seeds, steps, sizes and the like are keys of the workload, "
+            "the same for all prompts"
         )
-    longer = next((number for number, row in rows if None in row), None)
-    if longer is not None:
-        raise UsageError(
-            f"workload.prompts={source}: line {longer} has more fields than the header; "
-            "a prompt that holds the separator needs quotes around it"
+    if len(chosen) < len(source.prompts):
+        found.append(
+            f"{at}: {len(chosen)} of its {len(source.prompts)} prompts are used; workload.prompt_count (for images, "
+            "quality.prompt_count) says how many"
         )
-    chosen = _column_of(source, column, rows[0][1]) if rows else ""
-    for number, row in rows:
-        if not isinstance(row.get(chosen), str):
-            raise UsageError(f"workload.prompts={source}: line {number} has no text in its column '{chosen}'")
-    return [(number, row[chosen]) for number, row in rows]
+    if source.comments:
+        found.append(f"{at}: lines that begin with # are comments: {_listed(source.comments)}")
+    if source.empty:
+        found.append(f"{at}: rows without a prompt are left out: {_listed(source.empty)}")
+    counts = Counter((prompt.text, prompt.negative) for prompt in chosen)
+    if repeated := [prompt.place for prompt in chosen if counts[prompt.text, prompt.negative] > 1]:
+        found.append(f"{at}: these prompts occur more than once, and differ in their noise only: {_listed(repeated)}")
+    if any(prompt.negative for prompt in chosen) and not _is_guided(workload, model):
+        found.append(f"{at}: negative prompts have no effect, since there is no guidance")
+    read = {
+        kind: [(place, match[0]) for place, text in _texts(workload, chosen) if (match := pattern.search(text))]
+        for kind, pattern in _PLAIN.items()
+    }
+    named = [
+        f"{kind} in {len(places)} (first in {places[0][0]}: {_short(places[0][1])})"
+        for kind, places in read.items()
+        if places
+    ]
+    if named:
+        plain = "read as plain text, as diffusers does, without the meaning that other programs give to it"
+        found.append(f"{at}: {plain}: {'; '.join(named)}")
+    return found
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        line = error.object.count(b"\n", 0, error.start) + 1
-        return f"line {line} is not valid UTF-8 (byte {error.object[error.start]:#04x})"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+def _texts(workload: Workload, chosen: Iterable[Prompt]) -> Iterator[tuple[str, str]]:
+    """Yields all texts that the text encoder reads, each with its place."""
+    for prompt in chosen:
+        yield prompt.place or "the packaged prompts", prompt.text
+        if prompt.negative:
+            yield f"{prompt.place}, negative", prompt.negative
+    if workload.negative_prompt:
+        yield "workload.negative_prompt", workload.negative_prompt
 
 
-def _unquoted(field: Any) -> Any:
-    """Removes the quotes of a .tsv field. Some files quote as .csv does (MLPerf's captions), others never do."""
-    quoted = isinstance(field, str) and re.fullmatch(r'"((?:[^"]|"")*)"', field)
-    return quoted[1].replace('""', '"') if quoted else field
+_PLAIN = {
+    "weights": re.compile(r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"),
+    "networks and embeddings": re.compile(r"<[A-Za-z][\w-]*:[^<>]*>|\bembedding:\S+", re.IGNORECASE),
+    "parentheses": re.compile(r"\((?![^()]*:\s*[+-]?\d*\.?\d+\s*\))[^()]*\)"),
+    "brackets": re.compile(r"\[[^\[\]]+\]"),
+    "alternatives and variables": re.compile(r"\{[^{}]*\}|__[\w/*-]+__"),
+    "keywords": re.compile(r"\b(?:BREAK|ADDCOMM|ADDBASE|ADDCOL|ADDROW)\b|\sAND\s"),
+    "options": re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=]|$)"),
+    "list marks": re.compile(r"^(?:[-*•]|\d+[.)])\s"),
+    "quotes around the whole": re.compile(r"""^(["'`]).*\1,?$""", re.DOTALL),
+    "tabs": re.compile(r"\S\t+\S"),
+    "letters that were damaged before": re.compile("\ufffd|Ã[\u0080-\u00bf]|â€"),
+}
+"""What other programs give a meaning, by its name."""
 
 
-def _column_of(source: str, wanted: str | None, row: dict[str, Any]) -> str:
-    columns = [str(name) for name in row]
-    if wanted in columns:
-        return str(wanted)
-    there = f"the columns are {', '.join(columns)}"
-    if wanted is not None:
-        raise UsageError(f"workload.prompt_column={wanted}: not in {source}; {there}")
-    guesses = [name for usual in _COLUMNS for name in columns if name.strip().lower() == usual]
-    if not guesses:
-        raise UsageError(
-            f"workload.prompts={source}: no column named {' or '.join(_COLUMNS)}; {there}; "
-            "choose one with workload.prompt_column=…"
-        )
-    return guesses[0]
+def _listed(places: Sequence[str]) -> str:
+    more = f" and {len(places) - _FIRST} more" if len(places) > _FIRST else ""
+    return ", ".join(places[:_FIRST]) + more
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+_FIRST, _SHOWN = 3, 30
+
+
+def remarks_on_length(workload: Workload, model: Model) -> list[str]:
+    """Returns which prompts a model's text encoder cuts; call it in a process that may import the model's libraries.
+
+    Raises:
+        UsageError: the model's files are not there.
+    """
+    if model.weights == "random" or (workload.prompts == "packaged" and workload.negative_prompt is None):
+        return []  # the words of a random model are a substitute's
+    texts = list(_texts(workload, _chosen(workload, model)))
+    found: dict[str, None] = {}
+    for tokenizer in _tokenizers(model):
+        limit = tokenizer.model_max_length
+        counts = map(len, tokenizer([text for _, text in texts], verbose=False)["input_ids"])
+        cut = [f"{place} ({count} tokens)" for (place, _), count in zip(texts, counts, strict=True) if count > limit]
+        if cut:
+            found[
+                f"{_named(workload)}: the text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
+                f"{_listed(cut)}; what comes later has no effect"
+            ] = None
+    return list(found)
+
+
+def _tokenizers(model: Model) -> Iterator[Any]:
+    folder = folder_of(model)
+    if model.weights == "path" and Path(str(model.path)).expanduser().is_file():
+        if model.tokenizer:
+            vocabulary = Path(model.tokenizer).expanduser()
+            yield from (load_tokenizer(part, vocabulary) for part in sorted(folder.glob("tokenizer*")))
+        return
+    for name, value in json.loads((folder / "model_index.json").read_text()).items():
+        if name.startswith("tokenizer") and isinstance(value, list) and None not in value:
+            yield part_class(*value).from_pretrained(folder / name, local_files_only=True)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.results.images import open_image
+from sdopt.results.images import open_picture
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
+    from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
 _PACKAGED_INPUT = "packaged"
@@ -52,9 +53,12 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
             )
             continue
         try:
-            open_image(path)
+            picture = open_picture(path)
         except UsageError as error:
             problems += [f"task.{name}={problem}" for problem in error.problems]
+            continue
+        if name == "mask":
+            problems += [f"task.mask={path}: {problem}" for problem in _replaces_nothing(picture, model, workload)]
     if task.kind == "txt2img" and task.strength != 1:
         problems.append(f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1")
     elif task.steps_of(workload.steps) < 1:
@@ -63,6 +67,69 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         )
     if problems:
         raise UsageError(problems)
+
+
+def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[str]:
+    """Returns the sizes at which a mask has no white area, with its largest value there."""
+    # In the file, too: where grey meets black, scaling makes a rim that is brighter than both.
+    largest = {"": _largest(mask.convert("L"))}
+    if largest[""] >= _REPLACED:
+        sizes = dict.fromkeys(shape.size for shape in workload.shapes(model))
+        largest |= {f" at {size}×{size}": _largest(_sized(mask, "mask", size)) for size in sizes}
+    way_out = f"only areas from {_REPLACED} on are replaced; paint them white"
+    return [
+        f"replaces nothing{where}: its largest value is {value} of 255, and {way_out}"
+        for where, value in largest.items()
+        if value < _REPLACED
+    ]
+
+
+def _largest(mask: "Image") -> int:
+    return max(value for value, count in enumerate(mask.histogram()) if count)
+
+
+_REPLACED = 128
+"""The smallest grey value of a mask that diffusers takes for white: it rounds masks to black and white."""
+
+
+def _sized(picture: "Image", name: str, size: int) -> "Image":
+    return picture.convert("RGB" if name == "image" else "L").resize((size, size))
+
+
+def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
+    """Returns in what an image and a mask are used otherwise than a user may think. Raises UsageError."""
+    found = []
+    shapes: dict[str, tuple[int, int]] = {}
+    for name, path in files_of(task, model).items():
+        picture = open_picture(path)
+        width, height = shapes[name] = picture.size
+        if width != height and name == "image":
+            size = workload.shapes(model)[0].size
+            found.append(f"task.image={path}: its {width}×{height} pixels are stretched to {size}×{size}")
+        if name == "mask":
+            found += [f"task.mask={path}: {remark}" for remark in _remarks_on_mask(picture.convert("L"))]
+    if len({round(width / height, 2) for width, height in shapes.values()}) > 1:
+        listed = ", ".join(f"{name} {width}×{height}" for name, (width, height) in shapes.items())
+        found.append(f"task.mask: is of another shape than the image ({listed}); both are stretched to the same square")
+    return found
+
+
+def _remarks_on_mask(mask: "Image") -> list[str]:
+    counts = mask.histogram()
+    between, all_of_them = sum(counts[_NEARLY : 256 - _NEARLY]), sum(counts)
+    found = []
+    if between > _SOFT * all_of_them:
+        found.append(
+            f"{100 * between / all_of_them:.0f} % of it are grey: diffusers rounds a mask to black and white, and "
+            f"replaces what has {_REPLACED} or more of 255"
+        )
+    if not sum(counts[:_REPLACED]):
+        found.append("is white everywhere: the whole image is replaced")
+    return found
+
+
+_NEARLY, _SOFT = 32, 0.02
+"""How far a value may be from black or white, and the share of others that edges and JPEG's noise explain."""
 
 
 def files_of(task: Task, model: Model) -> dict[str, Path]:
@@ -89,8 +156,8 @@ def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any
         return {"height": size, "width": size}
     arguments: dict[str, Any] = {"strength": task.strength}
     for name, path in files_of(task, model).items():
-        argument, mode = ("image", "RGB") if name == "image" else ("mask_image", "L")
-        arguments[argument] = [open_image(path).convert(mode).resize((size, size))] * images
+        argument = "image" if name == "image" else "mask_image"
+        arguments[argument] = [_sized(open_picture(path), name, size)] * images
     if task.kind == "inpaint":
         arguments |= {"height": size, "width": size}
     return arguments

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from sdopt.errors import UsageError
-from sdopt.results.images import open_image
+from sdopt.results.images import open_picture
 
-SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".bmp")
+SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif")
+"""Suffixes of images, also of those that cannot be read: a set must not leave some out without a word."""
 
 
 def image_files(folder: Path) -> list[Path]:
     """Lists the images in a folder, sorted by name. Raises UsageError if there are none."""
-    files = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+    # macOS leaves a hidden file beside each that it copies, with the same suffix.
+    shown = (path for path in folder.glob("*") if not path.name.startswith("."))
+    files = sorted(path for path in shown if path.suffix.lower() in SUFFIXES)
     if not files:
         what = f"holds no image ({', '.join(SUFFIXES)})" if folder.is_dir() else "no such folder"
         raise UsageError(f"{folder}: {what}")
@@ -24,7 +27,7 @@ def image_files(folder: Path) -> list[Path]:
 
 def read_image(file: Path) -> np.ndarray:
     """Reads an image, uint8 (height, width, 3). Raises UsageError if it cannot be read."""
-    return np.asarray(open_image(file).convert("RGB"))
+    return np.asarray(open_picture(file))
 
 
 def read_images(files: Sequence[Path]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Opens image files, which may come from anybody, and identifies them."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,20 @@ def digest_of(file: Path) -> str:
 
 def open_image(file: Path) -> "Image":
     """Reads an image whole. Raises UsageError if it cannot be read, with the file and the reason."""
+    return _read(file, lambda image: image)
+
+
+def open_picture(file: Path) -> "Image":
+    """Reads a picture that a user made, as a viewer shows it: upright, RGB in 8 bits.
+
+    Raises:
+        UsageError: it cannot be read; or it shows more than one such picture: it has several frames, transparent
+            pixels, or numbers of which nobody says which one is white.
+    """
+    return _read(file, _as_shown)
+
+
+def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     if not file.is_file():  # reading a pipe or a device may block
@@ -27,9 +42,59 @@ def open_image(file: Path) -> "Image":
     try:
         with Image.open(file) as image:
             image.load()
-            return image
+            return convert(image)
+    except UsageError as error:
+        raise UsageError([f"{file}: {problem}" for problem in error.problems]) from error
     except UnidentifiedImageError as error:
-        raise UsageError(f"{file}: cannot be read as an image (unknown format)") from error
+        raise UsageError(f"{file}: cannot be read as an image (unknown format; save it as PNG or JPEG)") from error
     except Exception as error:  # a decoder may raise anything for a damaged file, even SyntaxError
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
+
+
+def _as_shown(image: "Image") -> "Image":
+    from PIL import ImageOps
+
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format not in _FIRST_IS_WHOLE:
+        raise UsageError(f"holds {frames} frames; save the one to use as an image of its own")
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith(("I", "F")):
+        return _scaled(image, upright).convert("RGB")
+    if upright.has_transparency_data:
+        upright = upright.convert("RGBA")
+        if sum(upright.getchannel("A").histogram()[:_OPAQUE]):
+            raise UsageError(_TRANSPARENT)
+    return upright.convert("RGB")
+
+
+def _scaled(image: "Image", upright: "Image") -> "Image":
+    """Returns an image of 16-bit numbers in 8 bits; PIL's own conversion cuts them off at 255, which is white."""
+    import numpy as np
+    from PIL import Image as Images
+
+    tags = getattr(image, "tag_v2", {})
+    whole = tags.get(_BITS, (16,)) == (16,) and tags.get(_PHOTOMETRIC, 1) == 1
+    if not (upright.mode.startswith("I;16") and whole) and (upright.mode, image.format) not in _16_BITS_IN_32:
+        raise UsageError(
+            f"holds numbers ({image.format}, mode {upright.mode}) of which the file does not say which is white; "
+            "save it with 8 bits"
+        )
+    values = np.asarray(upright)
+    if (values == upright.info.get("transparency", -1)).any():
+        raise UsageError(_TRANSPARENT)
+    return Images.fromarray((values / 257).round().astype(np.uint8))
+
+
+_FIRST_IS_WHOLE = ("MPO", "PSD")
+"""Formats whose first frame is the picture: a camera adds views or previews, Photoshop its layers."""
+
+_OPAQUE = 255
+
+_TRANSPARENT = "has transparent pixels, below which an image has no colour; flatten it onto a background"
+
+_BITS, _PHOTOMETRIC = 258, 262
+"""TIFF's tags of the bits in a sample, and of its meaning: 1 is a grey value that grows towards white."""
+
+_16_BITS_IN_32 = (("I", "PNG"), ("I", "PPM"))
+"""Modes and formats in which PIL keeps 16-bit numbers in 32 bits."""

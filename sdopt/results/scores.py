@@ -18,6 +18,8 @@ class ImageRecord:
     finite: bool = True
     digest: str = ""
     """SHA-256 of its file when its worker had drawn it; "" if it is not known."""
+    negative: str = ""
+    """Its negative prompt."""
 
 
 @dataclass

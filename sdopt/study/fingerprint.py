@@ -42,7 +42,7 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
         files["latents"] = [Path(variant.workload.latents).expanduser()]
     return {
         "model": model(variant.model),
-        "prompts": of_prompts([*variant.prompts, *variant.pictured]),
+        "prompts": of_prompts([*variant.prompts, *variant.pictured, *variant.negatives]),
         **{name: _digest(_sample(path) for path in paths) for name, paths in files.items() if paths},
     }
 
@@ -54,7 +54,7 @@ def code() -> str:
 
 
 def of_prompts(prompts: Iterable[str]) -> str:
-    """Returns a digest of prompts: those of the timed calls, and then those that are drawn."""
+    """Returns a digest of prompts: those of the timed calls, then those that are drawn, then the negative ones."""
     return _digest(prompt.encode() for prompt in prompts)
 
 

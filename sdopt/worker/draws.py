@@ -30,6 +30,8 @@ class Draw:
     seed: int
     size: int
     """Height and width of the images, in pixels."""
+    negatives: tuple[str, ...] = ()
+    """The negative prompt of each prompt; () gives none."""
     threads: int | None = None
     """Number of CPU threads; None leaves it unchanged."""
 
@@ -53,7 +55,7 @@ def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:
     shape = variant.shapes[shape_index]
     more = len(variant.pictured) > len(variant.prompts) and variant.workload.latents is None
     prompts = variant.pictured if more else variant.prompts
-    return Draw(prompts, shape.batch_size, variant.workload.seed, shape.size)
+    return Draw(prompts, shape.batch_size, variant.workload.seed, shape.size, variant.negatives)
 
 
 def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool) -> int | None:
@@ -84,7 +86,8 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
 def draw_of(variant: Variant, batch_size: int | None = None, threads: int | None = None) -> Draw:
     """Returns the draw of a variant's images, in batches of its main shape's batch size unless another is given."""
     main = variant.shapes[0]
-    return Draw(variant.pictured, batch_size or main.batch_size, variant.workload.seed, main.size, threads)
+    batch = batch_size or main.batch_size
+    return Draw(variant.pictured, batch, variant.workload.seed, main.size, variant.negatives, threads)
 
 
 def floor_draws(draw: Draw, variant: Variant, prompts: int, threads: int) -> dict[str, list[Draw]]:

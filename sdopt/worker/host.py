@@ -153,7 +153,7 @@ class PipelineHost:
         if hardware.emulate_memory and hardware.sheet is not None:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
-        self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
+        self._assembly.prepare_inputs(self._variant.texts)
         require_restored(self._settings)
         shape_indices = range(len(self._variant.shapes))
         self._inputs = [
@@ -312,7 +312,7 @@ class PipelineHost:
         variant = self._variant
         savings = [option for _, option in variant.applied if option.saves_operations]
         work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
-        return tflop_per_image(self._pipe, *work, savings)["total"]
+        return tflop_per_image(self._pipe, *work, savings, bool(variant.negatives))["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
@@ -336,7 +336,10 @@ class PipelineHost:
             finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())
             Image.fromarray(pixels[number]).save(path)
             seed = draw.seed + position * self._variant.workload.images_per_prompt + image_index
-            records.append(ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite))
+            negative = draw.negatives[position] if draw.negatives else ""
+            records.append(
+                ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite, negative=negative)
+            )
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)

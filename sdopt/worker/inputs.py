@@ -36,6 +36,8 @@ def prompts_and_noise(
     numbers = [prompt * count + image for prompt in chosen for image in range(count)]
     inputs = inputs_of(variant.task, variant.model, draw.size, len(numbers))
     inputs["prompt"] = [draw.prompts[i] for i in chosen]
+    if draw.negatives:
+        inputs["negative_prompt"] = [draw.negatives[i] for i in chosen]
     generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
     if variant.task.kind != "txt2img":
         # The call itself makes the initial latents, from the encoded input image and noise that it draws.

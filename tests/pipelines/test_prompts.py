@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.pipelines.prompts import negative_prompts, remarks_on_length, remarks_on_prompts, resolve_prompts
 from sdopt.schema import Model, Workload
 
 
@@ -36,6 +36,144 @@ def test_each_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
     assert prompts(path, count=2) == ("red apple", "a cat, asleep")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '[\n  "red apple",\n  "a cat, asleep"\n]'),
+        ("a.json", '[{"id": 1, "Prompt": "red apple"}, {"Prompt": "a cat, asleep"}, {"Prompt": " "}]'),
+        ("a.json", '{"caption": ["red apple", "a cat, asleep"], "seed": [1, 2], "of": "me"}'),
+        ("a.json", '{"prompts": [{"prompt": "red apple"}, "a cat, asleep"]}'),
+        ("a.json", '{"items": ["red apple", "a cat, asleep"]}'),
+        ("a.json", '{"prompt": "red apple"}\n{"prompt": "a cat, asleep"}\n'),
+        ("a.ndjson", '"red apple"\n"a cat, asleep"\n'),
+        ("a.csv", "\ufeffid;prompt\r\n1;red apple\r\n2;a cat, asleep\r\n"),
+        ("a.csv", "sep=|\nprompt|id\nred apple|1\na cat, asleep|2\n"),
+        ("a.csv", '# mine\nid, prompt\n1, red apple\n2, "a cat, asleep"\n,,\n'),
+        ("a.csv", "prompt\tid\rred apple\t1\ra cat, asleep\t2\r"),
+        ("a.tsv", "prompt;id\nred apple;1\na cat, asleep;2\n"),
+        ("a.txt", "# mine\nred apple\n\n## other\n\ufeffa cat, asleep\n"),
+        ("a.txt", "Prompt: red apple\nprompt: a cat, asleep\n"),
+        ("a.txt", '--prompt "red apple" --steps 3\na cat, asleep\n'),
+        ("a.txt", "red apple\nSteps: 20, Sampler: Euler a\na cat, asleep\nSteps: 20, Seed: 3\n"),
+    ],
+)
+def test_what_other_programs_write(tmp_path: Path, name: str, text: str) -> None:
+    assert prompts(written(tmp_path, name, text)) == ("red apple", "a cat, asleep")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "prompt,negative_prompt\na,x\nb,\n"),
+        ("a.tsv", "Prompt\tNegative Prompt\na\tx\nb\t\n"),
+        ("a.json", '{"prompt": ["a", "b"], "negative": ["x", ""]}'),
+        ("a.json", '[{"prompt": "a", "negative-prompt": "x"}, {"prompt": "b"}]'),
+        ("a.jsonl", '{"prompt": "a", "neg_prompt": "x"}\n{"prompt": "b", "neg_prompt": null}\n'),
+        ("a.txt", "a\nNegative prompt: x\n\nb\n"),
+        ("a.txt", '--prompt "a" --negative_prompt x\nb\n'),
+        ("a.txt", "a\nNegative prompt: x\nSteps: 20\nb\nSteps: 20, Seed: 3\n"),
+    ],
+)
+def test_negative_prompts_of_a_file(tmp_path: Path, name: str, text: str) -> None:
+    path = str(written(tmp_path, name, text))
+    assert prompts(Path(path)) == ("a", "b")
+    assert negative_prompts(Workload(prompts=path), Model()) == ("x", "")
+    assert negative_prompts(Workload(prompts=path, negative_prompt="y"), Model()) == ("x", "y")
+    assert negative_prompts(Workload(prompts=path, prompt_start=1, negative_prompt=""), Model()) == ("",)
+    # Without a negative prompt SDXL takes zeros, which is something else than an empty text.
+    assert negative_prompts(Workload(prompts=path, prompt_start=1), Model()) == ()
+
+
+def test_lines_of_a_prompt_stay_together(tmp_path: Path) -> None:
+    text = "a red apple,\nripe\nNegative prompt: blurry,\nbad\nSteps: 20, Sampler: Euler\n"
+    path = written(tmp_path, "a.txt", text)
+    assert prompts(path) == ("a red apple,\nripe",)
+    assert negative_prompts(Workload(prompts=str(path)), Model()) == ("blurry,\nbad",)
+    assert prompts(written(tmp_path, "a.tsv", 'id\tprompt\r\n1\t"a red\napple"\r\n2\tb\r\n')) == ("a red\napple", "b")
+
+
+def test_a_negative_prompt_without_effect(tmp_path: Path) -> None:
+    for workload, said in (
+        (Workload(negative_prompt="x", guidance_scale=1.0), "has no effect without guidance"),
+        (Workload(negative_prompt="x\x1b"), "holds the control character"),
+        (
+            Workload(prompts=str(written(tmp_path, "a.csv", "prompt,negative\na,y\n")), negative_prompt="x"),
+            "has no effect, since each prompt",
+        ),
+    ):
+        with pytest.raises(UsageError, match=r"^workload\.negative_prompt: ") as caught:
+            resolve_prompts(workload, Model())
+        assert said in str(caught.value)
+    path = str(written(tmp_path, "a.csv", "prompt,negative\na,y\n"))
+    unguided = Workload(prompts=path, guidance_scale=1.0)
+    assert negative_prompts(unguided, Model()) == ()
+    assert any("negative prompts have no effect" in remark for remark in remarks_on_prompts(unguided, Model()))
+
+
+class TestRemarks:
+    @staticmethod
+    def of(path: Path) -> str:
+        return "\n".join(remarks_on_prompts(Workload(prompts=str(path)), Model()))
+
+    def test_of_what_is_not_used(self, tmp_path: Path) -> None:
+        text = "# mine\nid,prompt,seed,\n1,a,3,\n2,,4,\n3,a,5,\n"
+        found = self.of(written(tmp_path, "a.csv", text))
+        assert "not used: id, seed, (unnamed);" in found
+        assert "lines that begin with # are comments: line 1" in found
+        assert "rows without a prompt are left out: line 4" in found
+        assert "occur more than once, and differ in their noise only: line 3, line 5" in found
+        assert "not used: Steps, Sampler, Seed;" in self.of(
+            written(tmp_path, "a.txt", "a\nSteps: 20, Sampler: Euler a, Seed: 3\n")
+        )
+        many = written(tmp_path, "b.txt", "\n".join(map(str, range(100))))
+        assert "8 of its 100 prompts are used" in self.of(many)
+
+    @pytest.mark.parametrize(
+        ("prompt", "kind"),
+        [
+            ("a (red:1.4) apple", "weights in 1 (first in line 2: (red:1.4))"),
+            ("hot::2 dog", "weights"),
+            ("(a cat)++", "weights"),
+            ("a [blue] fish", "brackets"),
+            ("a ((blue)) fish", "parentheses"),
+            ("a fish <lora:style:0.8>", "networks and embeddings"),
+            ("a fish, embedding:bad", "networks and embeddings"),
+            ("a fish BREAK a cat", "keywords"),
+            ("a {red|blue} fish", "alternatives and variables"),
+            ("a __colour__ fish", "alternatives and variables"),
+            ("- a fish", "list marks"),
+            ("2. a fish", "list marks"),
+            ('"a fish",', "quotes around the whole"),
+            ("1\ta fish", "tabs"),
+            ("a LÃ¶we", "letters that were damaged before"),
+        ],
+    )
+    def test_of_what_is_read_as_plain_text(self, prompt: str, kind: str, tmp_path: Path) -> None:
+        assert kind in self.of(written(tmp_path, "a.txt", f"a plain one, C-3PO's\n{prompt}\n"))
+
+    def test_of_nothing(self, tmp_path: Path) -> None:
+        assert self.of(written(tmp_path, "a.txt", 'a red apple, 50% ripe: "open"\nein Löwe -- asleep\n')) == ""
+        assert remarks_on_prompts(Workload(), Model()) == []
+
+    def test_of_what_the_text_encoder_cuts(self, tmp_path: Path) -> None:
+        long = "a very small " + "and very round " * 12 + "red apple"
+        path = written(tmp_path, "a.txt", f"a red apple\n{long}\n")
+        [found] = remarks_on_length(Workload(prompts=str(path)), Model())
+        assert "reads 24 tokens and cuts 1 of 2 texts: line 2 (" in found
+        [found] = remarks_on_length(Workload(negative_prompt=long), Model())
+        assert "workload.negative_prompt (" in found
+        assert remarks_on_length(Workload(), Model()) == []
+
+    def test_the_packaged_prompts_are_not_cut(self) -> None:
+        assert remarks_on_length(Workload(prompt_count=1000, negative_prompt="blurry"), Model()) == []
+
+
+@pytest.mark.parametrize("source", [["a", None], ["a", 3], [{"a": "b"}], {"a": "b"}, None])
+def test_a_list_of_what_is_no_text(source: object) -> None:
+    with pytest.raises(UsageError, match=r"^workload\.prompts=.*(is no text|must be packaged)"):
+        resolve_prompts(Workload(prompts=source), Model())
+
+
 def test_quotes_within_a_field_stay(tmp_path: Path) -> None:
     text = 'prompt\tnote\na sign that says "open"\tx\n"a ""quoted"" one, ""twice"""\ty\n"B I G" in red\tz\n'
     expected = ('a sign that says "open"', 'a "quoted" one, "twice"', '"B I G" in red')
@@ -64,10 +202,38 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.jsonl", '{"id": 1}\n', "no column named prompt or caption or text; the columns are id; "),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": 3}\n', "line 2 has no text in its column 'prompt'"),
         ("a.jsonl", '{"prompt": "a"}\n{"id": 3}\n', "line 2 has no text in its column 'prompt'"),
-        ("a.jsonl", '["a"]\n', "line 1 is not a JSON object"),
+        ("a.jsonl", '[["a"]]\n', "item 1 is not a JSON object or a text"),
+        ("a.json", '["a", 3]', "item 2 is not a JSON object or a text"),
+        ("a.json", '{"a": ["x", "y"], "b": ["z"]}', "has no key named prompts; the keys with lists are a, b"),
+        ("a.json", '{"prompt": "a", "prompt": "b"}', "names the key 'prompt' twice"),
+        ("a.json", '{"prompts": ["a", "b"], "negative": ["x"]}', "has 2 prompts and 1 negative prompts"),
+        ("a.json", '["a",]', "cannot be read as json file"),
+        ("a.json", '"a"', "holds a single value"),
+        ("a.ndjson", '{"prompt": "a"}\n{"prompt": "b"\n', "cannot be read as JSON (line 2: "),
         ("a.jsonl", "a red apple\n", "cannot be read as jsonl file"),
-        ("a.csv", "id,prompt\n1,a\n2\n", "line 3 has no text in its column 'prompt'"),
-        ("a.csv", 'prompt\n"a\nb\n', "cannot be read as csv file"),
+        ("a.csv", "id,prompt\n1,a\n2\n", "line 3 has fewer fields (1) than the header (2)"),
+        ("a.csv", 'id,prompt\n1,"a\nb"\n2,c,d\n', "line 4 has more fields than the header (separated by commas)"),
+        ("a.csv", 'prompt\n"a\nb\n', "cannot be read as a table (line 2: unexpected end of data)"),
+        ("a.csv", "prompt,Prompt\na,b\n", "has 2 columns named prompt"),
+        ("a.csv", "id,prompt,id\n1,a,2\n", "has two columns named id"),
+        ("a.csv", "a red apple\na cat\n", "the columns are a red apple; choose one"),
+        ("a.tsv", 'prompt\n"a red\napple"\n', "line 2 begins with a quote that ends in a later line"),
+        ("a.txt", '["a", "b"]\n', "is JSON; name it .json"),
+        ("a.txt", '{"prompt": "a"}\n{"prompt": "b"}\n', "is JSON; name it .json"),
+        ("a.txt", "prompt;seed\na;3\n", "line 1 looks like the header of a table (prompt;seed)"),
+        ("a.txt", "a\n#tag\n", "line 2 begins with '#t'"),
+        ("a.txt", "// a\nb\n", "line 1 begins with '//'"),
+        ("a.txt", "a cat --n blurry --w 512\n", "line 1 holds the option --n"),
+        ("a.txt", "--prompt a red apple\n", "line 1: 'red' follows the value of --prompt"),
+        ("a.txt", '\n--prompt "a\n', "line 2: No closing quotation"),
+        ("a.txt", "--steps 3\n", "line 1 has options, but no --prompt"),
+        ("a.txt", "a\nNegative prompt: x\nb\nNegative prompt: y\n", "line 4 is a second negative prompt"),
+        ("a.txt", "a\nb\n\nc\nNegative prompt: x\n", "the lines from line 1 on may be one prompt or several"),
+        ("a.txt", "Negative prompt: x\n\nb\n", "line 1 has no prompt before it"),
+        ("a.txt", "a\nSteps: 3\nTime taken: 2 s\n", "line 3 is neither followed by 'Negative prompt: …'"),
+        ("a.yaml", "- a\n- b\n", "is a .yaml file; convert it to .txt, .csv"),
+        ("a.csv.gz", "a", "is a .gz file"),
+        ("a.csv", "PK\x03\x04", "is a zip or Excel file"),
         ("a.csv", "prompt\n", "holds no prompt"),
         ("a.tsv", "", "holds no prompt"),
         ("a.txt", " \n", "holds no prompt"),
@@ -83,7 +249,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     for name in ("a.txt", "a.csv", "absent.jsonl"):
         if name != "absent.jsonl":
             (tmp_path / name).write_bytes(b"\xff\xfe\x00\xd8")
-        with pytest.raises(UsageError, match="cannot be read as"):
+        with pytest.raises(UsageError, match="cannot be read as text"):
             prompts(tmp_path / name)
 
 

@@ -1,18 +1,20 @@
 """Image-to-image and inpainting: inputs, noise, stages, operations, with one text encoder and with two."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.measure.stages import observed
-from sdopt.pipelines.tasks import inputs_of
+from sdopt.pipelines.tasks import inputs_of, remarks_on
 from sdopt.results.records import Status
-from sdopt.schema import Model
+from sdopt.schema import Model, Task, Workload
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt
@@ -159,6 +161,42 @@ class TestConfiguration:
         (tmp_path / "image.png").write_text("no image")
         with pytest.raises(UsageError, match="cannot be read as an image"):
             composer(["task=img2img", f"task.image={tmp_path / 'image.png'}"])
+
+    @pytest.mark.parametrize(
+        ("drawn", "said"),
+        [
+            (lambda mask: mask, "replaces nothing: its largest value is 0 of 255"),
+            (lambda mask: mask.paste(127, (0, 0, 32, 32)), "replaces nothing: its largest value is 127 of 255"),
+            (lambda mask: mask.paste(255, (5, 5, 6, 6)), "replaces nothing at 64×64: its largest value is "),  # a dot
+            (lambda mask: mask.putalpha(Image.new("L", mask.size, 255).point(lambda _: 128)), "transparent"),
+        ],
+    )
+    def test_of_a_mask_that_replaces_nothing(
+        self, composer: type[HydraComposer], drawn: Callable[[Image.Image], object], said: str, tmp_path: Path
+    ) -> None:
+        mask = Image.new("L", (512, 512))
+        drawn(mask)
+        mask.save(tmp_path / "mask.png")
+        given = ["task=inpaint", "task.image=packaged", f"task.mask={tmp_path / 'mask.png'}", "workload.size=64"]
+        with pytest.raises(UsageError, match=r"^task\.mask=") as caught:
+            composer(given)
+        assert said in caught.value.problems[0]
+
+    def test_remarks_on_what_is_used_otherwise_than_one_may_think(self, tmp_path: Path) -> None:
+        Image.new("RGB", (90, 60)).save(tmp_path / "image.png")
+        mask = Image.new("L", (30, 50), 255)
+        mask.paste(140, (0, 0, 30, 10))
+        mask.save(tmp_path / "mask.png")
+        task = Task("inpaint", str(tmp_path / "image.png"), str(tmp_path / "mask.png"))
+        found = remarks_on(task, Model(), Workload(size=64))
+        assert [remark.partition(": ")[2][:30] for remark in found] == [
+            "its 90×60 pixels are stretched",
+            "20 % of it are grey: diffusers",
+            "is white everywhere: the whole",
+            "is of another shape than the i",
+        ]
+        packaged = Task("inpaint", "packaged", "packaged")
+        assert remarks_on(packaged, Model(), Workload()) == []
 
     def test_of_a_model_without_images_of_its_own(self, composer: type[HydraComposer]) -> None:
         with pytest.raises(UsageError) as caught:

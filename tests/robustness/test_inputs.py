@@ -6,9 +6,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
 
 from sdopt.errors import UsageError
@@ -16,7 +17,8 @@ from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.latents import require_latents
-from sdopt.results.images import open_image
+from sdopt.quality.images import batches, image_files
+from sdopt.results.images import open_image, open_picture
 from sdopt.schema import Model, Task, Workload
 from tests.command import SMOKE, sdopt
 
@@ -47,6 +49,87 @@ def test_images_that_cannot_be_read(tmp_path: Path, png: bytes) -> None:
     for missing in (tmp_path / "nowhere", tmp_path, Path("/dev/zero")):
         with pytest.raises(UsageError, match="no such file"):
             open_image(missing)
+
+
+RAMP = (np.linspace(0, 1, 48)[None] * np.linspace(0.2, 1, 32)[:, None] * 65535).astype(np.uint16)
+
+
+def ramp() -> Image.Image:
+    return Image.fromarray((RAMP / 257).round().astype(np.uint8))
+
+
+def seen(image: Image.Image, file: Path, **options: Any) -> Image.Image:
+    """Returns a picture that was saved, as it is read."""
+    image.save(file, **options)
+    return open_picture(file)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_is_upright(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = Image.merge("RGB", [ramp()] * 3)
+    found = seen(stored, tmp_path / "a.jpg", exif=exif, quality=100)
+    shown = ImageOps.exif_transpose(Image.open(tmp_path / "a.jpg"))
+    assert found.size == shown.size == ((48, 32) if orientation <= 4 else (32, 48))
+    assert np.array_equal(np.asarray(found), np.asarray(shown))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jp2", "a.pgm"])
+def test_16_bits_become_8(name: str, tmp_path: Path) -> None:
+    if name.endswith("pgm"):
+        (tmp_path / name).write_bytes(b"P5 48 32 65535\n" + RAMP.astype(">u2").tobytes())
+        found = open_picture(tmp_path / name)
+    else:
+        found = seen(Image.fromarray(RAMP), tmp_path / name)
+    assert np.array_equal(np.asarray(found.convert("L")), np.asarray(ramp()))
+
+
+def test_pictures_of_other_modes_are_as_a_viewer_shows_them(tmp_path: Path) -> None:
+    colours = Image.effect_mandelbrot((48, 32), (-2, -1, 1, 1), 50).convert("RGB").quantize(8).convert("RGB")
+    opaque = colours.convert("RGBA")
+    for number, image in enumerate((colours, opaque, colours.quantize(8), colours.convert("L"), colours.convert("LA"))):
+        found = seen(image, tmp_path / f"{number}.png")
+        assert found.mode == "RGB"
+        assert np.array_equal(np.asarray(found), np.asarray(image.convert("RGB")))
+    found = seen(colours.convert("CMYK"), tmp_path / "a.tif")
+    assert np.array_equal(np.asarray(found), np.asarray(colours))
+    colours.save(tmp_path / "a.mpo", save_all=True, append_images=[colours.rotate(90)])  # a camera's preview
+    assert open_picture(tmp_path / "a.mpo").size == colours.size
+
+
+def test_pictures_that_could_mean_several_things(tmp_path: Path) -> None:
+    image = ramp()
+    clear = image.convert("RGBA")
+    clear.putalpha(200)
+    two = {"save_all": True, "append_images": [image.rotate(90)]}
+    cases: dict[str, tuple[Image.Image, dict[str, Any], str]] = {
+        "alpha.png": (clear, {}, "transparent"),
+        "alpha.webp": (clear, {}, "transparent"),
+        "palette.png": (image.quantize(4), {"transparency": 0}, "transparent"),
+        "key.png": (image.convert("RGB"), {"transparency": (255, 255, 255)}, "transparent"),
+        "float.tif": (Image.fromarray((RAMP / 65535).astype(np.float32)), {}, "does not say which is white"),
+        "integers.tif": (Image.fromarray(RAMP.astype(np.int32)), {}, "does not say which is white"),
+        "frames.gif": (image, two, "holds 2 frames"),
+        "frames.png": (image, two, "holds 2 frames"),
+        "frames.webp": (image, two, "holds 2 frames"),
+        "pages.tif": (image, two, "holds 2 frames"),
+    }
+    for name, (given, options, said) in cases.items():
+        given.save(tmp_path / name, **options)
+        with pytest.raises(UsageError, match=said) as caught:
+            open_picture(tmp_path / name)
+        assert caught.value.problems[0].startswith(f"{tmp_path / name}: ")
+
+
+def test_a_folder_of_images_leaves_none_out(tmp_path: Path) -> None:
+    for name in ("b.TIF", "a.png", "c.jfif"):
+        ramp().save(tmp_path / name, "PNG" if name != "b.TIF" else "TIFF")
+    (tmp_path / "._a.png").write_bytes(b"what macOS leaves")
+    assert [path.name for path in image_files(tmp_path)] == ["a.png", "b.TIF", "c.jfif"]
+    (tmp_path / "d.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    with pytest.raises(UsageError, match="unknown format; save it as PNG or JPEG"):
+        list(batches(image_files(tmp_path), 8))
 
 
 def test_a_broken_start_image_ends_before_anything_starts(tmp_path: Path, png: bytes) -> None:
