@@ -82,7 +82,7 @@ def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int
     from sdopt.errors import print_problems
     from sdopt.search.command import concluded, logged
     from sdopt.search.terminal import answer_table
-    from sdopt.tracking.store import TrackingError
+    from sdopt.tracking.client import TrackingError
 
     judged = None
     try:

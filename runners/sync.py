@@ -109,14 +109,16 @@ def _log_result(path: Path, tracking: "Tracking") -> tuple[str, bool]:
     from sdopt.results.files import read_result
     from sdopt.tracking.runs import log_study
 
-    return log_study(read_result(path), path.parent, tracking)
+    logged = log_study(read_result(path), path.parent, tracking)
+    return logged.run, logged.new
 
 
 def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> tuple[str, bool]:
     from sdopt.report.markdown import sweep_markdown
     from sdopt.tracking.runs import log_sweep
 
-    return log_sweep(list(sweep.studies.values()), sweep.folder, sweep_markdown(sweep.rows), tracking)
+    logged = log_sweep(list(sweep.studies.values()), sweep.folder, sweep_markdown(sweep.rows), tracking)
+    return logged.run, logged.new
 
 
 def _results(folder: Path) -> list[Path]:

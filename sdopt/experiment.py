@@ -44,8 +44,9 @@ from sdopt.study.reservation import reserved
 from sdopt.study.resume import is_elsewhere, merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
+from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store, shown_by
+from sdopt.tracking.store import require_mlflow, require_store, shown_by, start_ahead, sync_command
 from sdopt.variant import Variant
 from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
@@ -104,7 +105,7 @@ class Experiment:
             if result.status == "finished" and not missing_of(result).variants:
                 self._complete(result, machine)
                 return result
-        if self.config.tracking.kind == "mlflow" and (warning := require_store(self.config.tracking)):
+        if self.config.tracking.kind == "mlflow" and (warning := require_store(self.config.tracking, result.name)):
             print_problems([warning])
         if self._all_refused(plan, machine):
             self._record_skipped(result)
@@ -116,7 +117,7 @@ class Experiment:
         try:
             self.measure(plan, result, machine)
             self.timeline.enter("quality and verdicts")
-            import_in_background(self.config.tracking)
+            start_ahead(self.config.tracking)
             self.evaluate(result, machine)
             self.judge(result)
         finally:
@@ -159,6 +160,8 @@ class Experiment:
             left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
+            if not self.config.dry_run:
+                start_ahead(self.config.tracking)
 
     def plan(self, until_done: ExitStack) -> tuple[Plan, StudyResult, Machine]:
         """Returns the plan of variants and comparisons, the still empty result, and the machine to measure on.
@@ -351,10 +354,11 @@ class Experiment:
             return
         try:
             with self.console.status("logging to MLflow"):
-                run, _ = log_study(result, self.folder, self.config.tracking)
+                logged = log_study(result, self.folder, self.config.tracking)
         except (TrackingError, UsageError) as error:
             print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
-            print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
+            command = sync_command(self.folder, self.config.tracking)
+            print(f"Nothing is lost: `{command}` logs it later.", file=sys.stderr)
             return
-        shown = shown_by(self.config.tracking, run)
+        shown = shown_by(self.config.tracking, logged)
         self.console.print(f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True)

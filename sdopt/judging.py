@@ -19,9 +19,9 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement
 from sdopt.schema import Tracking
+from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import find_result, find_results
 from sdopt.tracking.runs import update_verdicts
-from sdopt.tracking.store import TrackingError
 
 
 @dataclass(frozen=True)

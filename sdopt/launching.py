@@ -39,8 +39,8 @@ from sdopt.report.outcome import Outcome, load_result
 from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
 from sdopt.study.timeline import Timeline, process_begun
+from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_sweep
-from sdopt.tracking.store import TrackingError
 from sdopt.worker.forkserver import independent_children, start_fork_server
 
 

@@ -32,14 +32,16 @@ def runtime_folder() -> Path:
 
 
 @contextmanager
-def exclusive(what: str) -> Iterator[None]:
-    """Waits until no other process of this user does `what`, and keeps the others waiting meanwhile.
+def exclusive(what: str | Path) -> Iterator[None]:
+    """Waits until no other process does `what`, and keeps the others waiting meanwhile.
 
-    Without a folder for locks no process waits: a full disk must not keep results from a tracking server.
+    A text is known to this user's processes on this machine; a file, which exists only meanwhile, to all that share its
+    folder. Where no lock can be written no process waits: a full disk must not keep results from a tracking server.
     """
     try:
-        path = runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
-        handle = _locked(path)
+        if isinstance(what, str):
+            what = runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+        handle = _locked(what)
     except OSError:
         yield
         return
@@ -47,7 +49,7 @@ def exclusive(what: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            path.unlink()
+            what.unlink()
         os.close(handle)
 
 

@@ -281,6 +281,8 @@ class Tracking:
     """Artifact folder of a local store; null leaves the choice to a tracking server."""
     images: bool = True
     """Whether to log the images and the contact sheet too."""
+    deadline_s: float = bounded(120.0, gt=0, le=86_400)
+    """Seconds for logging a study, all retries included; what a slow server does not get is logged by `sdopt sync`."""
     tags: dict[str, str] | None = None
     """Additional tags on a study's runs, as in `tracking.tags={team: vision}`."""
     note: str | None = None

@@ -6,8 +6,9 @@ Workers, and commands in processes of their own, make it themselves.
 import copy
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from omegaconf import OmegaConf
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.schema import Model, Scheduler, Task, Tracking
 from sdopt.study.state import StudyRun
-from sdopt.tracking import runs, store
-from sdopt.tracking.store import connect
+from sdopt.tracking import store
+from sdopt.tracking.client import file_of
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -123,21 +124,23 @@ def _copy_module(module: torch.nn.Module, copies: dict[int, Any]) -> torch.nn.Mo
 @pytest.fixture(scope="session", autouse=True)
 def migrated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Makes the tables of one database of MLflow, in seconds; further new ones of this process begin as its copies."""
-    made = tmp_path_factory.mktemp("mlflow") / "new.db"
+    made, ask = tmp_path_factory.mktemp("mlflow") / "new.db", store._Process.ask
 
-    def begun(tracking: Tracking) -> Any:
-        file = Path(tracking.uri.removeprefix("sqlite:///"))
-        new = tracking.uri.startswith("sqlite:///") and not file.exists()
-        if new and made.is_file():
+    def begun(process: Any, tracking: Tracking, *request: Any) -> Any:
+        file = file_of(tracking)
+        new = file is not None and not file.exists()
+        if file is not None and new and made.is_file():
             with suppress(OSError):  # the real one says so
                 file.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(made, file)
-        client = connect(tracking)
-        if new and not made.is_file():
+        answer = ask(process, tracking, *request)
+        if file is not None and new and not made.is_file() and file.is_file():
             shutil.copyfile(file, made)
-        return client
+            with closing(sqlite3.connect(made)) as copy, copy:
+                for table in ("runs", "experiments", "metrics", "latest_metrics", "params", "tags", "experiment_tags"):
+                    copy.execute(f"DELETE FROM {table}")
+        return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store, runs):
-            patch.setattr(module, "connect", begun)
+        patch.setattr(store._Process, "ask", begun)
         yield

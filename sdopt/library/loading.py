@@ -12,6 +12,7 @@ from sdopt.library.state import Optimized, keep, require_prompts
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_run
+from sdopt.tracking.store import end_process
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ def _result(source: str | Path, tracking_uri: str | None) -> tuple[Outcome, str 
     if Path(source).suffix or len(Path(source).parts) > 1:
         raise UsageError(f"{source}: no such folder")
     tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
-    study, variant = download_run(str(source), tracking)
+    try:
+        study, variant = download_run(str(source), tracking)
+    finally:
+        end_process()
     return Outcome.of(study), variant
 
 

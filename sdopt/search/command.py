@@ -23,6 +23,7 @@ from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
+from sdopt.tracking.client import Logged
 from sdopt.tracking.searches import SearchRun, TrialRun, log_search
 from sdopt.tracking.store import require_mlflow, require_store
 from sdopt.worker.forkserver import start_fork_server
@@ -87,7 +88,7 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Itera
     config, tracking = prepared.config, prepared.baseline.tracking
     if tracking.kind == "mlflow":
         require_mlflow()
-        if warning := require_store(tracking):
+        if warning := require_store(tracking, config.title):
             say(warning)
     name = f"{config.title}-{_identity(prepared)}"
     folder = Path(config.folder) / name
@@ -134,8 +135,8 @@ def concluded(search: Search, judged: StudyResult | None, ended: bool = True) ->
     return record
 
 
-def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tracking: Tracking) -> str:
-    """Logs a search to MLflow; returns the id of its run.
+def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tracking: Tracking) -> Logged:
+    """Logs a search to MLflow.
 
     Raises:
         UsageError: one of its files is a link that leads out of its folder.

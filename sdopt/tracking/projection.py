@@ -1,9 +1,10 @@
-"""Derives the tags, parameters and metrics of a study's MLflow runs from its `result.json`."""
+"""Derives what a study's MLflow runs hold from its `result.json`."""
 
 import getpass
 import json
 import re
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML has none
@@ -11,19 +12,15 @@ import yaml  # type: ignore[import-untyped]  # PyYAML has none
 from sdopt.analysis.answer import answer_of
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.figures import Figures, figures_of, floor_range
+from sdopt.analysis.measures import with_shape
 from sdopt.report.markdown import markdown_table
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import to_json
+from sdopt.results.folders import inside
 from sdopt.results.records import StudyResult, VariantResult
 from sdopt.results.verdicts import Verdict
-
-NOTE = "mlflow.note.content"
-
-STUDY = "sdopt.study_id"
-
-VARIANT = "sdopt.variant"
-"""Tag with the name of a run's variant: MLflow's UI can rename the run."""
+from sdopt.tracking.client import NOTE, ROLE, STUDY, VARIANT, Picture, Run
 
 _NOTE_LIMIT = 8000
 
@@ -78,7 +75,7 @@ def study_tags(result: StudyResult) -> dict[str, str]:
     environment = result.environment
     disturbed = any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
     return common_tags(result, result.config) | {
-        "sdopt.role": "study",
+        ROLE: "study",
         "sdopt.design": result.design,
         "sdopt.status": result.status,
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
@@ -103,13 +100,70 @@ def judged_tags(result: StudyResult) -> dict[str, str]:
     }
 
 
+def variant_run(result: StudyResult, variant: VariantResult, folder: Path, images: bool) -> Run:
+    """Returns the run of a variant; of its images only those of the first prompts, to look at.
+
+    Raises:
+        UsageError: the result names an image that is not in its folder.
+    """
+    started, ended = time_of(result.started, result.started), time_of(result.finished, result.started)
+    several = len(result.shapes) > 1
+    # If there is one shape, a variant's may differ from the study's.
+    shapes = result.shapes if several else variant.config.shapes[:1]
+    views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
+    metrics = [(name, value, 0) for name, value in logged_metrics(result, variant).items()]
+    for shape, at in views:
+        name = with_shape("latency/round_s", shape.name if several else "")
+        for replicate, samples in at.samples.items():
+            own = name + (f"/process_{replicate}" if len(at.samples) > 1 else "")
+            metrics += [(own, seconds, step) for step, seconds in enumerate(samples, 1)]
+    files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
+    shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
+    pictures = [
+        Picture(f"{record.prompt_index:02d} {_image_key(record.prompt)}", file, record.image_index)
+        for record, file in files[:shown]
+        if file.is_file()  # a record may be kept without its images
+    ]
+    evidence = [
+        {
+            "replicate": m.replicate,
+            "session": m.session,
+            **({"shape": shape.name} if several else {}),
+            "axis": e.axis,
+            "option": e.option,
+            "engaged": e.engaged,
+            **e.facts,
+        }
+        for shape, at in views
+        for m in at.measurements
+        for e in m.evidence
+    ]
+    # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
+    rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
+    return Run(
+        name=variant.name,
+        tags=variant_tags(result, variant),
+        status="FINISHED" if variant.status.measured else "FAILED",
+        started=started + rank,
+        ended=ended,
+        parameters=variant_parameters(result, variant),
+        metrics=metrics,
+        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
+        pictures=pictures,
+    )
+
+
+def _image_key(prompt: str) -> str:
+    return re.sub(r"[^A-Za-z0-9 _-]+", " ", prompt).strip()[:60]
+
+
 def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run."""
     return {
         **verdict_tags(result, variant),  # MLflow's columns are in this order
         **common_tags(result, variant.config),
         **variant.choices,
-        "sdopt.role": variant.role,
+        ROLE: variant.role,
         VARIANT: variant.name,
         "status": str(variant.status),
         "contract": variant.contract,

@@ -6,9 +6,10 @@ from sdopt.errors import UsageError
 from sdopt.report.page.blocks import Page
 from sdopt.report.page.files import write_page
 from sdopt.schema import Tracking
+from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import Found, find_results
 from sdopt.tracking.runs import log_report
-from sdopt.tracking.store import TrackingError, store_exists
+from sdopt.tracking.store import store_exists
 
 
 def find_source(name: str, tracking: Tracking) -> Found:

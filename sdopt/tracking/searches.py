@@ -1,18 +1,18 @@
 """Logs a search to MLflow: a run above the runs of its trials and above the study that judged the finalists."""
 
+import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
-from sdopt.tracking.projection import NOTE, STUDY, common_tags, note_of, time_of
-from sdopt.tracking.runs import log_params, logged_run
-from sdopt.tracking.store import find_experiment, set_experiment_tag, with_store
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
+from sdopt.tracking import client
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Run
+from sdopt.tracking.projection import common_tags, note_of, time_of
+from sdopt.tracking.runs import digest_of
+from sdopt.tracking.store import ask
 
 _SEARCH = "sdopt.search"
 
@@ -56,8 +56,8 @@ class SearchRun:
     screened: StudyResult | None
 
 
-def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> str:
-    """Logs a search, replacing its earlier runs; returns the id of its run.
+def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> Logged:
+    """Logs a search, replacing its earlier runs.
 
     Args:
         search: the content of the runs.
@@ -67,42 +67,31 @@ def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking
     Raises:
         TrackingError: the server cannot be reached or refuses.
     """
-    run, _ = with_store(tracking, search.identity, lambda client: (_log(client, search, judged, tracking), True))
-    return run
-
-
-def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> str:
-    from mlflow.entities import Metric
-    from mlflow.utils.time import get_current_time_millis
-
-    experiment = find_experiment(client, search.experiment, tracking)
-    before = client.search_runs([experiment], f"tags.`{_SEARCH}` = '{search.identity}'", max_results=50_000)
     shown = search.screened
     common = common_tags(shown, shown.config) if shown else {}
     own = {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
     common = {name: value for name, value in common.items() if name != STUDY} | own | {_SEARCH: search.identity}
-    tags = {**common, "sdopt.role": "search", "answer": search.sentence, NOTE: note_of(search.note)}
-    started = time_of(search.started, "") if search.started else get_current_time_millis()
-    parent = str(client.create_run(experiment, started, tags, search.name).info.run_id)
-    log_params(client, parent, dict(search.parameters))
-    for file in search.files:
-        if file.suffix == ".png":
-            client.log_artifact(parent, str(file), "images")
-        else:
-            client.log_artifact(parent, str(file))
-    for rank, trial in enumerate(reversed(search.trials), start=1):
-        below = {**common, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
-        # MLflow lists the latest run first.
-        run = str(client.create_run(experiment, started + rank, below, trial.name).info.run_id)
-        log_params(client, run, dict(trial.parameters))
-        now = get_current_time_millis()
-        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in trial.metrics.items()])
-        client.set_terminated(run)
-    study = logged_run(client, experiment, judged) if judged else None
-    if study is not None:
-        client.set_tag(study, "mlflow.parentRunId", parent)
-    for run in before:
-        client.delete_run(run.info.run_id)
-    set_experiment_tag(client, experiment, NOTE, note_of(f"**{search.name}:** {search.sentence}"))
-    client.set_terminated(parent)
-    return parent
+    started = time_of(search.started, "") if search.started else int(1000 * time.time())
+    run = Run(
+        name=search.name,
+        tags={**common, ROLE: "search", "answer": search.sentence, NOTE: note_of(search.note)},
+        started=started,
+        parameters=search.parameters,
+        files={("images/" if file.suffix == ".png" else "") + file.name: file for file in search.files},
+        below=[
+            Run(
+                name=trial.name,
+                tags={**common, ROLE: "trial", **trial.tags},
+                started=started + rank,  # MLflow lists the latest run first
+                parameters=trial.parameters,
+                metrics=[(name, value, 0) for name, value in trial.metrics.items()],
+            )
+            for rank, trial in enumerate(reversed(search.trials), start=1)
+        ],
+    )
+    content = [file.read_bytes() for file in search.files]
+    digest = hashlib.sha256(b"".join([*content, repr(search.trials).encode()])).hexdigest()[:16]
+    below = [f"tags.`{STUDY}` = '{judged.id}' and tags.`{DIGEST}` = '{digest_of(judged)}'"] if judged else []
+    note = note_of(f"**{search.name}:** {search.sentence}")
+    mine = [f"tags.`{_SEARCH}` = '{search.identity}'"]
+    return ask(client.put, tracking, search.experiment, run, mine, digest, below, note)

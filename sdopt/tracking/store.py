@@ -1,57 +1,157 @@
-"""Connects to the MLflow store; MLflow is imported only when it is used."""
+"""The store that results are logged to: what can be checked at once, and the process in which MLflow runs.
 
-import json
-import logging
+MLflow runs in a process of its own, which starts with the first request and ends with the command. `tracking.client`
+has what runs there.
+"""
+
+import atexit
 import os
+import re
 import shlex
-import socket
 import sqlite3
-import threading
-import time
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from importlib import import_module
+from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, Any, TypeVar
 from urllib.parse import urlparse
 
-from sdopt.errors import UnavailableError, UsageError
-from sdopt.locks import exclusive
+from sdopt.errors import UsageError, print_problems
 from sdopt.schema import Tracking
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-
-_VIEW = "sdopt"
-"""The name of the shared view, in an experiment's tag and in a link to its page."""
-
-_RUNS_VIEW = f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={_VIEW}"
-
-_COLUMNS = (
-    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
-    *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
+from sdopt.tracking.client import (
+    BEGUN,
+    CLEANING_S,
+    VIEW,
+    Logged,
+    RefusedError,
+    TrackingError,
+    check,
+    file_of,
+    pages,
+    place_of,
+    require_place,
 )
-"""Columns of the leaderboard, beside the name of a run."""
 
-_ATTEMPTS = 4
+T = TypeVar("T")
 
-_PASSING = ("database is locked", "OperationalError) table", "DuplicateTable")
-"""Errors of a database while another user's process writes it or creates its schema: locks cover only one user."""
+_CHECK_S = 20.0
+"""A server that hangs delays a study by no more than this."""
 
-_ALREADY_THERE = ("UniqueViolation", "IntegrityError")
-"""Errors of a database to which another process added the same row first: of PostgreSQL, of SQLite and MySQL."""
+_MAIN = "import sys; sys.path[:] = sys.argv[2:]; from sdopt.tracking.client import serve; serve(int(sys.argv[1]))"
 
 
-class TrackingError(UnavailableError):
-    """The tracker could not store a result; the result is safe in its file."""
+class _Process:
+    """The process in which MLflow runs; a request starts it if need be."""
+
+    def __init__(self) -> None:
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._channel: Connection | None = None
+        self._said: IO[bytes] | None = None
+        self._ready = False
+
+    def start(self) -> Connection:
+        """Starts the process unless it runs; it imports MLflow while this one goes on."""
+        if self._popen is not None and self._channel is not None and self._popen.poll() is None:
+            return self._channel
+        self.end()
+        ours, theirs = Pipe()
+        with theirs:
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
+            self._popen = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(theirs.fileno()), *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then logs what was measured
+            )
+        self._channel, self._ready = ours, False
+        return ours
+
+    def ask(self, tracking: Tracking, deadline_s: float, *request: object) -> tuple[Any, list[str], Exception | None]:
+        """Returns the answer to a request, what else there is to say, and the error. Raises TrackingError."""
+        channel = self.start()
+        answer = None
+        try:
+            if not self._ready:
+                channel.recv()
+                self._ready = True
+            channel.send((Path.cwd(), tracking, deadline_s, *request))  # relative paths of files begin there
+            # Until it begins, it waits for other processes, which have a deadline of their own.
+            begun = channel.recv()
+            if begun == BEGUN and not channel.poll(deadline_s + CLEANING_S + 5):
+                raise TrackingError(f"not done within {deadline_s:g} s")
+            answer = channel.recv() if begun == BEGUN else begun
+        except (EOFError, OSError) as error:
+            raise TrackingError(f"the process that runs MLflow has ended{self._last_words()}") from error
+        finally:
+            if answer is None:  # also after Ctrl-C: a later request must not get this one's answer
+                self.end()
+        return answer  # type: ignore[no-any-return]
+
+    def _last_words(self) -> str:
+        if self._said is None:
+            return ""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        return next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
+
+    def end(self) -> None:
+        """Ends the process; the next request starts another."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._popen is not None:
+            self._popen.kill()
+            self._popen.wait()
+        if self._said is not None:
+            self._said.close()
+        self._popen = self._channel = self._said = None
 
 
-def cause_of(error: Exception) -> str:
-    """Returns the line of an error that names the cause, which SQLAlchemy puts after other lines."""
-    lines = [line for line in str(error).splitlines() if line and not line.startswith("(raised as a result of")]
-    return lines[0] if lines else type(error).__name__
+_process = _Process()
+atexit.register(_process.end)
+
+
+def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, deadline_s: float | None = None) -> T:
+    """Calls `function(client, tracking, *arguments)` of `tracking.client` where MLflow runs.
+
+    Args:
+        function: the function, which is found there by its name.
+        tracking: the store; relative paths begin at the present working folder.
+        arguments: its further arguments.
+        deadline_s: seconds for all of it; None is `tracking.deadline_s`.
+
+    Raises:
+        UsageError: MLflow is not installed; or what the function raises.
+        TrackingError: the store cannot be reached, refuses, or was too slow.
+    """
+    require_mlflow()
+    _require_address(tracking)
+    limit = tracking.deadline_s if deadline_s is None else deadline_s
+    answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
+    print_problems(map(_masked, notes))
+    if isinstance(error, TrackingError):
+        raise type(error)(_masked(f"{tracking.uri}: {error}"))
+    if error is not None:
+        raise error
+    return answer  # type: ignore[no-any-return]
+
+
+def start_ahead(tracking: Tracking) -> None:
+    """Lets MLflow be imported, which takes seconds, while this process does something else."""
+    if tracking.kind == "mlflow" and find_spec("mlflow") is not None:
+        _process.start()
+
+
+def end_process() -> None:
+    """Ends the process of MLflow, before something is measured beside it, and where a caller's program goes on."""
+    _process.end()
 
 
 def require_mlflow() -> None:
@@ -60,41 +160,41 @@ def require_mlflow() -> None:
         raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
 
 
-def import_in_background(tracking: Tracking) -> None:
-    """Imports MLflow, which takes seconds, in a thread of its own: for a process that waits for another one."""
-    if tracking.kind == "mlflow" and find_spec("mlflow") is not None:
-        threading.Thread(target=import_module, args=("mlflow",), daemon=True).start()
+def require_store(tracking: Tracking, experiment: str) -> str | None:
+    """Checks, before anything is measured, whether a store will take a result.
 
-
-def require_store(tracking: Tracking) -> str | None:
-    """Checks quickly, without importing MLflow, whether a store can take a result.
+    Args:
+        tracking: the store.
+        experiment: the name of the experiment that the result will belong to.
 
     Returns:
-        a warning if a server does not answer: it may answer again when the study has ended.
+        a warning, if a server does not answer now: it may answer when the study has ended.
 
     Raises:
-        UsageError: a local database cannot be written.
+        UsageError: only the user can change what keeps a result from being logged.
     """
-    address = urlparse(tracking.uri)
-    if address.scheme == "sqlite":
-        path = Path(tracking.uri.removeprefix("sqlite:///")).absolute()
-        problem = _why_unwritable(path)
-        if problem:
-            raise UsageError(
-                f"tracking.uri={tracking.uri}: {problem}; choose another with tracking.uri=…, or tracking=none"
-            )
-    elif address.hostname:
-        port = address.port or {"http": 80, "https": 443}.get(address.scheme, 5432)
-        try:
-            socket.create_connection((address.hostname, port), timeout=3).close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            advice = "measuring continues without it, and `sdopt sync` can log the result later"
-            return f"tracking.uri={tracking.uri}: {reason}; {advice}"
+    file = file_of(tracking)
+    try:
+        if file is not None and (problem := _why_unwritable(file.absolute())):
+            raise RefusedError(f"{tracking.uri}: {problem}: choose another")
+        if file is not None and not file.exists():  # made when there is a result
+            try:
+                require_place(place_of(_located(tracking), experiment), tracking)
+            except RefusedError as error:
+                raise RefusedError(f"{tracking.uri}: {error}") from error
+        else:
+            ask(check, tracking, experiment, deadline_s=min(_CHECK_S, tracking.deadline_s))
+    except RefusedError as error:
+        raise UsageError(f"tracking.uri={error}; or log nothing, with tracking=none") from error
+    except TrackingError as error:
+        return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
+    finally:
+        end_process()
     return None
 
 
 def _why_unwritable(path: Path) -> str | None:
+    """Returns why a SQLite database cannot be written, as found without MLflow; None if it can be."""
     if not path.exists():
         parent = next(parent for parent in path.parents if parent.exists())
         return None if parent.is_dir() and os.access(parent, os.W_OK) else f"{parent} cannot be written"
@@ -104,75 +204,69 @@ def _why_unwritable(path: Path) -> str | None:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as database:
             database.execute("BEGIN IMMEDIATE")
     except sqlite3.Error as error:
-        # Another writer is no problem: MLflow waits for it.
+        # Another writer is no problem: it is waited for.
         return None if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else str(error)
     return None
 
 
-def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], tuple[str, bool]]) -> tuple[str, bool]:
-    """Runs a function that logs to a store, one process at a time; runs it again if another user locked the database.
-
-    The function must find and replace partial work of its earlier run.
-
-    Raises:
-        TrackingError: the server cannot be reached or refuses.
-    """
-    require_mlflow()
-    # Import all of MLflow before a part of it. Otherwise the thread of `import_in_background`, which imports all, would
-    # wait for that part while this thread waits for the whole, and Python ends such a deadlock with a partial module.
-    import mlflow  # noqa: F401
-    from mlflow.exceptions import MlflowException
-
-    # A server accepts many studies at once, but must not get one twice; a database may still need its schema.
-    with exclusive(study if is_server(tracking) else _store_name(tracking)):
-        for attempt in range(_ATTEMPTS):
-            try:
-                return work(connect(tracking))
-            except (MlflowException, OSError, TrackingError) as error:
-                if attempt == _ATTEMPTS - 1 or not any(words in str(error) for words in _PASSING):
-                    if isinstance(error, TrackingError):
-                        raise
-                    raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
-                time.sleep(2**attempt)
-    raise AssertionError("unreachable")
+def _require_address(tracking: Tracking) -> None:
+    """Raises UsageError if `tracking.uri` names no place in which a result is found again."""
+    problem = ""
+    try:
+        port = urlparse(tracking.uri).port
+        problem = "port 0 is no port" if port == 0 else ""
+    except ValueError as error:
+        problem = str(error)
+    file = file_of(tracking)
+    if not tracking.uri.strip() or (file is not None and file.name in ("", ":memory:")) or tracking.uri == "sqlite://":
+        problem = "names no database, as sqlite:///outputs/mlflow.db does, and no server, as http://localhost:5000 does"
+    if problem:
+        raise UsageError(_masked(f"tracking.uri={tracking.uri}: {problem}"))
 
 
-def _store_name(tracking: Tracking) -> str:
-    """Returns an absolute name of a store that is not a server."""
-    file = tracking.uri.removeprefix("sqlite:///")
-    return tracking.uri if urlparse(file).scheme else str(Path(file).resolve())
+def _located(tracking: Tracking) -> Tracking:
+    """Returns a store whose relative paths are absolute, for the process of MLflow, which began anywhere."""
+    file, artifacts = file_of(tracking), tracking.artifacts
+    if file is not None:
+        head, _, options = tracking.uri.partition("?")
+        uri = f"{head.partition(':///')[0]}:///{file.resolve()}" + (f"?{options}" if options else "")
+        tracking = replace(tracking, uri=uri)
+    if artifacts is not None and "://" not in artifacts:
+        tracking = replace(tracking, artifacts=str(Path(artifacts).expanduser().resolve()))
+    return tracking
+
+
+def _masked(text: str) -> str:
+    """Returns a text without the passwords of addresses in it."""
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)
 
 
 def store_exists(tracking: Tracking) -> bool:
     """Returns whether a store may hold runs: not if its local database is missing, or MLflow is not installed."""
-    if find_spec("mlflow") is None:
-        return False
-    file = tracking.uri.removeprefix("sqlite:///")
-    return file == tracking.uri or Path(file).is_file()
+    file = file_of(tracking)
+    return find_spec("mlflow") is not None and (file is None or file.is_file())
 
 
-def is_server(tracking: Tracking) -> bool:
-    """Returns whether a tracking server keeps the runs, rather than a local database."""
-    return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
+def sync_command(folder: Path, tracking: Tracking) -> str:
+    """Returns the command that logs a result later to the same store."""
+    usual = Tracking()
+    names = ("uri", "artifacts", "images", "deadline_s")
+    own = [name for name in names if getattr(tracking, name) != getattr(usual, name)]
+    values = [f"tracking.{name}={'null' if (value := getattr(tracking, name)) is None else value}" for name in own]
+    return shlex.join(["sdopt", "sync", str(folder), *values])
 
 
-def shown_by(tracking: Tracking, run: str) -> str:
+def shown_by(tracking: Tracking, logged: Logged) -> str:
     """Returns how to view a run: the address of its leaderboard on a tracking server, or the command that opens it."""
+    if urlparse(tracking.uri).scheme in ("http", "https"):
+        return f"{tracking.uri.rstrip('/')}/{_page(logged.experiment)}"
     store = [] if tracking.uri == Tracking().uri else [f"tracking.uri={tracking.uri}"]
-    command = shlex.join(["sdopt", "ui", *store])
-    if urlparse(tracking.uri).scheme not in ("http", "https"):
-        return command
-    from mlflow.exceptions import MlflowException
-
-    try:
-        experiment = connect(tracking).get_run(run).info.experiment_id
-    except (MlflowException, TrackingError):
-        return command
-    return f"{tracking.uri.rstrip('/')}/{_page(experiment)}"
+    return shlex.join(["sdopt", "ui", *store])
 
 
 def _page(experiment: str) -> str:
-    return f"#/experiments/{experiment}/runs?{_RUNS_VIEW}"
+    view = f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={VIEW}"
+    return f"#/experiments/{experiment}/runs?{view}"
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
@@ -181,80 +275,4 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
     Raises:
         TrackingError: the store cannot be opened.
     """
-    from mlflow.exceptions import MlflowException
-
-    client = connect(tracking)
-    try:
-        experiments = client.search_experiments()
-    except MlflowException as error:
-        raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
-    return {
-        experiment.name: _page(experiment.experiment_id) for experiment in experiments if experiment.name != "Default"
-    }
-
-
-def connect(tracking: Tracking) -> "MlflowClient":
-    """Opens the store. Raises TrackingError if it cannot be opened."""
-    require_mlflow()
-    # A server that does not answer is reported after seconds, not after the minutes of MLflow's own retries.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    if tracking.uri.startswith("sqlite:///"):
-        try:
-            Path(tracking.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TrackingError(f"{tracking.uri}: {error}") from error
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    for name, level in (("alembic", "WARNING"), ("mlflow", "WARNING"), ("mlflow.store.db.utils", "CRITICAL")):
-        logging.getLogger(name).setLevel(level)
-    try:
-        return MlflowClient(tracking_uri=tracking.uri)
-    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:  # a database needs its driver
-        raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
-
-
-def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
-    """Returns the id of the experiment of a name; creates it if there is none."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        # Without a location a local store writes to ./mlruns, wherever that is.
-        local = tracking.artifacts and not is_server(tracking)
-        artifacts = Path(str(tracking.artifacts)).resolve() / name if local else None
-        try:
-            tags = _experiment_tags()
-            return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None, tags))
-        except MlflowException:
-            # Another process made it in the meantime.
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    for key, value in _experiment_tags().items():
-        if found.tags.get(key) != value:  # made by an earlier version, or by hand
-            set_experiment_tag(client, str(found.experiment_id), key, value)
-    return str(found.experiment_id)
-
-
-def set_experiment_tag(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
-    """Sets a tag of an experiment, which processes that log different studies may do at the same time.
-
-    MLflow looks for the tag first, and then adds or changes it: if two processes find none, the second one fails.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.set_experiment_tag(experiment, key, value)
-    except MlflowException as error:
-        if not any(words in str(error) for words in _ALREADY_THERE):
-            raise
-        client.set_experiment_tag(experiment, key, value)
-
-
-def _experiment_tags() -> dict[str, str]:
-    """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
-    view = {"selectedColumns": _COLUMNS, "orderByKey": "metrics.`speedup`", "orderByAsc": False}
-    return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{_VIEW}": json.dumps(view)}
+    return {name: _page(experiment) for name, experiment in ask(pages, tracking).items()}

@@ -27,6 +27,7 @@ from sdopt.results.files import parse_result, read_result
 from sdopt.results.folders import read_error
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
+from sdopt.tracking.client import Logged
 from sdopt.tracking.projection import (
     config_yaml,
     logged_metrics,
@@ -213,10 +214,10 @@ def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: 
         (tmp_path / job).mkdir()
         shutil.copy(VERSION_1, tmp_path / job)
 
-    def log(_result: StudyResult, folder: Path, _tracking: Tracking) -> tuple[str, bool]:
+    def log(_result: StudyResult, folder: Path, _tracking: Tracking) -> Logged:
         if folder.name == "a":
             raise KeyError("what nobody foresaw")
-        return "run", True
+        return Logged("run", "1", new=True)
 
     monkeypatch.setattr("sdopt.tracking.runs.log_study", log)
     finished = sdopt(tmp_path, "sync", ".", f"tracking.uri=sqlite:///{tmp_path}/never.db")

@@ -12,8 +12,9 @@ import pytest
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result
 from sdopt.schema import Tracking
+from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import download_result, log_study
-from sdopt.tracking.store import TrackingError
+from sdopt.tracking.store import end_process
 from tests.robustness.damage import VERSION_1
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
@@ -82,11 +83,13 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    end_process()  # the next one has these
     found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.daemon_threads = True
     found.released = threading.Event()  # type: ignore[attr-defined]
     threading.Thread(target=found.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{found.server_port}"
+    end_process()
     found.released.set()  # type: ignore[attr-defined]
     found.shutdown()
     found.server_close()

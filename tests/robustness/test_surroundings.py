@@ -19,8 +19,8 @@ from runners import end_with_code
 from sdopt.limits import SIZES
 from sdopt.results.files import read_result
 from sdopt.schema import Tracking
+from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError
 from tests.command import ROOT, SMOKE, sdopt
 from tests.robustness.damage import VERSION_1
 from tests.study.test_robustness import full, small_disk
@@ -124,7 +124,7 @@ def test_a_disk_that_fills_up_while_a_result_is_logged(tmp_path: Path) -> None:
         assert problem.startswith(tracking.uri)
         assert "full" in problem or "No space left" in problem or "I/O error" in problem
         filler.unlink()
-        assert log_study(result, tmp_path, tracking)[1]
+        assert log_study(result, tmp_path, tracking).new
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

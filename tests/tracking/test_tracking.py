@@ -23,8 +23,9 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Tracking
+from sdopt.tracking.client import Logged, TrackingError, cause_of
 from sdopt.tracking.runs import log_study, update_verdicts
-from sdopt.tracking.store import TrackingError, cause_of, require_mlflow, shown_by, ui_pages
+from sdopt.tracking.store import require_mlflow, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure
 
@@ -102,7 +103,7 @@ class TestReport:
     ) -> None:
         result, folder = copied
         with chdir(tmp_path):
-            run, _ = log_study(result, folder, store.tracking)
+            run = log_study(result, folder, store.tracking).run
         parent, _ = store.of_study(result)
         assert {"report.html", "report.md"} <= set(store.artifacts(parent))
         result.environment.warnings = ["a warning of later"]
@@ -117,7 +118,7 @@ class TestReport:
     ) -> None:
         result, folder = copied
         with chdir(tmp_path):
-            run, _ = log_study(result, folder, store.tracking)
+            run = log_study(result, folder, store.tracking).run
         done = sdopt(tmp_path, "report", run, *store.overrides)
         assert done.code == 0, done.err
         mine = (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
@@ -204,7 +205,7 @@ class TestStudy:
         result, folder = copied
         reconfigure(result, "tracking", kind="mlflow", uri=store.tracking.uri, artifacts=store.tracking.artifacts)
         write_result(result, folder)
-        run, _ = log_study(result, folder, store.tracking)
+        run = log_study(result, folder, store.tracking).run
         done = sdopt(tmp_path, "gate", str(folder), *store.overrides)
         assert f"MLflow: the verdicts of run {run} are up to date" in done.shown
         judged = read_result(folder)
@@ -216,14 +217,15 @@ class TestStudy:
         [judgement] = [j for j in judged.judgements if j.candidate == "bfloat16"]
         assert children["bfloat16"].data.tags["verdict"] == f"{judgement.verdict} against baseline"
         assert children["bfloat16"].data.metrics["gate/passed"] == 0
-        assert log_study(judged, folder, store.tracking) == (run, False)
+        again = log_study(judged, folder, store.tracking)
+        assert (again.run, again.new) == (run, False)
 
     def test_runs_that_were_renamed_get_verdicts_too(
         self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
     ) -> None:
         """By a tag; of runs without it, which earlier versions logged, one that nobody knows is left alone."""
         result, folder = copied
-        run, _ = log_study(result, folder, store.tracking)
+        run = log_study(result, folder, store.tracking).run
         _, children = store.of_study(result)
         for name in ("bfloat16", "baseline"):
             store.client.update_run(children[name].info.run_id, name=f"my {name}")
@@ -287,9 +289,9 @@ class TestStudy:
 class TestOnce:
     def test_logging_again_adds_nothing(self, logged: Store, finished: Finished, result: StudyResult) -> None:
         before = len(logged.runs("shared"))
-        found, new = log_study(result, finished.folder, logged.tracking)
-        assert not new
-        assert found == logged.of_study(result)[0].info.run_id
+        found = log_study(result, finished.folder, logged.tracking)
+        assert not found.new
+        assert found.run == logged.of_study(result)[0].info.run_id
         assert len(logged.runs("shared")) == before
 
     def test_what_was_logged_in_part_is_logged_anew(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
@@ -300,8 +302,7 @@ class TestOnce:
         with pytest.raises(UsageError, match=r"cannot be read as an image"):
             log_study(result, folder, store.tracking)
         picture.write_bytes(content)
-        _, new = log_study(result, folder, store.tracking)
-        assert new
+        assert log_study(result, folder, store.tracking).new
         _, children = store.of_study(result)
         assert len(children) == len(result.variants)
 
@@ -435,7 +436,7 @@ class TestNothingIsLost:
         assert unlogged.code == 0
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err
-        assert f"`sdopt sync {unlogged.folder}` logs it later" in unlogged.err
+        assert f"`sdopt sync {unlogged.folder} tracking.uri={dead}` logs it later" in unlogged.err
         assert "Traceback" not in unlogged.err
 
         arguments = ["sync", str(unlogged.folder), *store.overrides]
@@ -556,4 +557,4 @@ class TestUi:
         ],
     )
     def test_is_what_shows_a_run_of_a_local_database(self, uri: str, said: str) -> None:
-        assert shown_by(Tracking(uri=uri), "0123") == said
+        assert shown_by(Tracking(uri=uri), Logged("0123", "1", True)) == said

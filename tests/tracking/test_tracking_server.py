@@ -12,10 +12,9 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, chdir, nullcontext
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,9 +22,10 @@ import pytest
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
+from sdopt.tracking import client, store
+from sdopt.tracking.client import Run, TrackingError
 from sdopt.tracking.projection import logged_metrics
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError, with_store
 from tests.command import SMOKE, Finished, Process, start
 from tests.tracking import postgres
 
@@ -268,6 +268,11 @@ def test_two_processes_at_once_on_sqlite(finished: Finished, tmp_path: Path) -> 
     assert len(client.search_runs([experiment])) == 4 * (1 + len(results[0].variants))
 
 
+def here(tracking: Tracking, function: Any, *arguments: Any) -> Any:
+    """A request that this process answers itself, so that a test can change what MLflow does."""
+    return client.perform(tracking, 60, lambda: None, function, *arguments)
+
+
 class TestLocked:
     """A database that somebody else writes for a while."""
 
@@ -286,35 +291,10 @@ class TestLocked:
         waiting = threading.Timer(3, lambda: other.execute("COMMIT"))
         waiting.start()
         try:
-            assert log_study(result, tmp_path / "study", local)[1]
+            assert log_study(result, tmp_path / "study", local).new
         finally:
             waiting.join()
             other.close()
-
-    def test_is_tried_again(
-        self, finished: Finished, tmp_path: Path, local: Tracking, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """SQLite gives up at once where waiting could never end."""
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        result, calls, log_batch = study(finished, tmp_path / "study"), [], MlflowClient.log_batch
-
-        def locked_once(client: "MlflowClient", *arguments: Any, **named: Any) -> None:
-            calls.append(1)
-            if len(calls) == 3:
-                raise MlflowException("(sqlite3.OperationalError) database is locked")
-            log_batch(client, *arguments, **named)
-
-        monkeypatch.setattr(MlflowClient, "log_batch", locked_once)
-        assert log_study(result, tmp_path / "study", local)[1]
-        assert set(contents(MlflowClient(local.uri), result)) > {row.name for row in result.variants}
-
-        monkeypatch.setattr("sdopt.tracking.store._ATTEMPTS", 1)
-        calls[:] = []
-        result.id = uuid.uuid4().hex
-        with pytest.raises(TrackingError, match="database is locked"):
-            log_study(result, tmp_path / "study", local)
 
     @pytest.mark.parametrize(
         "said",
@@ -324,14 +304,13 @@ class TestLocked:
         ],
     )
     def test_a_tag_that_another_process_adds_at_the_same_time_is_set(
-        self, finished: Finished, tmp_path: Path, local: Tracking, monkeypatch: pytest.MonkeyPatch, said: str
+        self, local: Tracking, monkeypatch: pytest.MonkeyPatch, said: str
     ) -> None:
         """Two studies of one experiment, logged at once: MLflow looks for the tag first, and adds it then."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-        result, set_tag = study(finished, tmp_path / "study"), MlflowClient.set_experiment_tag
-        others: list[str] = []
+        set_tag, others = MlflowClient.set_experiment_tag, []
 
         def added_meanwhile(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
             if key not in others:
@@ -341,50 +320,58 @@ class TestLocked:
             set_tag(client, experiment, key, value)
 
         monkeypatch.setattr(MlflowClient, "set_experiment_tag", added_meanwhile)
-        parent, new = log_study(result, tmp_path / "study", local)
-        client = MlflowClient(local.uri)
-        experiment = client.get_experiment(client.get_run(parent).info.experiment_id)
-        assert new
-        assert others == ["mlflow.note.content"]
-        assert experiment.tags["mlflow.note.content"].startswith("**")
+        logged = here(local, client.put, "another", Run("it"), ["tags.a = 'b'"], "digest", (), "a note")
+        found = MlflowClient(local.uri).get_experiment(logged.experiment)
+        assert "mlflow.note.content" in others
+        assert found.tags["mlflow.note.content"] == "a note"
 
-    def test_another_error_of_a_tag_is_one_of_the_server(
-        self, local: Tracking, tmp_path: Path, finished: Finished, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_another_error_of_a_tag_is_one_of_the_store(self, local: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
         def refused(*_arguments: Any) -> None:
             raise MlflowException("no space left")
 
-        result = study(finished, tmp_path / "study")
         monkeypatch.setattr(MlflowClient, "set_experiment_tag", refused)
         with pytest.raises(TrackingError, match="no space left"):
-            log_study(result, tmp_path / "study", local)
+            here(local, client.put, "another", Run("it"), ["tags.a = 'b'"], "digest", (), "a note")
 
-    def test_is_tried_again_while_another_user_makes_the_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = iter(["database is locked", "(sqlite3.OperationalError) table runs already exists"])
+    def test_is_tried_again_until_the_deadline(self, local: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+        """SQLite gives up at once where waiting could never end."""
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
 
-        def connect(_tracking: Tracking) -> None:
-            for problem in said:
-                raise TrackingError(problem)
+        tries, log_batch = iter(range(100)), MlflowClient.log_batch
 
-        monkeypatch.setattr("sdopt.tracking.store.connect", connect)
-        monkeypatch.setattr("sdopt.tracking.store.time", SimpleNamespace(sleep=lambda _seconds: None))
-        assert with_store(Tracking(), "it", lambda _client: ("id", True)) == ("id", True)
+        def locked_once(client: "MlflowClient", *arguments: Any, **named: Any) -> None:
+            if next(tries) == 0:
+                raise MlflowException("(sqlite3.OperationalError) database is locked")
+            log_batch(client, *arguments, **named)
 
-    def test_is_one_store_from_wherever_it_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        locked: list[str] = []
+        def locked(*_: Any, **__: Any) -> None:
+            raise MlflowException("(sqlite3.OperationalError) database is locked")
 
-        def exclusive(what: str) -> AbstractContextManager[None]:
-            locked.append(what)
-            return nullcontext()
+        run = Run("it", tags={"a": "b"}, parameters={"x": 1})
+        monkeypatch.setattr(MlflowClient, "log_batch", locked_once)
+        assert here(local, client.put, "another", run, ["tags.a = 'b'"], "digest").new
+        monkeypatch.setattr(MlflowClient, "log_batch", locked)
+        with pytest.raises(TrackingError, match="database is locked within 1 s"):
+            client.perform(local, 1, lambda: None, client.put, "another", run, ["tags.a = 'b'"], "another digest")
+        # What the first one logged is kept, and of the second one nothing is left.
+        [left] = MlflowClient(local.uri).search_runs(["1", "2"], "tags.a = 'b'")
+        assert left.data.tags["sdopt.digest"] == "digest"
 
-        monkeypatch.setattr("sdopt.tracking.store.exclusive", exclusive)
-        monkeypatch.setattr("sdopt.tracking.store.connect", lambda _tracking: None)
+    def test_is_one_store_from_wherever_it_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "below").mkdir()
-        places = (tmp_path, "mlflow.db"), (tmp_path / "below", "../mlflow.db"), (Path("/"), f"{tmp_path}/mlflow.db")
+        (tmp_path / "link").symlink_to("below")
+        places = (
+            (tmp_path / "below", "m.db"),
+            (tmp_path, "below/m.db"),
+            (tmp_path, "link/m.db"),
+            (tmp_path, "below/../below/m.db"),
+        )
+        found = set()
         for folder, file in places:
             with chdir(folder):
-                with_store(Tracking(uri=f"sqlite:///{file}"), "it", lambda _client: ("id", True))
-        assert locked == [str(tmp_path / "mlflow.db")] * 3
+                found.add(store._located(Tracking(uri=f"sqlite:///{file}", artifacts=None)).uri)
+        assert found == {f"sqlite:///{tmp_path}/below/m.db"}

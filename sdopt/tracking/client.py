@@ -1,0 +1,659 @@
+"""What sdopt asks of MLflow, in a process of its own: the only module that imports it; `store` starts the process.
+
+So MLflow's settings, loggers and environment never meet those of the caller, and a deadline ends even a client that
+retries by itself. Whatever a function created is deleted again if it cannot end.
+"""
+
+import json
+import logging
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlparse
+
+from sdopt.errors import SdoptError, UnavailableError, UsageError
+from sdopt.locks import exclusive
+from sdopt.results.images import open_image
+from sdopt.schema import Tracking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run as LoggedRun
+
+ROLE, STUDY, VARIANT = "sdopt.role", "sdopt.study_id", "sdopt.variant"
+"""Tags: what a run stands for, and of which study and variant it is. MLflow's UI can rename a run."""
+
+NOTE, PARENT, DIGEST = "mlflow.note.content", "mlflow.parentRunId", "sdopt.digest"
+"""Tags of a run's note, of the run above it, and, set last, of what a complete run holds."""
+
+VIEW = "sdopt"
+"""The name of the shared view, in an experiment's tag and in a link to its page."""
+
+_COLUMNS = (
+    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
+    *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
+)
+"""Columns of the leaderboard, beside the name of a run."""
+
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a server may ask to wait for an hour
+    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",  # a POST that is redirected arrives as a GET
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""Environment variables, unless the user has set them: retries end long before the deadline, and so say why."""
+
+_HOME = "sdopt.home"
+"""Tag of an experiment: where its SQLite database was when the places of its artifacts were written."""
+
+_LEFT_OUT = "sdopt.left_out"
+"""Tag: the artifacts that a server did not take because of their size."""
+
+_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 6000, 800, 100, 50_000
+
+BEGUN = "begun"
+"""What the process says when the deadline of a request begins."""
+
+CLEANING_S = 10.0
+"""Time for deleting what was begun, after the deadline."""
+
+
+notes: list[str] = []
+"""What a request has to say to the user besides its answer."""
+
+
+class TrackingError(UnavailableError):
+    """The tracker could not store a result; the result is safe in its file."""
+
+
+class RefusedError(TrackingError):
+    """The tracker will not store a result until the user changes something: waiting does not help."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of a run, by the key and the step under which MLflow shows it."""
+
+    key: str
+    file: Path
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of MLflow shall hold, and the runs below it.
+
+    Attributes:
+        name: its name in lists.
+        tags: its tags.
+        status: `FINISHED`, `KILLED` or `FAILED`, once it is complete.
+        started: in milliseconds since 1970; None is now. MLflow lists the latest run first.
+        ended: likewise.
+        parameters: its parameters.
+        metrics: name, value and step of each.
+        files: the content, or the file, of each artifact, by its path.
+        pictures: images.
+        below: the runs below it.
+    """
+
+    name: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    status: str = "FINISHED"
+    started: int | None = None
+    ended: int | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[tuple[str, float, int]] = ()
+    files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    pictures: Sequence[Picture] = ()
+    below: Sequence["Run"] = ()
+
+
+class Logged(NamedTuple):
+    """A run in the store: its id, that of its experiment, and whether it is new there."""
+
+    run: str
+    experiment: str
+    new: bool
+
+
+class _LateError(BaseException):
+    """The deadline has passed. Not an Exception, because MLflow's client catches those."""
+
+
+def serve(handle: int) -> None:
+    """Answers the requests that come through a pipe until it is closed: the main function of the process."""
+    channel = Connection(handle)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+    import sqlalchemy  # noqa: F401
+
+    for logger in ("alembic", "mlflow", "mlflow.store.db.utils"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    channel.send(mlflow.__version__)
+    with suppress(EOFError, OSError):  # the command has ended
+        while True:
+            folder, tracking, deadline_s, function, arguments = channel.recv()
+            with suppress(OSError):  # it was removed
+                os.chdir(folder)
+            notes.clear()
+            answer, problem = None, None
+            try:
+                answer = perform(tracking, deadline_s, lambda: channel.send(BEGUN), function, *arguments)
+            except SdoptError as error:
+                problem = error
+            channel.send((answer, notes, problem))
+
+
+def perform(
+    tracking: Tracking, deadline_s: float, begun: Callable[[], None], function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Calls `function(client, tracking, *arguments)` before a deadline; tries again what passes, such as a locked file.
+
+    `begun` is called once no other process writes the same database.
+
+    Raises:
+        RefusedError: the user has to change something.
+        TrackingError: the store cannot be reached, or was too slow.
+    """
+    from mlflow import MlflowClient
+
+    def late(*_: object) -> None:
+        raise _LateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    # A database is written by one process at a time, also if containers share no other folder than its own.
+    file = file_of(tracking)
+    cause, pause = "", 0.5
+    with exclusive(Path(f"{file}.lock")) if file else nullcontext():
+        begun()
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+        try:
+            while True:
+                try:
+                    _require_database(tracking)
+                    return function(MlflowClient(tracking_uri=tracking.uri), tracking, *arguments)
+                except SdoptError:
+                    raise
+                except Exception as error:
+                    cause = cause_of(error)
+                    if not any(words in str(error) for words in _PASSING):
+                        raise _explained(error, tracking) from error
+                    time.sleep(pause)
+                    pause *= 2
+        except _LateError:
+            raise TrackingError(
+                f"{cause or 'not done'} within {deadline_s:g} s"
+                + ("; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else "")
+            ) from None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _require_database(tracking: Tracking) -> None:
+    """Asks a database for its tables before MLflow does, which tries for minutes. Raises what SQLAlchemy raises."""
+    if is_server(tracking) or "://" not in tracking.uri:
+        return
+    from sqlalchemy import create_engine, inspect
+
+    if (file := file_of(tracking)) is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(tracking.uri)
+    try:
+        tables = inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+    if tables and not {"experiments", "alembic_version"} & set(tables):
+        raise RefusedError(f"it holds other tables ({', '.join(tables[:3])}), not MLflow's: choose another")
+
+
+def file_of(tracking: Tracking) -> Path | None:
+    """Returns the file of a SQLite database; None for another store."""
+    scheme, _, path = tracking.uri.partition(":///")
+    if scheme.partition("+")[0] != "sqlite":
+        return None
+    return Path(path.partition("?")[0]).expanduser()
+
+
+def is_server(tracking: Tracking) -> bool:
+    """Returns whether a tracking server keeps the runs, rather than a database."""
+    return urlparse(tracking.uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+_PASSING = ("database is locked", "OperationalError) table", "DuplicateTable", "UniqueViolation", "UNIQUE constraint")
+"""Errors of a database while another process writes it, creates its schema, or adds the same row first."""
+
+_CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+
+_KNOWN = {
+    # A pattern of the error's text, after its HTTP status: the way out. A final "…" marks what may pass by itself.
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here: name the certificate, or that of its authority, "
+    "with MLFLOW_TRACKING_SERVER_CERT_PATH=<file>",
+    "SSLError": "it does not speak HTTPS as expected: try http://, or another port",
+    "status 401|UNAUTHENTICATED|CUSTOMER_UNAUTHORIZED": f"401, it does not know who you are: set {_CREDENTIALS}",
+    "status 403|PERMISSION_DENIED": f"403, this user may not do that: ask for the permission, or set {_CREDENTIALS}",
+    "status 413": "413, a request is larger than it or its proxy allows: allow more (client_max_body_size in nginx)",
+    "status 429": "429, it gets too many requests, and asks to wait …",
+    "status 30[12378]": "it redirects: let tracking.uri name the address that it redirects to",
+    "status 40[45]|ENDPOINT_NOT_FOUND": "it is no MLflow server, or one of another version, or the path is wrong",
+    "not in a valid JSON format|<html": "it answers with a web page, not as an MLflow server: is there a page to log "
+    "in, or another program on that port?",
+    "status 50[0234]": "it fails, or its proxy does not reach it …",
+    "service not known|NameResolution|nodename nor|failure in name": "there is no such host …",
+    "[Rr]efused|reset by peer|aborted|NewConnection|timed out|[Tt]imeout|[Nn]o route|RemoteDisconnected|unreachable"
+    "|could not connect|closed the connection|ConnectionError": "it does not answer …",
+    "out-of-date database schema|Can't locate revision": "it has the tables of another version of MLflow: install that "
+    "version, or copy the database and run `mlflow db upgrade`",
+    "not a database|malformed": "it is damaged, or no database: choose another",
+    "No module named": "install its driver with pip",
+    "filesystem tracking backend|[Ff]ile store|maintenance mode": "MLflow no longer keeps runs in folders: name a "
+    "database, as in tracking.uri=sqlite:///outputs/mlflow.db",
+    "No space left|disk is full|quota": "make room …",
+}
+
+
+def cause_of(error: BaseException) -> str:
+    """Returns the line of an error that names the cause, which SQLAlchemy puts after other lines."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("(raised as a result of")]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _status(error: Exception) -> str:
+    """Returns the HTTP status that an error tells of; "" if none."""
+    found = re.search(r"error code (\d{3})|too many (\d{3}) error|(\d{3}) (?:Client|Server) Error", str(error))
+    return next(filter(None, found.groups()), "") if found else ""
+
+
+def _explained(error: Exception, tracking: Tracking) -> TrackingError:
+    """Returns an error of MLflow or of a database with the way out."""
+    cause, remote = cause_of(error), is_server(tracking)
+    for pattern, todo in _KNOWN.items():
+        if re.search(pattern, f"status {_status(error)} {error}"):
+            said = todo.removesuffix(" …")
+            return (RefusedError if said == todo else TrackingError)(said if remote else f"{cause}; {said}")
+    return (TrackingError if remote else RefusedError)(cause)
+
+
+# What is asked --------------------------------------------------------------------------------------------------------
+
+
+def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
+    """Raises what would keep a result from being logged to an experiment: call it before measuring."""
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        client.search_experiments(max_results=1)
+        location = place_of(tracking, experiment)
+    else:
+        _require_active(found, tracking)
+        location = found.artifact_location if is_server(tracking) else place_of(tracking, found.name)
+    require_place(location, tracking)
+
+
+def put(
+    client: "MlflowClient",
+    tracking: Tracking,
+    experiment: str,
+    run: Run,
+    mine: Sequence[str],
+    digest: str,
+    adopted: Sequence[str] = (),
+    note: str | None = None,
+) -> Logged:
+    """Logs a run and those below it, once, and deletes earlier ones of the same.
+
+    Several processes, also of several machines, may log the same at once: one of theirs is kept, whole.
+
+    Args:
+        client: MLflow's.
+        tracking: the store.
+        experiment: the name of the experiment, if there is no such run in another, as in one that was renamed.
+        run: what to log.
+        mine: queries that find the same run, and those below it.
+        digest: identifies the content: a run that has it is complete.
+        adopted: queries for runs of others that are put below it.
+        note: the experiment's note.
+    """
+    before = _found(client, mine, experiment)
+    home = str(before[0].info.experiment_id) if before else _experiment(client, tracking, experiment)
+    _settle(client, tracking, home)
+    require_place(client.get_experiment(home).artifact_location, tracking)
+    kept = _whole(before, digest)
+    new = kept is None
+    if new:
+        created: list[str] = []
+        try:
+            kept = _create(client, home, run, None, created)
+            client.set_tag(kept, DIGEST, digest)
+        except BaseException as error:
+            # Another process has logged the same meanwhile, and has deleted what this one began.
+            kept = _whole(_found(client, mine, experiment), digest) if isinstance(error, Exception) else None
+            if kept is None:
+                _delete(client, created)
+                raise
+        if note is not None:
+            _tag_experiment(client, home, NOTE, note)
+    found = _found(client, mine, experiment)
+    kept = _whole(found, digest) or kept
+    assert kept is not None
+    _delete(client, [r.info.run_id for r in found if kept not in (r.info.run_id, r.data.tags.get(PARENT))])
+    for other in _found(client, adopted, experiment):
+        client.set_tag(other.info.run_id, PARENT, kept)
+    return Logged(kept, home, new)
+
+
+def amend(
+    client: "MlflowClient",
+    tracking: Tracking,
+    experiment: str,
+    mine: Sequence[str],
+    changes: Mapping[str, Run],
+    replace: bool = True,
+) -> str:
+    """Adds to the runs that queries find: artifacts, metrics, then tags; to "" what the run above all gets.
+
+    Args:
+        client: MLflow's.
+        tracking: the store.
+        experiment: the name of the experiment.
+        mine: queries that find the runs.
+        changes: what each run gets, by the name of its variant.
+        replace: whether an artifact takes the place of one of the same name.
+
+    Returns:
+        the id of the run above all; "" if there is none.
+    """
+    above = ""
+    for found in sorted(
+        _found(client, mine, experiment), key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep")
+    ):
+        run = str(found.info.run_id)
+        top = found.data.tags.get(ROLE) in ("study", "sweep")
+        above = run if top else above
+        change = changes.get("" if top else _variant_of(found))
+        if change is None:
+            continue
+        there = set() if replace else {item.path for item in client.list_artifacts(run)}
+        _fill(client, run, Run(files={name: file for name, file in change.files.items() if name not in there}))
+        _fill(client, run, Run(metrics=change.metrics))
+        for name, value in change.tags.items():  # the digest, which says that all is there, comes last
+            client.set_tag(run, name, value)
+    return above
+
+
+def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, str | None]:
+    """Returns the `result.json` of a study's run or of one of its variants, and the name of that variant.
+
+    Raises:
+        UsageError: there is no such run, or no result among its artifacts.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        found = client.get_run(run)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
+        raise
+    with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
+        _settle(client, tracking, found.info.experiment_id)
+    top = run if found.data.tags.get(ROLE) == "study" else found.data.tags.get(PARENT, run)
+    folder = _path(client.get_run(top).info.artifact_uri)
+    if folder is not None and not folder.exists():
+        raise UsageError(f"{run}: its artifacts were in {folder}, which is not here; name their folder with "
+                         "tracking.artifacts=…")  # fmt: skip
+    if "result.json" not in [item.path for item in client.list_artifacts(top)]:
+        raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
+    with tempfile.TemporaryDirectory() as below:
+        content = Path(client.download_artifacts(top, "result.json", below)).read_bytes()
+    return content, _variant_of(found) if top != run else None
+
+
+def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
+    """Returns the ids of the experiments by their names."""
+    found = [experiment for experiment in client.search_experiments() if experiment.name != "Default"]
+    for experiment in found:
+        _settle(client, tracking, experiment.experiment_id)
+    return {experiment.name: str(experiment.experiment_id) for experiment in found}
+
+
+# How it is done -------------------------------------------------------------------------------------------------------
+
+
+def _experiment(client: "MlflowClient", tracking: Tracking, name: str) -> str:
+    """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
+    from mlflow.exceptions import MlflowException
+
+    tags, file = _experiment_tags(), file_of(tracking)
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            home = {_HOME: str(file)} if file else {}
+            return str(client.create_experiment(name, place_of(tracking, name), tags | home))
+        except MlflowException:
+            # Another process made it in the meantime.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    _require_active(found, tracking)
+    for key, value in tags.items():
+        if found.tags.get(key) != value:  # made by an earlier version, or by hand
+            _tag_experiment(client, found.experiment_id, key, value)
+    return str(found.experiment_id)
+
+
+def _require_active(found: Any, tracking: Tracking) -> None:
+    if found.lifecycle_stage == "deleted":
+        command = f"MLFLOW_TRACKING_URI={tracking.uri} mlflow experiments restore --experiment-id {found.experiment_id}"
+        raise RefusedError(
+            f"its experiment {found.name!r} was deleted: restore it (`{command}`), or choose another with study.name=…"
+        )
+
+
+def _experiment_tags() -> dict[str, str]:
+    """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
+    view = {"selectedColumns": _COLUMNS, "orderByKey": "metrics.`speedup`", "orderByAsc": False}
+    return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
+
+
+def _tag_experiment(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
+    """Sets a tag of an experiment, which processes that log different studies may do at the same time.
+
+    MLflow looks for the tag first, and then adds or changes it: if two processes find none, the second one fails.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_experiment_tag(experiment, key, value)
+    except MlflowException as error:
+        if not any(words in str(error) for words in ("UniqueViolation", "IntegrityError")):
+            raise
+        client.set_experiment_tag(experiment, key, value)
+
+
+def _found(client: "MlflowClient", queries: Sequence[str], experiment: str) -> list["LoggedRun"]:
+    """Returns the runs that queries find, in the experiment of a name and in all that sdopt has made."""
+    if not queries:
+        return []
+    named = client.get_experiment_by_name(experiment)
+    ours = client.search_experiments(filter_string=f"tags.`mlflow.sharedViewState.{VIEW}` LIKE '%'")
+    places = {e.experiment_id for e in (*ours, *([named] if named else [])) if e.lifecycle_stage == "active"}
+    if not places:
+        return []
+    runs = [run for query in queries for run in client.search_runs(sorted(places), query, max_results=_ALL)]
+    return list({run.info.run_id: run for run in runs}.values())
+
+
+def _whole(runs: Sequence["LoggedRun"], digest: str) -> str | None:
+    """Returns the complete run; of several, the one that all processes choose."""
+    return min((str(run.info.run_id) for run in runs if run.data.tags.get(DIGEST) == digest), default=None)
+
+
+def _delete(client: "MlflowClient", runs: Sequence[str]) -> None:
+    """Deletes runs as far as the store answers, also after the deadline; others may have deleted some already."""
+    signal.setitimer(signal.ITIMER_REAL, max(CLEANING_S, signal.getitimer(signal.ITIMER_REAL)[0]))
+    with suppress(Exception, _LateError):
+        for run in runs:
+            client.delete_run(run)
+
+
+def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None, created: list[str]) -> str:
+    """Creates a run and those below it; notes their ids as they come."""
+    tags = {**run.tags, **({PARENT: above} if above else {})}
+    made = str(client.create_run(experiment, run.started, tags, run.name).info.run_id)
+    created.append(made)
+    # Until all of it is there, it has failed: if the store or this process dies, no run is left running.
+    client.set_terminated(made, "FAILED")
+    _fill(client, made, run)
+    for one in run.below:
+        _create(client, experiment, one, made, created)
+    client.set_terminated(made, run.status, run.ended)
+    return made
+
+
+def _fill(client: "MlflowClient", run: str, content: Run) -> None:
+    """Adds parameters, metrics and artifacts. What is too large for a server is left out, and named in a tag."""
+    from mlflow.entities import Metric, Param
+
+    now = int(1000 * time.time()) if content.ended is None else content.ended
+    params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in content.parameters.items()]
+    metrics = [Metric(name, value, now, step) for name, value, step in content.metrics]
+    for start in range(0, len(params), _PARAMS):
+        client.log_batch(run, params=params[start : start + _PARAMS])
+    for start in range(0, len(metrics), _METRICS):
+        client.log_batch(run, metrics=metrics[start : start + _METRICS])
+    left_out = [name for name, data in content.files.items() if not _sent(_upload, client, run, name, data)]
+    for picture in content.pictures:
+        image = open_image(picture.file).convert("RGB")
+        if not _sent(client.log_image, run, image, key=picture.key, step=picture.step):
+            left_out.append(picture.key)
+    if left_out:
+        names = ", ".join(left_out)
+        client.set_tag(run, _LEFT_OUT, names[:5000])
+        notes.append(
+            f"left out, because the server or its proxy does not allow files of that size (413): {names}; the rest is "
+            "logged. Allow more (client_max_body_size in nginx); `sdopt report` then adds the page"
+        )
+
+
+def _upload(client: "MlflowClient", run: str, path: str, content: bytes | Path) -> None:
+    """Logs an artifact under a path."""
+    folder, _, name = path.rpartition("/")
+    if isinstance(content, Path):
+        client.log_artifact(run, str(content), folder or None)
+        return
+    with tempfile.TemporaryDirectory() as below:
+        (Path(below) / name).write_bytes(content)
+        client.log_artifact(run, str(Path(below) / name), folder or None)
+
+
+def _sent(send: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Returns whether something was sent, or refused because of its size."""
+    try:
+        send(*arguments, **named)
+    except Exception as error:
+        if _status(error) != "413":
+            raise
+        return False
+    return True
+
+
+def _variant_of(run: "LoggedRun") -> str:
+    """Returns the name of the variant whose run this is; runs of earlier versions have no tag of it."""
+    return str(run.data.tags.get(VARIANT, run.info.run_name))
+
+
+# Where artifacts lie --------------------------------------------------------------------------------------------------
+
+
+def place_of(tracking: Tracking, experiment: str) -> str | None:
+    """Returns where a store that is not a server keeps an experiment's artifacts; None leaves it to MLflow."""
+    if tracking.artifacts is None or is_server(tracking):
+        return None
+    if "://" in tracking.artifacts:
+        return f"{tracking.artifacts.rstrip('/')}/{experiment}"
+    return (Path(tracking.artifacts).absolute() / experiment).as_uri()
+
+
+def _path(location: str) -> Path | None:
+    """Returns the folder that an address of artifacts means; None if it is none of this machine."""
+    address = urlparse(location)
+    if address.scheme not in ("", "file"):
+        return None
+    return Path(unquote(address.path) if address.scheme else location)
+
+
+def require_place(location: str | None, tracking: Tracking) -> None:
+    """Raises RefusedError if artifacts cannot be written, or would lie where nobody looks for them."""
+    folder = _path(location) if location else None
+    if folder is None:
+        return
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    away = urlparse(tracking.uri).hostname not in (None, "localhost", "127.0.0.1", "::1")
+    if away and not folder.parent.exists():
+        raise RefusedError(
+            f"its artifacts are in a folder that this machine does not have, {folder}: log to a server that was "
+            "started with --artifacts-destination=…, to an experiment that was made since (study.name=…)"
+        )
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        todo = "start it with --artifacts-destination=…" if is_server(tracking) else "choose tracking.artifacts=…"
+        raise RefusedError(
+            f"artifacts cannot be written to {folder} ({error.strerror}): allow it, or {todo}"
+        ) from error
+
+
+def _settle(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
+    """Corrects where a SQLite database finds its artifacts, once it lies elsewhere than when it was written.
+
+    MLflow keeps absolute paths. In a project that was moved, copied or mounted elsewhere, further artifacts would be
+    written to the former place, and those beside the database not be found.
+    """
+    file = file_of(tracking)
+    found = client.get_experiment(experiment)
+    former, home = _path(found.artifact_location), found.tags.get(_HOME)
+    if file is None or former is None or home == str(file):
+        return
+    now = former
+    if home is not None and former.is_relative_to(Path(home).parent):
+        now = file.parent / former.relative_to(Path(home).parent)
+    elif home is None and not former.exists():  # logged by an earlier version
+        now = _path(place_of(tracking, former.name) or "s3://") or former
+    if now != former:
+        _move(tracking, experiment, now)
+        notes.append(f"{file} was moved or copied: artifacts of {found.name!r} are now in {now}, not in {former}")
+    client.set_experiment_tag(experiment, _HOME, str(file))
+
+
+def _move(tracking: Tracking, experiment: str, now: Path) -> None:
+    """Writes to a database where the artifacts of an experiment are, and of its runs that have theirs there."""
+    from sqlalchemy import create_engine, text
+
+    engine = create_engine(tracking.uri)
+    try:
+        with engine.begin() as database:
+            place = "UPDATE experiments SET artifact_location = :uri WHERE experiment_id = :id"
+            database.execute(text(place), {"uri": now.as_uri(), "id": int(experiment)})
+            runs = database.execute(
+                text("SELECT run_uuid FROM runs WHERE experiment_id = :id"), {"id": int(experiment)}
+            )
+            for (run,) in runs.all():
+                if (folder := now / run / "artifacts").is_dir():
+                    moved = "UPDATE runs SET artifact_uri = :uri WHERE run_uuid = :run"
+                    database.execute(text(moved), {"uri": folder.as_uri(), "run": run})
+    finally:
+        engine.dispose()
