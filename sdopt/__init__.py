@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdopt.errors import ConflictError, UnavailableError, UsageError
-    from sdopt.launching import run
+    from sdopt.guest import run
     from sdopt.library import Report, load, optimize, prove, undo
     from sdopt.report.outcome import Outcome, load_result
     from sdopt.results.records import StudyResult
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "run": ("sdopt.launching", "run"),
+    "run": ("sdopt.guest", "run"),
     "load_result": ("sdopt.report.outcome", "load_result"),
     "optimize": ("sdopt.library", "optimize"),
     "prove": ("sdopt.library", "prove"),

@@ -129,9 +129,8 @@ class _LateError(BaseException):
     """The deadline has passed. Not an Exception, because MLflow's client catches those."""
 
 
-def serve(handle: int) -> None:
+def serve(channel: Connection) -> None:
     """Answers the requests that come through a pipe until it is closed: the main function of the process."""
-    channel = Connection(handle)
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     import mlflow

@@ -10,18 +10,17 @@ import re
 import shlex
 import sqlite3
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urlparse
 
+from sdopt.apart import start_apart
 from sdopt.errors import UsageError, print_problems
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
@@ -43,8 +42,6 @@ T = TypeVar("T")
 _CHECK_S = 20.0
 """A server that hangs delays a study by no more than this."""
 
-_MAIN = "import sys; sys.path[:] = sys.argv[2:]; from sdopt.tracking.client import serve; serve(int(sys.argv[1]))"
-
 
 class _Process:
     """The process in which MLflow runs; a request starts it if need be."""
@@ -60,19 +57,12 @@ class _Process:
         if self._popen is not None and self._channel is not None and self._popen.poll() is None:
             return self._channel
         self.end()
-        ours, theirs = Pipe()
-        with theirs:
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(theirs.fileno()), *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._said,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then logs what was measured
-            )
-        self._channel, self._ready = ours, False
-        return ours
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
+        self._popen, self._channel = start_apart(
+            "sdopt.tracking.client", "serve", stdout=subprocess.DEVNULL, stderr=self._said
+        )
+        self._ready = False
+        return self._channel
 
     def ask(self, tracking: Tracking, deadline_s: float, *request: object) -> tuple[Any, list[str], Exception | None]:
         """Returns the answer to a request, what else there is to say, and the error. Raises TrackingError."""

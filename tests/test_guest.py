@@ -1,0 +1,158 @@
+"""sdopt within somebody else's program: whatever that had set is as it was, and it may call from anywhere."""
+
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+import sdopt
+from tests.command import SMOKE, working_in
+
+PROGRAM = """
+import logging, multiprocessing, os, signal, sys, threading, warnings
+import hydra, torch
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+import sdopt
+
+def state():
+    loggers = {name: logging.getLogger(name) for name in ("", "app", "hydra", "mlflow", "alembic", "torch")}
+    found = {
+        "logging": {n: (l.level, l.disabled, list(map(id, l.handlers)), l.filters) for n, l in loggers.items()},
+        "disabled": logging.root.manager.disable,
+        "environment": dict(os.environ),
+        "path": list(sys.path), "arguments": list(sys.argv), "folder": os.getcwd(),
+        "signals": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)],
+        "warnings": list(warnings.filters),
+        "hydra": (id(GlobalHydra.instance().hydra), HydraConfig.get().job.name, sorted(ConfigStore.instance().repo)),
+        "resolvers": OmegaConf.has_resolver("mine"),
+        "torch": (torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state().sum().item(),
+                  torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark),
+        "processes": (multiprocessing.get_start_method(allow_none=True), sys.modules["__main__"].__file__),
+        "streams": (id(sys.stdout), id(sys.stderr), id(sys.excepthook)),
+        "threads": sorted(t.name for t in threading.enumerate()),
+    }
+    if MLFLOW:
+        import mlflow
+        found["mlflow"] = (mlflow.get_tracking_uri(), mlflow.get_registry_uri(), mlflow.active_run().info.run_id)
+    return found
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="mine")
+def main(cfg):
+    logging.getLogger("app").setLevel(logging.DEBUG)
+    warnings.simplefilter("error", BytesWarning)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    if MLFLOW:
+        import mlflow
+        mlflow.set_tracking_uri("sqlite:///mine.db")
+        mlflow.start_run()
+    before = state()
+    try:
+        sdopt.run("precision=nope", "tracking=none")
+    except sdopt.UsageError as error:
+        print("REFUSED", error)
+    after_failure = state()
+    result = sdopt.run(*ARGUMENTS)
+    after = state()
+    for name, kept in before.items():
+        found = after_failure[name], after[name]
+        print(name, "same" if found == (kept, kept) else f"{kept} {found}")
+    print("ROWS", len(result.variants))
+    if MLFLOW:
+        run = mlflow.active_run().info.run_id
+        mlflow.end_run()
+        print("EMPTY", mlflow.get_run(run).data.metrics, mlflow.get_run(run).data.tags.get("sdopt.role"))
+
+main()
+"""
+
+
+def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_path: Path) -> None:
+    from importlib.util import find_spec
+
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").write_text("lr: 0.1\n")
+    mlflow = find_spec("mlflow") is not None
+    tracking = ("tracking=mlflow", "tracking.uri=sqlite:///theirs.db") if mlflow else ()
+    arguments = (
+        *SMOKE,
+        "precision=bf16",
+        "protocol.rounds=1",
+        "protocol.warmup=0",
+        "protocol.stage_calls=0",
+        *tracking,
+    )
+    script = tmp_path / "program.py"
+    script.write_text(f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}")
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("REFUSED precision=nope: unknown option") for line in lines)
+    changed = [
+        line for line in lines if line.partition(" ")[0] in ("logging", "environment", "hydra", "mlflow", "torch")
+    ]
+    assert len(changed) >= 4
+    assert [line for line in changed if not line.endswith(" same")] == []
+    assert "ROWS 3" in lines
+    assert not mlflow or ("EMPTY {} None" in lines and (tmp_path / "theirs.db").is_file())
+
+
+def refused(_number: int = 0) -> str:
+    try:
+        sdopt.run("precision=nope", "tracking=none")
+    except sdopt.UsageError as error:
+        return str(error)
+    return "not refused"
+
+
+@pytest.mark.parametrize("where", ["a thread", "a daemonic process"])
+def test_it_may_be_called_in(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    if where == "a thread":
+        thread = threading.Thread(target=lambda: said.append(refused()))
+        thread.start()
+        thread.join()
+    else:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            said += pool.map(refused, [0])
+    [problem] = said
+    assert problem.startswith("precision=nope: unknown option")
+
+
+def test_its_output_goes_where_the_caller_s_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with redirect_stdout(io.StringIO()) as shown, pytest.raises(sdopt.UsageError, match="a dry run has no result"):
+        sdopt.run(*SMOKE, "precision=bf16", "dry_run=true")
+    assert "precision=bf16" in shown.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_study_ends_with_its_caller(number: int, tmp_path: Path) -> None:
+    """By Ctrl-C, or where the caller is gone without a word."""
+    script = f"import sdopt; sdopt.run(*{SMOKE}, 'protocol.rounds=10000', 'protocol.budget_s=600')"
+    caller = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 400
+    while not list(tmp_path.rglob("result.json")):
+        assert caller.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(caller.pid, number)
+    caller.communicate(timeout=120)
+    assert caller.returncode != 0
+    while working_in(tmp_path):
+        assert time.monotonic() < deadline, working_in(tmp_path)
+        time.sleep(0.1)
