@@ -14,6 +14,7 @@ FLOORS = (
     "cli",
     "completion",
     "sdopt",
+    "guest",
     "search",
     "launching",
     "experiment",
@@ -43,6 +44,7 @@ FLOORS = (
     "reference",
     "schema",
     "contract",
+    "apart",
     "errors",
 )
 """Top floor first; `sdopt` is the package's own `__init__.py`. A new room is added here, above all that it imports."""
