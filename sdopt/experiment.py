@@ -25,6 +25,7 @@ from sdopt.gate.judge import judge, left_unjudged
 from sdopt.gate.rule_checks import require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
+from sdopt.pipelines.loading import sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.tasks import remarks_on
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
@@ -191,11 +192,12 @@ class Experiment:
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
-        """Returns what of the variants' prompts, images and masks is not used as a user may think, each once."""
+        """Returns what of the variants' models, prompts, images and masks is not used as a user may think, each once."""
         found: dict[str, None] = {}
         for variant in variants:
             count = max(len(variant.prompts), len(variant.pictured))
             workload, model = replace(variant.workload, prompt_count=count), variant.model
+            found |= dict.fromkeys(sampling_remarks(model, variant.scheduler))
             found |= dict.fromkeys(remarks_on_prompts(workload, model))
             found |= dict.fromkeys(remarks_on(variant.task, model, workload))
             if workload.prompts != "packaged" or workload.negative_prompt:
@@ -250,10 +252,14 @@ class Experiment:
         """Checks that models with local weights can be built, since options read their configuration.
 
         Raises:
-            UsageError: a model cannot be built.
+            UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
         """
         for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights == weights):
-            in_process(self.context, require_parts, model, what=f"model={model.name}")
+            try:
+                in_process(self.context, require_parts, model, what=f"model={model.name}")
+            except UsageError as error:
+                scheduler = next(variant.scheduler for variant in variants if variant.model == model)
+                raise UsageError([*error.problems, *sampling_remarks(model, scheduler)]) from error
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""

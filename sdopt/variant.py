@@ -11,7 +11,7 @@ from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Optimization
 from sdopt.optimizations.lora import NoLora
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
-from sdopt.pipelines.loading import pipeline_of
+from sdopt.pipelines.loading import pipeline_of, sampling_problems
 from sdopt.results.choices import as_choice
 from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -117,7 +117,7 @@ class Variant:
         return [
             reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device)]
+        ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device), *self._unsampled()]
 
     def _unsupported(self) -> list[str]:
         """Returns the conflicts of AltDiffusion, which diffusers has deprecated, and cannot inpaint with."""
@@ -127,6 +127,10 @@ class Variant:
         if self.task.kind == "inpaint":
             found.append("task=inpaint: diffusers has no inpainting with AltDiffusion; choose task=txt2img or img2img")
         return found
+
+    def _unsampled(self) -> list[str]:
+        """Returns the conflicts of a scheduler that would sample the model in another way than it was trained for."""
+        return sampling_problems(self.model, self.scheduler)
 
     def _crowded(self, device: Device) -> list[str]:
         """Returns the conflict, if any, of too many threads: thousands of them would block each other indefinitely."""

@@ -16,8 +16,8 @@ from sdopt.hardware.cards import require_sheet
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.latents import require_latents
-from sdopt.pipelines.loading import require_options
 from sdopt.pipelines.prompts import negative_prompts, resolve_prompts
+from sdopt.pipelines.sampling import require_options
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.quality.settings import require_quality
 from sdopt.results.configuration import RecordedConfig

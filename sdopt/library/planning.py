@@ -21,9 +21,10 @@ from sdopt.optimizations.layout import Layout
 from sdopt.optimizations.lora import Loaded
 from sdopt.optimizations.memory import LayerwiseCasting, TinyVae
 from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
-from sdopt.pipelines.loading import LoadedModel, scheduler_like
+from sdopt.pipelines.loading import LoadedModel
 from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
+from sdopt.pipelines.sampling import scheduler_like, unsuited
 from sdopt.pipelines.tasks import task_of
 from sdopt.reference import MODEL
 from sdopt.results.choices import as_choice
@@ -72,7 +73,9 @@ def plan_for(
     model = _model_of(pipe)
     scheduler = scheduler_like(pipe.scheduler, variant.scheduler) if "scheduler" in groups else pipe.scheduler
     require_prompts(options, variant.choices, prompts)
-    problems = variant.undistilled() if "scheduler" in groups else []
+    problems = []
+    if "scheduler" in groups:
+        problems += [*variant.undistilled(), *unsuited(model.configs["scheduler"], variant.scheduler)]
     problems += _vaes_to_name(options, model, variant.choices, overrides)
     ctx = _context(pipe, options, model, scheduler)
     for axis, option in options.items():

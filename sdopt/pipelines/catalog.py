@@ -1,6 +1,7 @@
 """What sdopt knows of models without a hub: packaged weights, published architectures, the classes of AltDiffusion."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ PACKAGED = Path(__file__).parents[1] / "reference"
 ARCHITECTURES = Path(__file__).parent / "architectures"
 
 ALT_DIFFUSION = "AltDiffusionPipeline"
+
+NOT_RUN = ("safety_checker", "feature_extractor", "image_encoder")
+"""Parts of a pipeline that are not loaded: they would be timed too, or have nothing to do without further inputs."""
 
 PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", ALT_DIFFUSION)
 """Class names of the pipelines that sdopt runs, as `model_index.json` has them."""
@@ -58,8 +62,13 @@ def architecture_folder(model: Model) -> Path | None:
 
 
 def class_name_of(folder: Path) -> str:
-    """Returns the class name of the pipeline in a folder."""
-    return str(json.loads((folder / "model_index.json").read_text())["_class_name"])
+    """Returns the class name of the pipeline in a folder; see `text_to_image`."""
+    return text_to_image(json.loads((folder / "model_index.json").read_text())["_class_name"])
+
+
+def text_to_image(class_name: Any) -> str:
+    """Returns the class name of the text-to-image pipeline that has the same parts as one for another task."""
+    return re.sub("(Img2Img|Inpaint)Pipeline$", "Pipeline", str(class_name))
 
 
 def class_named(model: Model) -> str | None:

@@ -1,7 +1,7 @@
 """Checks a model's files before anything is loaded: complete, of the right architecture, safetensors only."""
 
 import json
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from sdopt.pipelines.catalog import (
     class_named,
     missing_alt_diffusion,
     names_in_folder,
+    text_to_image,
 )
 from sdopt.pipelines.tokenizer import has_vocabulary
+from sdopt.pipelines.weights import PICKLED, Header, variant_to_try, variants_of, weight_files
 from sdopt.schema import Model, wrong_name
-
-_PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 
 _NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
 
@@ -37,10 +37,13 @@ _USUAL = {
 
 _LIBRARIES = {name: "transformers" if name.startswith("t") else "diffusers" for name in _USUAL}
 
+# Networks beside those of text-to-image, by the prefix of their tensors' names in a single file.
+_OTHER_NETWORKS = ("control_model.", "lora_unet_", "lora_te", "ip_adapter.")
+
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL = {
     "denoiser": ("model.diffusion_model.",),
-    "VAE": ("first_stage_model.",),
+    "VAE": ("first_stage_model.", "vae."),
     "text encoder": ("cond_stage_model.", "conditioner.embedders."),
 }
 
@@ -104,28 +107,56 @@ def require_folder(folder: Path, model: Model) -> None:
     if not folder.is_dir():
         raise UsageError(f"{at}: there is no such folder")
     if not (folder / "model_index.json").is_file():
-        raise UsageError(f"{at}: holds no model_index.json; save a pipeline there with save_pretrained")
+        raise UsageError(f"{at}: holds no model_index.json; {_instead_of(folder)}")
     index = _read_json(folder / "model_index.json", at)
-    if index.get("_class_name") not in PIPELINES:
+    kind = text_to_image(index.get("_class_name"))
+    if kind not in PIPELINES:
         raise UsageError(
             f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x), "
             f"StableDiffusionXLPipeline and {ALT_DIFFUSION}"
         )
-    alt = index["_class_name"] == ALT_DIFFUSION
+    alt = kind == ALT_DIFFUSION
     if alt and (missing := missing_alt_diffusion()):
         raise UsageError([f"{at}: {reason}" for reason in missing])
-    for name, library in _LIBRARIES.items():
-        if not name.endswith("_2") or "XL" in index["_class_name"]:
-            if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
-                _require_class(index.get(name), name, library, at)
-            if name in _NETWORKS:
-                weight_files(folder / name, model.variant, at)
-    _require_architecture(
-        model,
-        at,
-        index["_class_name"],
-        _read_json(folder / "unet" / "config.json", at).get("cross_attention_dim"),
-    )
+    if "XL" in kind and index.get("text_encoder_2") and index.get("text_encoder", [None, None]) == [None, None]:
+        raise UsageError(
+            f"{at}: has no text_encoder, as an SDXL refiner, which sdopt does not run; give the base model"
+        )
+    parts = [name for name in _LIBRARIES if not name.endswith("_2") or "XL" in kind]
+    for name in parts:
+        if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
+            _require_class(index.get(name), name, _LIBRARIES[name], at)
+    _require_weights(folder, [name for name in parts if name in _NETWORKS], model.variant, at)
+    width = _read_json(folder / "unet" / "config.json", at).get("cross_attention_dim")
+    _require_architecture(model, at, kind, width)
+
+
+def _instead_of(folder: Path) -> str:
+    """Returns what to give instead of a folder that is not a pipeline's, from what lies in it and around it."""
+    revision = folder / "refs" / "main"
+    snapshots = [folder / "snapshots" / revision.read_text().strip()] if revision.is_file() else []
+    found = [*snapshots, *sorted(folder.glob("snapshots/*")), *sorted(folder.glob("models--*/snapshots/*"))]
+    found += [*sorted(folder.glob("*/")), folder.parent]
+    if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
+        what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
+        return f"{what}: give model.path={pipeline}"
+    if files := sorted(folder.glob("*.safetensors")):
+        return f"give a single file itself, with its family: model=sd15 model.weights=path model.path={files[0]}"
+    return "save a pipeline there with save_pretrained"
+
+
+def _require_weights(folder: Path, parts: list[str], variant: str | None, at: str) -> None:
+    """Raises UsageError if files of a network are missing or damaged: those of the variant, or else without one."""
+    found = {name: variants_of(folder / name, _LIBRARIES[name]) for name in parts}
+    hint = variant_to_try(found.values())
+    if variant is not None and all(variant not in each for each in found.values()):
+        raise UsageError(f"{at}: no part holds files of model.variant={variant}; {hint}")
+    for name, there in found.items():
+        if there and not {variant, None} & there:
+            has = ", ".join(sorted(map(str, there)))
+            raise UsageError(f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}")
+        for file in weight_files(folder / name, _LIBRARIES[name], variant, at):
+            Header.of(file, at, f"{name}/{file.name}")
 
 
 def _require_class(value: Any, name: str, library: str, at: str) -> None:
@@ -138,49 +169,22 @@ def _require_class(value: Any, name: str, library: str, at: str) -> None:
         )
 
 
-def weight_files(folder: Path, variant: str | None, at: str) -> dict[Path, dict[str, list[int]]]:
-    """Returns the files of one network, each with the names and shapes of its tensors.
-
-    Raises:
-        UsageError: they are missing or incomplete, or none is of the variant.
-    """
-    stem = "model" if folder.name.startswith("text_encoder") else "diffusion_pytorch_model"
-    name = stem + (f".{variant}" if variant else "")
-    found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
-    files = [path for path in found if re.fullmatch(rf"{re.escape(name)}(-\d+-of-\d+)?\.safetensors", path.name)]
-    if not found:
-        raise UsageError(
-            f"{at}: {folder.name}/ holds no .safetensors file; sdopt loads no pickled weights: convert them, or look "
-            "for the same model in that format"
-        )
-    if not files:
-        # The variant stands between the stem and the suffix.
-        others = {match[1] for path in found if (match := re.match(rf"{re.escape(stem)}\.([^.-]+)[.-]", path.name))}
-        hint = f"model.variant={min(others - {'safetensors'}, default='null')}"
-        wanted = f"{name}.safetensors" if variant else "file without a variant"
-        raise UsageError(f"{at}: {folder.name}/ holds no {wanted} ({found[0].name} is there); try {hint}")
-    parts = re.search(r"-of-(\d+)\.", files[0].name)
-    if parts and len(files) != int(parts[1]):
-        raise UsageError(f"{at}: {folder.name}/ holds {len(files)} of {int(parts[1])} parts; fetch it again")
-    return {file: _names_in(file, at) for file in files}
-
-
 def _require_original(path: Path, model: Model) -> None:
     """Raises UsageError if a file is not a Stable Diffusion model in its original layout."""
     at = f"model.path={path}"
-    if path.suffix in _PICKLED:
+    if path.suffix in PICKLED:
         raise UsageError(
             f"{at}: a pickled file can run any code when it is loaded; sdopt reads .safetensors: convert it, "
             "or look for the same model in that format"
         )
     if path.suffix != ".safetensors":
         raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file")
-    shapes = _names_in(path, at)
+    shapes = Header.of(path, at).shapes
     missing = [part for part, starts in _ORIGINAL.items() if not any(name.startswith(starts) for name in shapes)]
     if missing:
         raise UsageError(
             f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}; "
-            "a single component or an adapter cannot be run on its own"
+            + _instead_of_part(path, shapes, missing)
         )
     if architecture_folder(model) is None:
         raise UsageError(
@@ -192,12 +196,42 @@ def _require_original(path: Path, model: Model) -> None:
     xl = any(name.startswith("conditioner.") for name in shapes)
     _require_architecture(model, at, f"StableDiffusion{'XL' if xl else ''}Pipeline", width)
     channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
-    wanted = shapes.get("first_stage_model.post_quant_conv.weight", [channels])[0]
-    if channels != wanted:
+    latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)
+    if problem := further_inputs(channels, latent):
+        raise UsageError(f"{at}: {problem}")
+    if others := [name for name in shapes if name.startswith(_OTHER_NETWORKS)]:
         raise UsageError(
-            f"{at}: its denoiser takes {channels} channels, but latents have {wanted}: a model for inpainting only, "
-            "which sdopt does not run; task=inpaint uses the text-to-image model"
+            f"{at}: holds a further network, such as {others[0]}, which sdopt does not run: it would be left out"
         )
+
+
+def further_inputs(channels: int, latent: int) -> str | None:
+    """Returns why a denoiser cannot run, if it takes more than the latents that its VAE makes; None if it does not."""
+    if channels == latent:
+        return None
+    kinds = {2 * latent + 1: "for inpainting only", 2 * latent: "that edits an image by an instruction"}
+    way = "task=inpaint uses a text-to-image model" if channels == 2 * latent + 1 else "give a text-to-image model"
+    kind = kinds.get(channels, "with a further input, such as a depth map or a small image")
+    return (
+        f"its denoiser takes {channels} channels, but latents have {latent}: a model {kind}, which sdopt does not run; "
+        + way
+    )
+
+
+def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> str:
+    """Returns what to do with a file that is not a whole model, from the names of its tensors."""
+    if any("lora_" in name or name.endswith((".lokr_w1", ".hada_w1_a", ".diff")) for name in names):
+        return f"it is a LoRA: give it as lora=loaded lora.path={path}, beside a model"
+    if (path.parent.parent / "model_index.json").is_file():
+        return f"it is a part of a pipeline: give model=folder model.path={path.parent.parent}"
+    if any(".double_blocks." in name or ".joint_blocks." in name for name in names):
+        return "it is a model of another family, such as FLUX or SD 3, which sdopt does not run"
+    if len(missing) < len(_ORIGINAL):
+        return (
+            f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "
+            "the folder: model=folder model.path=…"
+        )
+    return "a single component or an adapter cannot be run on its own"
 
 
 def _require_vocabulary(model: Model) -> None:
@@ -225,23 +259,18 @@ def _require_architecture(model: Model, at: str, kind: str, width: int | None) -
         return
     expected = _read_json(folder / "unet" / "config.json", at)["cross_attention_dim"]
     if (kind, width) != (class_name_of(folder), expected):
+        fitting = [
+            found.name
+            for found in sorted(ARCHITECTURES.iterdir())
+            if (found / "model_index.json").is_file()
+            and (kind, width)
+            == (class_name_of(found), _read_json(found / "unet" / "config.json", at)["cross_attention_dim"])
+        ]
+        way = f"choose model={' or '.join(fitting)}" if fitting else "sdopt has no other architecture that fits"
         raise UsageError(
             f"{at}: not of the architecture model={model.name}: a {kind} with {width} text channels, "
-            f"not a {class_name_of(folder)} with {expected}"
+            f"not a {class_name_of(folder)} with {expected}; {way}"
         )
-
-
-def _names_in(file: Path, at: str) -> dict[str, list[int]]:
-    """Reads the names and shapes of a file's tensors from its header, and checks the file's length against it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "np") as tensors:
-            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UsageError(
-            f"{at}: {file.name} is not a complete safetensors file ({error}); copy or fetch it again"
-        ) from error
 
 
 def _read_json(file: Path, at: str) -> dict[str, Any]:

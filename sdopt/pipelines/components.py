@@ -1,31 +1,39 @@
 """Builds the parts of a model without their weights, to find their errors before a worker starts."""
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import part_class
-from sdopt.pipelines.checks import weight_files
+from sdopt.pipelines.catalog import NOT_RUN, part_class
+from sdopt.pipelines.checks import further_inputs
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.tokenizer import lacking_vocabulary
+from sdopt.pipelines.weights import Header, variants_of, weight_files
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_parts(model: Model) -> None:
-    """Checks that each part of a pipeline's folder can be built from its configuration, and that its weights fit it.
+    """Checks that each part of a pipeline can be built from its configuration, and that its weights fit it exactly.
 
-    Call it in a process that may import the model's libraries.
+    Call it in a process that may import the model's libraries. Nothing but headers is read of the weights.
 
     Raises:
         UsageError: a line for each faulty part, with the file and the reason.
     """
     folder = folder_of(model)
-    if model.weights == "path" and folder != Path(str(model.path)).expanduser():
-        return  # a single file, whose configurations come with sdopt
-    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
-    problems = [f"{at}: {problem}" for problem in _problems(folder, model, at)]
+    single = model.weights == "path" and folder != Path(str(model.path)).expanduser()
+    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
+    found = _problems_in_file(Path(str(model.path)).expanduser(), folder) if single else _problems(folder, model, at)
+    problems = [f"{at}: {problem}" for problem in found]
     if problems:
         raise UsageError(problems)
 
@@ -46,7 +54,7 @@ def count_weights(model: Model) -> int:
 def _parts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yields the names of the parts that sdopt loads, each with its library and its class."""
     for name, value in json.loads((folder / "model_index.json").read_text()).items():
-        if isinstance(value, list) and None not in value and name not in ("safety_checker", "feature_extractor"):
+        if isinstance(value, list) and None not in value and name not in NOT_RUN:
             library, class_name = value
             yield name, (library, class_name)
 
@@ -56,39 +64,168 @@ def _is_no_network(name: str) -> bool:
 
 
 def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
-    for name, (library, class_name) in _parts(folder):
-        try:
-            cls = part_class(library, class_name)
-            if name.startswith("tokenizer"):
-                if lacking := lacking_vocabulary(folder / name):
-                    yield f"{name}/ {lacking}"
-                    continue
-                cls.from_pretrained(folder / name, local_files_only=True)
-            elif name == "scheduler":
-                cls.from_pretrained(folder / name, local_files_only=True)
-            else:
-                yield from _misfits(folder / name, library, class_name, model, at)
-        except UsageError as error:
-            yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
-        except Exception as error:  # raised by a constructor for a configuration that it does not support
-            reason = " ".join(str(error).split())[:200]
-            yield f"{name}/: no {class_name} can be made of its configuration ({type(error).__name__}: {reason})"
+    """Yields what is wrong with the parts of a pipeline in a folder."""
+    networks: dict[str, Any] = {}
+    faultless = True
+    for problem in chain.from_iterable(_of_part(folder, model, at, networks, *part) for part in _parts(folder)):
+        faultless = False
+        yield problem
+    if faultless:
+        channels, latent = networks["unet"].config.in_channels, networks["vae"].config.latent_channels
+        yield from filter(None, [further_inputs(channels, latent)])
 
 
-def _misfits(folder: Path, library: str, class_name: str, model: Model, at: str) -> Iterator[str]:
-    """Yields the reasons why the weights of a network do not fit its configuration."""
+def _of_part(
+    folder: Path, model: Model, at: str, networks: dict[str, Any], name: str, named: tuple[str, str]
+) -> Iterator[str]:
+    library, class_name = named
+    try:
+        cls = part_class(library, class_name)
+        if name.startswith("tokenizer"):
+            if lacking := lacking_vocabulary(folder / name):
+                yield f"{name}/ {lacking}"
+                return
+            cls.from_pretrained(folder / name, local_files_only=True)
+        elif name == "scheduler":
+            cls.from_pretrained(folder / name, local_files_only=True)
+        else:
+            files = weight_files(folder / name, library, model.variant, at)
+            variant = model.variant if model.variant in variants_of(folder / name, library) else None
+            networks[name], faults = _laid_out(cls, folder / name, variant)
+            where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
+            yield from faults.problems(name, where, class_name)
+    except UsageError as error:
+        yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
+    except Exception as error:  # raised by a constructor for a configuration that it does not support
+        reason = " ".join(str(error).split())[:200]
+        yield f"{name}/: no {class_name} can be made of its configuration ({type(error).__name__}: {reason})"
+
+
+@dataclass(frozen=True)
+class _Faults:
+    """How the tensors of a file differ from those of a network, under the names that the library gives them."""
+
+    missing: Collection[str]
+    unknown: Collection[str]
+    misshapen: Sequence[tuple[str, Sequence[int], Sequence[int]]]
+    """Name, the shape in the file, and the shape in the network."""
+    all_missing: bool
+
+    def problems(self, part: str, where: str, class_name: str) -> Iterator[str]:
+        """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
+        if self.all_missing:
+            yield f"{where}: holds weights of another network: none of their names belongs to a {class_name}"
+            return
+        if self.missing:
+            yield (
+                f"{where}: lacks {_listed(self.missing)} of a {class_name}, and nothing is filled in; fetch or save "
+                "the model again"
+            )
+        if self.misshapen:
+            name, found, wanted = min(self.misshapen)
+            yield (
+                f"{where}: {len(self.misshapen)} tensors are of other shapes than its config.json says, such as "
+                f"{name}: {list(found)}, not {list(wanted)}"
+            )
+        if self.unknown and not part.startswith("text_encoder"):
+            yield (
+                f"{where}: holds {_listed(self.unknown)}, which no {class_name} of this configuration has: the model "
+                "is of another kind, and would be run without them"
+            )
+
+
+def _listed(names: Collection[str]) -> str:
+    some = ", ".join(sorted(names)[:3])
+    return f"the tensor {some}" if len(names) == 1 else f"{len(names)} tensors, such as {some}"
+
+
+def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults]:
+    """Loads a network onto the meta device, as its library loads it but without values; returns it and its faults."""
+    with _silent():
+        network, info = cls.from_pretrained(
+            folder,
+            variant=variant,
+            use_safetensors=True,
+            local_files_only=True,
+            device_map={"": "meta"},
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    # Of each tensor of another shape, transformers reports as missing what it would have filled in.
+    misshapen = [(name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]]
+    missing = set(info["missing_keys"]) - {name for name, _, _ in misshapen}
+    return network, _Faults(missing, info["unexpected_keys"], misshapen, len(missing) >= len(network.state_dict()))
+
+
+def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
+    """Yields what is wrong with a single file, whose configurations lie in `folder`."""
+    import torch
+
     from sdopt.pipelines.random_weights import empty_network
 
-    network: Any = empty_network(folder, library, class_name)
-    wanted = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = {name: shape for file in weight_files(folder, model.variant, at).values() for name, shape in file.items()}
-    # The library renames some tensors at loading, so tensors with other names are not checked here.
-    common = wanted.keys() & found.keys()
-    wrong = [name for name in wanted if name in common and wanted[name] != found[name]]
-    if wrong:
-        yield (
-            f"{folder.name}/: {len(wrong)} tensors are of other shapes than its config.json says, such as {wrong[0]}: "
-            f"{found[wrong[0]]}, not {wanted[wrong[0]]}"
-        )
-    elif library == "diffusers" and not common:
-        yield f"{folder.name}/: holds weights of another network: none of their names belongs to a {class_name}"
+    shapes = Header.of(file, f"model.path={file}").shapes
+    for name, (library, class_name) in _parts(folder):
+        if not _is_no_network(name):
+            network = empty_network(folder / name, library, class_name)
+            tensors = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+            try:
+                converted = _converted(dict(tensors), name, network)
+            except LookupError as error:
+                yield f"{file.name}: lacks {error} of the {name}, and nothing is filled in; fetch the model again"
+                continue
+            wanted = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+            found = {key: tuple(tensor.shape) for key, tensor in converted.items() if tensor is not None}
+            used = {id(tensor if tensor._base is None else tensor._base) for tensor in converted.values()}
+            left = [key for key in tensors if key.startswith(_KNOWN.get(name, ())) and id(tensors[key]) not in used]
+            faults = _Faults(
+                wanted.keys() - found.keys(),
+                {*(found.keys() - wanted.keys()), *left},
+                [(key, found[key], wanted[key]) for key in wanted.keys() & found.keys() if found[key] != wanted[key]],
+                not wanted.keys() & found.keys(),
+            )
+            yield from faults.problems(name, file.name, class_name)
+
+
+_KNOWN = {
+    "unet": ("model.diffusion_model.",),
+    "vae": tuple(f"{vae}.{part}" for vae in ("first_stage_model", "vae") for part in ("encoder.", "decoder.")),
+}
+"""Prefixes of tensors in a single file that a network must know; a VAE's file may hold what it was trained with."""
+
+
+def _converted(tensors: "dict[str, torch.Tensor]", part: str, network: Any) -> "dict[str, torch.Tensor]":
+    """Renames the tensors of a single file as diffusers does when it loads one network of it."""
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+    from diffusers.loaders.single_file_utils import convert_ldm_clip_checkpoint, convert_open_clip_checkpoint
+
+    if not part.startswith("text_encoder"):
+        convert = SINGLE_FILE_LOADABLE_CLASSES[type(network).__name__]["checkpoint_mapping_fn"]
+        return dict(convert(config=dict(network.config), checkpoint=tensors))
+    prefix = "conditioner.embedders.1.model." if part.endswith("_2") else "cond_stage_model.model."
+    if any(name.startswith(prefix) for name in tensors):
+        found = convert_open_clip_checkpoint(network, tensors, prefix=prefix)
+    else:
+        found = convert_ldm_clip_checkpoint(tensors)
+    outer = "" if hasattr(network, "text_model") else "text_model."
+    return {name.removeprefix(outer): tensor for name, tensor in found.items()}
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps diffusers and transformers from reporting in their own words what is reported here."""
+    import diffusers.utils.logging
+    import transformers.utils.logging
+
+    logs = (diffusers.utils.logging, transformers.utils.logging)
+    before = [log.get_verbosity() for log in logs]
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    try:
+        for log in logs:
+            log.set_verbosity(logging.CRITICAL)
+        transformers.utils.logging.disable_progress_bar()
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()

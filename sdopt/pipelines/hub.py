@@ -1,7 +1,7 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import NOT_RUN
 from sdopt.pipelines.tokenizer import SENTENCEPIECE
 from sdopt.schema import Model
 
@@ -49,7 +50,8 @@ def hub_folder(model: Model, fetch: bool) -> Path:
     repository = str(model.hub_id)
     with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
         file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
-        wanted = _files(json.loads(Path(file).read_text()), model.variant)
+        names = _names(repository, model.revision) if fetch and model.variant else []
+        wanted = _files(json.loads(Path(file).read_text()), model.variant, names)
         return Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
@@ -73,7 +75,7 @@ def download_bytes(model: Model) -> int | None:
     parts: dict[str, object] = {
         file.rfilename.partition("/")[0]: ["diffusers", ""] for file in siblings if "/" in file.rfilename
     }
-    wanted = _files(parts, model.variant)
+    wanted = _files(parts, model.variant, [file.rfilename for file in siblings])
     return sum(file.size or 0 for file in siblings if any(fnmatch(file.rfilename, pattern) for pattern in wanted))
 
 
@@ -161,14 +163,36 @@ def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None =
         raise UsageError(f"{at}: could not be fetched: {reason}") from error
 
 
-def _files(index: dict[str, object], variant: str | None) -> list[str]:
-    """Returns patterns of a pipeline's files: configurations, vocabularies, and safetensors weights of one variant."""
-    infix = f".{variant}" if variant else ""
+def _names(repository: str, revision: str | None) -> list[str]:
+    """Returns the names of a repository's files; [] if the hub cannot be asked, so that nothing can be fetched."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    with suppress(HfHubHTTPError, _transport_error(), OSError, ValueError):
+        return HfApi().list_repo_files(repository, revision=revision)
+    return []
+
+
+def _files(index: dict[str, object], variant: str | None, names: Sequence[str]) -> list[str]:
+    """Returns patterns of a pipeline's files: configurations, vocabularies, and safetensors weights.
+
+    Args:
+        index: the parts of the pipeline.
+        variant: of the weights, of each part that has files of this variant; of others, the files without one are read.
+        names: the names of all files, as far as known.
+    """
     patterns = ["model_index.json"]
     for name, value in index.items():
-        used = isinstance(value, list) and value[0] is not None
-        if used and name not in ("safety_checker", "feature_extractor", "image_encoder"):
+        if isinstance(value, list) and value[0] is not None and name not in NOT_RUN:
             patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/{SENTENCEPIECE}"]
-            for stem in ("model", "diffusion_pytorch_model"):
-                patterns += [f"{name}/{stem}{infix}.safetensors", f"{name}/{stem}{infix}-*-of-*.safetensors"]
+            own = _weights(name, f".{variant}") if variant else []
+            there = not names or any(fnmatch(file, pattern) for file in names for pattern in own)
+            patterns += own if own and there else _weights(name, "")
     return patterns
+
+
+def _weights(part: str, infix: str) -> list[str]:
+    stems = [f"{part}/{stem}" for stem in ("model", "diffusion_pytorch_model")]
+    shards = "-?????-of-?????"
+    forms = (infix, f"{infix}{shards}", f"{shards}{infix}")
+    return [f"{stem}{form}.safetensors" for stem in stems for form in dict.fromkeys(forms)]

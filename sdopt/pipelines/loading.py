@@ -1,6 +1,5 @@
 """Loads the pipeline of a `Model`, or single networks of it."""
 
-import difflib
 import inspect
 import json
 from collections.abc import Mapping
@@ -9,8 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import (
+    ALT_DIFFUSION,
+    NOT_RUN,
+    architecture_folder,
+    class_name_of,
+    class_named,
+    part_class,
+)
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import place
+from sdopt.pipelines.sampling import marks_in, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
@@ -18,7 +26,6 @@ from sdopt.schema import Model, Scheduler, Task
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
-from sdopt.pipelines.catalog import ALT_DIFFUSION, architecture_folder, class_name_of, class_named, part_class
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,28 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
         path = folder_of(model) / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
     except UsageError:
         return None  # conflicts are checked before anything is fetched
-    return dict(json.loads(path.read_text())) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text()) | (marks_of(model) if part == "scheduler" else {})
+
+
+def marks_of(model: Model) -> dict[str, Any]:
+    """Returns what the file of a model says of how it was trained; {} for a folder, which has a configuration."""
+    file = Path(str(model.path)).expanduser()
+    return marks_in(file) if model.weights == "path" and file.is_file() else {}
+
+
+def sampling_problems(model: Model, scheduler: Scheduler) -> list[str]:
+    """Returns why a scheduler cannot sample a model as the model says; [] if it can, or if the model is not local."""
+    own = part_config(model, "scheduler")
+    return [] if own is None else unsuited(own, scheduler)
+
+
+def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
+    """Returns what a user should know of how a model is sampled, for each a line that names the model."""
+    own, marks = part_config(model, "scheduler"), marks_of(model)
+    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
+    return [f"{at}: {remark}" for remark in remarks(own, marks, scheduler)] if own else []
 
 
 def pipeline_of(model: Model) -> str:
@@ -141,37 +169,6 @@ def _heads(config: dict[str, Any]) -> list[int]:
     return heads if isinstance(heads, list) else [int(heads)] * len(config["block_out_channels"])
 
 
-def scheduler_class(scheduler: Scheduler) -> Any:
-    """Returns the scheduler's class. Raises UsageError if diffusers has no scheduler of that name."""
-    import diffusers
-
-    def is_scheduler(name: str) -> bool:
-        found = getattr(diffusers, name, None)
-        return isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)
-
-    name = scheduler.class_name
-    if not is_scheduler(name):
-        known = [other for other in dir(diffusers) if other.endswith("Scheduler") and is_scheduler(other)]
-        near = difflib.get_close_matches(name, known, n=5) or known
-        raise UsageError(f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}")
-    return getattr(diffusers, name)
-
-
-def scheduler_like(own: Any, scheduler: Scheduler) -> Any:
-    """Returns the chosen scheduler with the configuration of a model's own, as far as no option overrides it."""
-    return scheduler_class(scheduler).from_config(own.config, **scheduler.options)
-
-
-def require_options(scheduler: Scheduler) -> None:
-    """Raises UsageError for options that the scheduler does not have: diffusers would ignore them."""
-    known = inspect.signature(scheduler_class(scheduler).__init__).parameters
-    unknown = [name for name in scheduler.options if name not in known]
-    if unknown:
-        has = ", ".join(name for name in known if name != "self")
-        problems = [f"scheduler.options.{name}: unknown option; {scheduler.class_name} has: {has}" for name in unknown]
-        raise UsageError(problems)
-
-
 def load_pipeline(
     model: Model,
     scheduler: Scheduler,
@@ -192,9 +189,9 @@ def load_pipeline(
 
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
-    extras = {"safety_checker": None, "requires_safety_checker": False}
-    extras = {"add_watermarker": False} if "XL" in cls.__name__ else extras
-    arguments = {"feature_extractor": None, **extras, **load_kwargs}
+    accepted = inspect.signature(cls.__init__).parameters
+    arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
+    arguments |= {"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False}
     if model.weights == "random":
         from sdopt.pipelines.random_weights import build_pipeline
 
@@ -215,7 +212,7 @@ def load_pipeline(
             folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments
         )
         pipe.register_modules(**own)
-    pipe.scheduler = scheduler_like(pipe.scheduler, scheduler)
+    pipe.scheduler = scheduler_like(pipe.scheduler, scheduler, marks_of(model))
     pipe.set_progress_bar_config(disable=True)
     adapt(pipe, task)
     place(pipe, device, on_host)

@@ -12,7 +12,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.hardware.cards import planned_device
-from sdopt.pipelines.loading import scheduler_class
+from sdopt.pipelines.sampling import scheduler_class
 from sdopt.reference import MODEL
 from sdopt.results.records import Status
 from tests.command import SMOKE, Finished, sdopt

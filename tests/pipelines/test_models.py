@@ -14,8 +14,9 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from sdopt.pipelines.loading import load_pipeline, scheduler_class
+from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
+from sdopt.pipelines.sampling import scheduler_class
 from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 from tests.pipelines.single_file import original_layout
@@ -275,7 +276,9 @@ class TestFolders:
         shutil.copytree(EMOJI, tmp_path / "model")
         file = tmp_path / "model" / "unet" / "diffusion_pytorch_model.safetensors"
         file.rename(file.with_name("diffusion_pytorch_model-00001-of-00002.safetensors"))
-        assert "unet/ holds 1 of 2 parts" in problem(composer, "model=folder", f"model.path={tmp_path / 'model'}")
+        assert "unet/ holds shards without diffusion_pytorch_model.safetensors.index.json" in problem(
+            composer, "model=folder", f"model.path={tmp_path / 'model'}"
+        )
 
 
 class TestWeights:

@@ -1,0 +1,168 @@
+"""How a model wants to be sampled: its own scheduler, the marks in its file, and whether a chosen scheduler keeps them.
+
+A model was trained with certain levels of noise, to predict noise or velocity. A scheduler that does not know them
+draws other images, and nothing fails.
+"""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.weights import Header
+from sdopt.schema import Scheduler
+
+_LEVELS = ("beta_start", "beta_end", "beta_schedule")
+"""Arguments of the schedulers whose noise levels follow from betas, as those of Stable Diffusion do."""
+
+_TRAINED: Mapping[str, tuple[Any, ...]] = {
+    "prediction_type": (None, "epsilon"),
+    "rescale_betas_zero_snr": (None, False),
+    "trained_betas": (None,),
+    "timestep_spacing": (None,),
+    "use_flow_sigmas": (None, False),
+}
+"""Keys of a model's own scheduler that a chosen one must have too, unless their value is one of these."""
+
+_PREDICTIONS = ("epsilon", "v_prediction", "sample")
+
+_EDM = ("edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min")
+"""Tensors that mark a model with the noise levels of Karras et al. (2022), as Playground v2.5 and CosXL are."""
+
+
+def scheduler_class(scheduler: Scheduler) -> Any:
+    """Returns the scheduler's class. Raises UsageError if diffusers has no scheduler of that name."""
+    name = scheduler.class_name
+    if (found := _scheduler_named(name)) is None:
+        import diffusers
+
+        known = [other for other in dir(diffusers) if other.endswith("Scheduler") and _scheduler_named(other)]
+        near = difflib.get_close_matches(name, known, n=5) or known
+        raise UsageError(f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}")
+    return found
+
+
+def _scheduler_named(name: object) -> Any:
+    import diffusers
+
+    found = getattr(diffusers, str(name), None)
+    return found if isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin) else None
+
+
+def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None) -> Any:
+    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it."""
+    return scheduler_class(scheduler).from_config(own.config, **{**(marks or {}), **scheduler.options})
+
+
+def require_options(scheduler: Scheduler) -> None:
+    """Raises UsageError for options that the scheduler does not have: diffusers would ignore them."""
+    known = _arguments(scheduler_class(scheduler))
+    unknown = [name for name in scheduler.options if name not in known]
+    if unknown:
+        has = ", ".join(name for name in known if name != "self")
+        problems = [f"scheduler.options.{name}: unknown option; {scheduler.class_name} has: {has}" for name in unknown]
+        raise UsageError(problems)
+
+
+def marks_in(file: Path) -> dict[str, Any]:
+    """Returns what a single file says of how its model was trained, as keys of a scheduler's configuration.
+
+    Tensors named `v_pred` and `ztsnr` are marks, and so is metadata by the standards of Stability AI and of kohya.
+    A prediction type that sdopt does not know is returned as it is written.
+    """
+    return dict(_marks(file, file.stat().st_mtime_ns))
+
+
+@cache
+def _marks(file: Path, _changed_ns: int) -> dict[str, Any]:
+    header = Header.of(file, f"model.path={file}")
+    names, metadata = header.types, header.metadata
+    kinds = {
+        {"v": "v_prediction", "velocity": "v_prediction", "eps": "epsilon", "noise": "epsilon"}.get(kind, kind)
+        for key in ("modelspec.prediction_type", "modelspec.predict_key")
+        if (kind := metadata.get(key, "").strip().lower())
+    }
+    if not kinds and metadata.get("modelspec.architecture", "").endswith("-v"):
+        kinds.add("v_prediction")
+    if "v_pred" in names or _says_yes(metadata, "ss_v_parameterization"):
+        kinds.add("v_prediction")
+    found: dict[str, Any] = {"prediction_type": " and ".join(sorted(kinds))} if kinds else {}
+    if "ztsnr" in names or _says_yes(metadata, "ss_zero_terminal_snr"):
+        found["rescale_betas_zero_snr"] = True
+    if edm := next((name for name in _EDM if name in names), None):
+        found["_class_name"] = f"EDM ({edm})"
+    return found
+
+
+def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
+    return metadata.get(key, "").strip().lower() in ("true", "1")
+
+
+def unsuited(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+    """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can.
+
+    Args:
+        own: the configuration of the model's own scheduler, with the marks in its file.
+        scheduler: the chosen one.
+    """
+    chosen, options = scheduler_class(scheduler), scheduler.options
+    at = f"scheduler.class_name={scheduler.class_name}"
+    of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
+    if str(name).startswith("EDM ("):
+        why = f"has other noise levels than the model, which is marked as {name}, and a single file does not say which"
+        return [f"{at}: {why}: save it as a folder with its own scheduler, and give model=folder"]
+    if name is not None and of_model is None:
+        return [
+            f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
+        ]
+    if of_model not in (None, chosen):
+        if not hasattr(of_model, "scale_model_input"):
+            return [
+                f"{at}: the model's own scheduler is {name}, for models of another family, which sdopt does not run"
+            ]
+        if not _has_levels(of_model):
+            return [f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"]
+        if not _has_levels(chosen):
+            return [
+                f"{at}: cannot have the noise levels of the model's own {name}: choose scheduler=ddim, euler or unipc"
+            ]
+    known, found = _arguments(chosen), []
+    for key, usual in _TRAINED.items():
+        value = own.get(key)
+        if key not in options and key not in known and value not in usual:
+            found.append(
+                f"{at}: has no {key}, and the model was made for {key}={value}: choose scheduler=ddim or euler"
+            )
+    predicts = own.get("prediction_type", "epsilon")
+    if "prediction_type" not in options and predicts not in _PREDICTIONS and of_model is not chosen:
+        found.append(
+            f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
+            "+scheduler.options.prediction_type=epsilon or v_prediction"
+        )
+    return found
+
+
+def remarks(own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+    """Returns what a user should know of how a model is sampled: the marks in its file, a scheduler for few steps."""
+    found = []
+    if taken := {key: value for key, value in marks.items() if key not in scheduler.options}:
+        said = ", ".join(f"{key}={str(value).lower()}" for key, value in taken.items())
+        found.append(f"is marked to be sampled with {said}; +scheduler.options.… overrides it")
+    name = str(own.get("_class_name"))
+    if name in ("LCMScheduler", "TCDScheduler") and scheduler.class_name != name:
+        found.append(
+            f"its own scheduler is {name}, for a model distilled to a few steps, and {scheduler.class_name} takes its "
+            f"place; scheduler.class_name={name} keeps it"
+        )
+    return found
+
+
+def _arguments(cls: Any) -> Mapping[str, Any]:
+    return inspect.signature(cls.__init__).parameters
+
+
+def _has_levels(cls: Any) -> bool:
+    return all(name in _arguments(cls) for name in _LEVELS)

@@ -1,0 +1,144 @@
+"""Reads which tensors safetensors files hold, without their values; finds the files that a network is loaded from."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdopt.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of its tensors: its metadata, and by name the type and the shape of each."""
+
+    metadata: dict[str, str]
+    types: dict[str, str]
+    shapes: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, file: Path, at: str, name: str | None = None) -> "Header":
+        """Reads a file's header, and checks the file's length against it.
+
+        Raises:
+            UsageError: the file is not complete, or holds quantized weights, which would be read as plain numbers.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        name = name or file.name
+        if file.is_symlink() and not file.exists():
+            raise UsageError(f"{at}: {name} is a link to a file that is gone; fetch it again")
+        try:
+            with safe_open(file, "np") as tensors:
+                slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
+                types = {key: str(each.get_dtype()) for key, each in slices.items()}
+                shapes = {key: list(each.get_shape()) for key, each in slices.items()}
+                header = cls(dict(tensors.metadata() or {}), types, shapes)
+        except (SafetensorError, OSError) as error:
+            raise UsageError(
+                f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
+            ) from error
+        if quantized := header.quantized:
+            raise UsageError(
+                f"{at}: {name} holds quantized weights, such as {quantized} ({header.types[quantized]}), which mean "
+                "nothing without their scales; give the model in float32, float16 or bfloat16"
+            )
+        return header
+
+    @property
+    def quantized(self) -> str | None:
+        """The first matrix of whole numbers, or of a float with a scale of its own; None if all are plain floats."""
+        plain = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+        return next(
+            (
+                name
+                for name, kind in self.types.items()
+                if (kind not in plain and len(self.shapes[name]) > 1 and not name.endswith("position_ids"))
+                or name.endswith((".scale_weight", ".weight_scale"))
+            ),
+            None,
+        )
+
+
+def variants_of(folder: Path, library: str) -> set[str | None]:
+    """Returns the variants in which the weights of one network lie in its folder; None is files without a variant."""
+    stem = _stem(library)
+    names = [path.name for path in folder.glob(f"{stem}*") if ".safetensors" in path.name]
+    patterns = (
+        rf"{stem}(?:\.([^.]+?))?(?:-\d+-of-\d+)?\.safetensors",
+        rf"{stem}-\d+-of-\d+\.([^.]+)\.safetensors",
+        rf"{stem}\.safetensors\.index(?:\.([^.]+))?\.json",
+        rf"{stem}\.safetensors\.([^.]+)\.index\.json",
+    )
+    return {found[1] for name in names for pattern in patterns if (found := re.fullmatch(pattern, name))}
+
+
+def weight_files(folder: Path, library: str, variant: str | None, at: str) -> list[Path]:
+    """Returns the files of one network that its library reads: those of a variant, or else those without one.
+
+    Raises:
+        UsageError: they are missing or incomplete, or not in safetensors files.
+    """
+    found, part = variants_of(folder, library), folder.name
+    if not found:
+        raise UsageError(
+            f"{at}: {part}/ holds no .safetensors file{_others(folder)}; sdopt loads no pickled weights: convert them, "
+            "or look for the same model in that format"
+        )
+    own = variant if variant in found else None
+    if own not in found:
+        raise UsageError(f"{at}: {part}/ holds only files of a variant ({', '.join(sorted(map(str, found)))})")
+    stem, infix = _stem(library), f".{own}" if own else ""
+    whole = folder / f"{stem}{infix}.safetensors"
+    indices = [folder / f"{stem}.safetensors.index{infix}.json"]
+    if library == "diffusers":
+        indices.append(folder / f"{stem}.safetensors{infix}.index.json")
+    index = next((path for path in indices if path.is_file()), None)
+    # If there are both, diffusers reads the shards, and transformers the whole file.
+    if index is None or (library != "diffusers" and whole.is_file()):
+        if not (whole.is_file() or whole.is_symlink()):
+            raise UsageError(
+                f"{at}: {part}/ holds shards without {indices[0].name}, which says what lies where; fetch it too, or "
+                "save the model again"
+            )
+        return [whole]
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        missing = [name for name in files if not (folder / name).exists()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{at}: {part}/{index.name} cannot be read ({type(error).__name__}: {error})") from error
+    if missing:
+        raise UsageError(
+            f"{at}: {part}/ lacks {len(missing)} of the {len(files)} files in its {index.name}, such as {missing[0]}; "
+            "fetch them again"
+        )
+    return [folder / name for name in files]
+
+
+def variant_to_try(variants: Iterable[set[str | None]]) -> str:
+    """Returns what to do if some parts of a pipeline have no files of the chosen variant, given those that each has."""
+    each = [found for found in variants if found]
+    fitting = [
+        name
+        for name in sorted({name for found in each for name in found if name})
+        if all({name, None} & found for found in each)
+    ]
+    if all(None in found for found in each):
+        fitting = ["null", *fitting]
+    if fitting:
+        return f"try model.variant={' or '.join(fitting)}"
+    return "no value of model.variant finds all of them: rename the files, without a variant"
+
+
+def _stem(library: str) -> str:
+    return "diffusion_pytorch_model" if library == "diffusers" else "model"
+
+
+def _others(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED or path.suffix == ".safetensors")
+    return f" of that name ({names[0]} is there)" if names else ""
+
+
+PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
+"""Suffixes of files that can run any code when they are loaded."""
