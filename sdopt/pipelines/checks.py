@@ -231,7 +231,10 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
             f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "
             "the folder: model=folder model.path=…"
         )
-    return "a single component or an adapter cannot be run on its own"
+    return (
+        "a single component or an adapter cannot be run on its own: load it in diffusers into the pipeline that it "
+        "belongs to, save that with save_pretrained, and give the folder: model=folder model.path=…"
+    )
 
 
 def _require_vocabulary(model: Model) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +13,7 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class
 from sdopt.pipelines.checks import further_inputs
 from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.tokenizer import lacking_vocabulary
 from sdopt.pipelines.weights import Header, variants_of, weight_files
 from sdopt.schema import Model
@@ -65,18 +66,38 @@ def _is_no_network(name: str) -> bool:
 
 def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
-    networks: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     faultless = True
-    for problem in chain.from_iterable(_of_part(folder, model, at, networks, *part) for part in _parts(folder)):
+    for problem in chain.from_iterable(_of_part(folder, model, at, parts, *part) for part in _parts(folder)):
         faultless = False
         yield problem
     if faultless:
-        channels, latent = networks["unet"].config.in_channels, networks["vae"].config.latent_channels
-        yield from filter(None, [further_inputs(channels, latent)])
+        yield from _mismatches(parts)
+
+
+def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields where one part of a pipeline does not fit another, by name networks and tokenizers."""
+    unet = parts["unet"].config
+    if further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels):
+        yield further
+    encoders = {name: part.config for name, part in parts.items() if name in TEXT_ENCODERS}
+    for name, config in encoders.items():
+        tokenizer = name.replace("text_encoder", "tokenizer")
+        if (words := len(parts.get(tokenizer, ()))) > config.vocab_size:
+            yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {config.vocab_size}: they are of two models"
+    # AltDiffusion projects the states of its text encoder.
+    width = sum(getattr(config, "project_dim", None) or config.hidden_size for config in encoders.values())
+    if not unet.encoder_hid_dim and unet.cross_attention_dim not in (width, [width]):
+        wanted = unet.cross_attention_dim
+        yield f"text_encoder/ gives {width} channels, and unet/ takes {wanted}: they are of two models"
+    if unet.addition_embed_type == "text_time":
+        wanted = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim
+        if (pooled := list(encoders.values())[-1].projection_dim) != wanted:
+            yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {wanted}: they are of two models"
 
 
 def _of_part(
-    folder: Path, model: Model, at: str, networks: dict[str, Any], name: str, named: tuple[str, str]
+    folder: Path, model: Model, at: str, parts: dict[str, Any], name: str, named: tuple[str, str]
 ) -> Iterator[str]:
     library, class_name = named
     try:
@@ -85,13 +106,16 @@ def _of_part(
             if lacking := lacking_vocabulary(folder / name):
                 yield f"{name}/ {lacking}"
                 return
-            cls.from_pretrained(folder / name, local_files_only=True)
+            parts[name] = cls.from_pretrained(folder / name, local_files_only=True)
         elif name == "scheduler":
             cls.from_pretrained(folder / name, local_files_only=True)
         else:
             files = weight_files(folder / name, library, model.variant, at)
+            if json.loads((folder / name / "config.json").read_text()).get("quantization_config"):
+                yield f"{name}/ is quantized, as its config.json says; give the model in float32, float16 or bfloat16"
+                return
             variant = model.variant if model.variant in variants_of(folder / name, library) else None
-            networks[name], faults = _laid_out(cls, folder / name, variant)
+            parts[name], faults = _laid_out(cls, folder / name, variant)
             where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
             yield from faults.problems(name, where, class_name)
     except UsageError as error:
@@ -114,12 +138,12 @@ class _Faults:
     def problems(self, part: str, where: str, class_name: str) -> Iterator[str]:
         """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
         if self.all_missing:
-            yield f"{where}: holds weights of another network: none of their names belongs to a {class_name}"
+            yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
             return
         if self.missing:
             yield (
-                f"{where}: lacks {_listed(self.missing)} of a {class_name}, and nothing is filled in; fetch or save "
-                "the model again"
+                f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; fetch or "
+                "save the model again"
             )
         if self.misshapen:
             name, found, wanted = min(self.misshapen)
@@ -129,8 +153,8 @@ class _Faults:
             )
         if self.unknown and not part.startswith("text_encoder"):
             yield (
-                f"{where}: holds {_listed(self.unknown)}, which no {class_name} of this configuration has: the model "
-                "is of another kind, and would be run without them"
+                f"{where}: holds {_listed(self.unknown)}, which {class_name} of this configuration does not have: the "
+                "model is of another kind, and would be run without them"
             )
 
 

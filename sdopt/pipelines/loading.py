@@ -58,7 +58,7 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
         return None  # conflicts are checked before anything is fetched
     if not path.is_file():
         return None
-    return json.loads(path.read_text()) | (marks_of(model) if part == "scheduler" else {})
+    return dict(json.loads(path.read_text())) | (marks_of(model) if part == "scheduler" else {})
 
 
 def marks_of(model: Model) -> dict[str, Any]:

@@ -27,6 +27,9 @@ _TRAINED: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of a model's own scheduler that a chosen one must have too, unless their value is one of these."""
 
+_OPTIONS = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler", "unipc": "UniPCMultistepScheduler"}
+"""Schedulers to choose instead, by their names in the group."""
+
 _PREDICTIONS = ("epsilon", "v_prediction", "sample")
 
 _EDM = ("edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min")
@@ -133,11 +136,12 @@ def unsuited(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     for key, usual in _TRAINED.items():
         value = own.get(key)
         if key not in options and key not in known and value not in usual:
-            found.append(
-                f"{at}: has no {key}, and the model was made for {key}={value}: choose scheduler=ddim or euler"
-            )
+            names = [option for option, each in _OPTIONS.items() if key in _arguments(_scheduler_named(each))]
+            instead = f"scheduler={' or '.join(names)}" if names else f"scheduler.class_name={name}"
+            found.append(f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}")
     predicts = own.get("prediction_type", "epsilon")
-    if "prediction_type" not in options and predicts not in _PREDICTIONS and of_model is not chosen:
+    flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
+    if not found and "prediction_type" not in options and predicts not in _PREDICTIONS and not flows:
         found.append(
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
             "+scheduler.options.prediction_type=epsilon or v_prediction"

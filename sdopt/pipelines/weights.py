@@ -82,10 +82,7 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
     """
     found, part = variants_of(folder, library), folder.name
     if not found:
-        raise UsageError(
-            f"{at}: {part}/ holds no .safetensors file{_others(folder)}; sdopt loads no pickled weights: convert them, "
-            "or look for the same model in that format"
-        )
+        raise UsageError(f"{at}: {part}/ holds no {_instead_of_weights(folder, _stem(library))}")
     own = variant if variant in found else None
     if own not in found:
         raise UsageError(f"{at}: {part}/ holds only files of a variant ({', '.join(sorted(map(str, found)))})")
@@ -104,7 +101,8 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
             )
         return [whole]
     try:
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        places = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(places.values()))
         missing = [name for name in files if not (folder / name).exists()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{at}: {part}/{index.name} cannot be read ({type(error).__name__}: {error})") from error
@@ -112,6 +110,11 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
         raise UsageError(
             f"{at}: {part}/ lacks {len(missing)} of the {len(files)} files in its {index.name}, such as {missing[0]}; "
             "fetch them again"
+        )
+    there = {(name, key) for name in files for key in Header.of(folder / name, at, f"{part}/{name}").shapes}
+    if lost := sorted(f"{key} in {name}" for key, name in places.items() if (name, key) not in there):
+        raise UsageError(
+            f"{at}: {part}/ lacks {len(lost)} tensors that {index.name} names, such as {lost[0]}; fetch them again"
         )
     return [folder / name for name in files]
 
@@ -135,9 +138,16 @@ def _stem(library: str) -> str:
     return "diffusion_pytorch_model" if library == "diffusers" else "model"
 
 
-def _others(folder: Path) -> str:
-    names = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED or path.suffix == ".safetensors")
-    return f" of that name ({names[0]} is there)" if names else ""
+def _instead_of_weights(folder: Path, stem: str) -> str:
+    """Returns which file is missing, and what to do, from what lies in its place."""
+    names = sorted(path.name for path in folder.glob("*"))
+    if other := next((name for name in names if name.endswith(".safetensors")), None):
+        return f"{stem}.safetensors; rename {other} if it is that, or save the model again"
+    if any(name.endswith(PICKLED) for name in names):
+        return (
+            ".safetensors file; sdopt loads no pickled weights: convert them, or look for the same model in that format"
+        )
+    return f"{stem}.safetensors; fetch it, or save the model again"
 
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
