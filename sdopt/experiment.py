@@ -192,7 +192,7 @@ class Experiment:
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
-        """Returns what of the variants' models, prompts, images and masks is not used as a user may think, each once."""
+        """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
         found: dict[str, None] = {}
         for variant in variants:
             count = max(len(variant.prompts), len(variant.pictured))
