@@ -196,8 +196,8 @@ class Protocol:
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
     """Time limit for preparing a worker, and for each of its calls, in seconds; at most a week."""
     interference: float | None = bounded(0.02, ge=0, le=1)
-    """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls, or
-    if a worker's clock missed this share of a call; null repeats none."""
+    """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls;
+    null repeats none."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
     """Maximum number of repeated rounds per process; null is half of `rounds`, rounded up."""
 

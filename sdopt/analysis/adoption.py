@@ -87,9 +87,7 @@ def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
     The code is diffusers' own for options that have such code, and `sdopt.optimize` for the others.
     """
     differ = {axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option}
-    # Results of earlier versions have no snippets.
-    snippets = variant.snippets or {axis: [] for axis in variant.promises}
-    applied = {axis: lines for axis, lines in snippets.items() if axis in differ}
+    applied = {axis: lines for axis, lines in variant.snippets.items() if axis in differ}
     found = [*_scheduler(variant.config, reference.config), *(line for lines in applied.values() for line in lines)]
     imports = [line for line in found if line.startswith(_IMPORTS)]
     changes = [line for line in found if not line.startswith((*_IMPORTS, _WITHIN))]

@@ -296,9 +296,7 @@ def _reasons(rulings: Sequence[Ruling]) -> str:
 def _bare(ruling: Ruling) -> str:
     if ruling.doubt:
         return ruling.doubt  # whatever the metric, whose figures decide nothing
-    # Results of earlier versions may begin with the answer's own word.
-    word = Worth.UNPROVEN if ruling.payoff is None else ruling.payoff
-    return " ".join(filter(None, (ruling.metric, ruling.reason.removeprefix(f"{word}: "))))
+    return " ".join(filter(None, (ruling.metric, ruling.reason.removeprefix(f"{ruling.payoff}: "))))
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:

@@ -8,16 +8,12 @@ from sdopt.results.samples import ShapeSamples
 
 
 def shares(samples: ShapeSamples) -> list[float | None]:
-    """Returns, for each timed call, the share that other work took of the processor or the GPU; None if not known.
-
-    Time that the worker's clock does not cover counts as well: nothing shows what ran meanwhile.
-    """
+    """Returns, for each timed call, the share that other work took of the processor or the GPU; None if not known."""
     count = len(samples.latency_s)
     calls = samples.interference if len(samples.interference) == count else [None] * count
     on_gpu = [state.others or 0.0 for state in samples.gpu] if len(samples.gpu) == count else [0.0] * count
     return [
-        None if call is None else call.waited + call.stolen + call.unaccounted + more
-        for call, more in zip(calls, on_gpu, strict=True)
+        None if call is None else call.waited + call.stolen + more for call, more in zip(calls, on_gpu, strict=True)
     ]
 
 
@@ -59,7 +55,6 @@ class RoundCounts:
         undecided: disturbed ones that decide all the same, because there were too few clean ones.
         waited: the largest share of the processor that a worker waited for.
         stolen: the largest share that the hypervisor took.
-        unaccounted: the largest share of a call that the worker's clock left out.
         on_gpu: the largest share for which others used the GPU.
     """
 
@@ -69,7 +64,6 @@ class RoundCounts:
     undecided: int
     waited: float
     stolen: float
-    unaccounted: float
     on_gpu: float
 
 
@@ -102,6 +96,5 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
         undecided=len(disturbed - left_out),
         waited=max(call.waited for call in calls),
         stolen=max(call.stolen for call in calls),
-        unaccounted=max(call.unaccounted for call in calls),
         on_gpu=max((state.others or 0.0 for samples in measured for state in samples.gpu), default=0.0),
     )

@@ -1,16 +1,15 @@
-"""Checks whether measurements can be believed: images of timed calls, work of idle processes, memory growth.
+"""Checks whether measurements can be trusted: images of timed calls, memory that grows, rare slow calls, stages.
 
-An option runs in the process that measures it, and could falsify the measurement. So each function here compares its
-times, memory or images with those of another clock, another call or another process.
+An option may be wrong: it may draw other images when it is timed, keep what it should free, or be slow now and then.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
@@ -24,15 +23,8 @@ SMALLEST_ERROR = 1e-6
 OF_FLOOR = 10
 """Two versions of one image count as the same up to this multiple of the numerical floor's mean."""
 
-IDLE_LIMIT = 0.05
-"""Share of one core that an idle process may use: threads spin for a while before they sleep."""
-
 SMALLEST_GROWTH_MIB = 1.0
 """Growth per call, in MiB, below which memory does not count as growing."""
-
-_AROUND_S, _AROUND = 0.05, 0.1
-"""Work around a timed call (garbage collection, making inputs) may take this many seconds longer than for the
-reference, or this share of the call, whichever is more."""
 
 _MORE_CORES = 0.25
 """Number of cores that a call may use beyond its number of threads."""
@@ -45,10 +37,6 @@ SLOW, SLOW_SHARE = 2.0, 0.02
 
 KEPT_MIB, KEPT = 32.0, 0.05
 """Memory may grow by `KEPT_MIB` over the quality pass, or by the share `KEPT` of the peak, whichever is more."""
-
-_FRESH, _RARE = 4.0, 0.001
-"""Images from fresh noise may have errors of `_FRESH` times the limit for equal images; where images differ anyway, a
-difference with a smaller p value than `_RARE` counts."""
 
 _STAGES_LIMIT = 1.5
 """Stages may take this many times as long as the variant's slowest call without stage timing."""
@@ -95,30 +83,6 @@ def uncompared(variant: VariantResult) -> list[int]:
     return sorted(timed - compared)
 
 
-def idle_doubts(variant: VariantResult, sessions: Collection[int] | None = None) -> list[str]:
-    """Says which processes worked while they had nothing to do; of some sessions, if their numbers are given."""
-    counted = [m for m in variant.measurements if sessions is None or m.session in sessions]
-    busy = [m.idle_cpu for m in counted if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
-    if not busy:
-        return []
-    return [
-        f"the processes of '{variant.name}' used up to {100 * max(busy):.0f} % of a core while they had nothing to do"
-    ]
-
-
-def idle_uncounted(result: StudyResult, variant: VariantResult) -> bool:
-    """Returns whether a process rested while all did, and the kernel did not count what it used.
-
-    In blocks no process waits beside another one. The count is stored after a process's last round, so a process of an
-    interrupted session has none, whatever the kernel.
-    """
-    return any(
-        measurement.idle_cpu is None and measurement.latency_s and measurement.complete
-        for measurement in variant.measurements
-        if not (result.sessions and result.sessions[measurement.session].schedule == "blocks")
-    )
-
-
 def stage_doubts(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says where the times of the stages contradict the time of the whole call.
 
@@ -153,9 +117,7 @@ class _StageShares(NamedTuple):
 
 
 def _stage_shares(variant: VariantResult) -> _StageShares | None:
-    batch = variant.config.shapes[0].batch_size
     others = [seconds for measurement in variant.measurements for seconds in measurement.latency_s]
-    others += [seconds for m in variant.measurements if m.drawn_batch == batch for seconds in m.drawn_s]
     for measurement in variant.measurements:
         calls = max((len(v) for k, v in measurement.stages_s.items() if k != "denoiser_step"), default=0)
         if calls and measurement.stages_s.get("denoiser_step") and others:
@@ -215,23 +177,6 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
     return [f"memory grows by {found.estimate:.3g} MiB with each call (at least {found.low:.3g} at 95 %)"]
 
 
-def beside_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says that a worker works longer than the reference's just before or after timed calls."""
-    mine, other = _overhead_s(candidate), _overhead_s(reference)
-    call = [seconds for measurement in candidate.measurements for seconds in measurement.deciding_s]
-    if mine is None or other is None or not call:
-        return []
-    if mine - other <= max(_AROUND_S, _AROUND * float(np.median(call))):
-        return []
-    extra = f"a worker works {mine - other:.2g} s longer than the reference's just before or after each timed call"
-    return [f"{extra}, and no measured time includes that"]
-
-
-def _overhead_s(variant: VariantResult) -> float | None:
-    found = [seconds for measurement in variant.measurements for seconds in measurement.around_s]
-    return float(np.median(found)) if found else None
-
-
 def core_doubts(variant: VariantResult) -> list[str]:
     """Says that timed calls used more cores than the run gives a process."""
     calls = [call.cores for m in variant.measurements for call in m.interference if call and call.cores is not None]
@@ -269,53 +214,20 @@ def kept_in_pass(variant: VariantResult) -> tuple[float, float] | None:
     return None
 
 
-def noise_doubts(variant: VariantResult) -> list[str]:
-    """Says that a pipeline draws the same image from different noise."""
-    same = [error for measurement in variant.measurements for error in measurement.other_noise if not error > 0]
-    return [f"'{variant.name}' draws the same image from different noise"] if same else []
-
-
 def other_studies(sessions: Iterable[MeasurementSession]) -> list[str]:
     """Returns a doubt that names the studies that were measured beside these sessions; [] if there were none."""
     others = sorted({other for session in sessions for other in session.disturbed_by})
     return [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
 
 
-def fresh_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
-    """Says that images from noise that no run has used before differ more from the baseline's than the others do.
-
-    If all images of the quality pass are computed alike, the largest error decides; else the rank sum of both samples
-    (Mann and Whitney 1947), because errors differ by prompt.
-    """
-    found = []
-    for measurement in variant.measurements:
-        fresh, drawn = measurement.fresh_errors, measurement.drawn_errors
-        if not fresh or not drawn:
-            continue
-        limit = error_limit(result, variant)
-        if max(drawn) <= limit:
-            larger = max(fresh) > _FRESH * limit
-        else:
-            larger = bool(stats.mannwhitneyu(fresh, drawn, alternative="greater").pvalue < _RARE)
-        if larger:
-            found.append(
-                f"images from noise that no run has used before differ from the baseline's by a mean squared error of "
-                f"{np.median(fresh):.2g}, those of the quality pass by {np.median(drawn):.2g} (medians)"
-            )
-    return found
-
-
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says what disturbed the rounds of two variants: another study, a process of this one, or other work.
+    """Says what disturbed the rounds of two variants: another study, or other work.
 
     Sessions that timed no round of both do not count.
     """
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
     sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
     found = other_studies(sessions)
-    beside = {number for number in numbers if not (result.sessions and result.sessions[number].alone)}
-    for variant in result.variants:
-        found += idle_doubts(variant, beside)
     limit = result.config.protocol.interference
     if limit is None:
         return found
@@ -352,12 +264,11 @@ def doubts_of(result: StudyResult) -> list[str]:
     for variant in result.variants:
         if variant.status.timed:
             found += [f"{variant.name}: {doubt}" for doubt in image_doubts(result, variant)]
-            found += [*idle_doubts(variant), *core_doubts(variant), *noise_doubts(variant)]
-            found += fresh_doubts(result, variant)
+            found += core_doubts(variant)
     for edge in result.comparisons:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair), *beside_doubts(*pair)]
+            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair)]
             found += [f"{candidate.name}: {doubt}" for doubt in doubts]
     return list(dict.fromkeys(found))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.break_even import uncounted
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib
@@ -208,9 +207,7 @@ class Figures:
     @property
     def break_even(self) -> BreakEven | None:
         """The start-up cost, and after how many images it is repaid."""
-        found = self.comparison.break_even if self.comparison else None
-        # Results of earlier versions have a count also where the speed-up is within the A/A floor.
-        return uncounted(found) if found and self.speedup and self.speedup.within_floor else found
+        return self.comparison.break_even if self.comparison else None
 
     @property
     def flat_of_shape(self) -> dict[str, float | None]:

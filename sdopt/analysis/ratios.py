@@ -117,40 +117,6 @@ def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio 
     return replace(found, error=error, freedom=pilot.freedom)
 
 
-def observed_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns the speed-up of the same calls by the clock of the study's own process, as far as that was recorded.
-
-    It includes the messages around a call, a few tenths of a millisecond on both sides. In blocks the baseline's times
-    before and after a block are those of its worker.
-    """
-    return _by_another_clock(candidate, reference, lambda m: m.observed_s)
-
-
-def answered_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns the speed-up of the same calls, each from its request to its answer, with all work around it.
-
-    In blocks there is none: the baseline's calls before and after a block were recorded without the work around them.
-    """
-    if any(m.latency_before_s or m.latency_after_s for side in (candidate, reference) for m in side.measurements):
-        return None
-    return _by_another_clock(
-        candidate, reference, lambda m: [sum(p) for p in zip(m.observed_s, m.around_s, strict=False)]
-    )
-
-
-def _by_another_clock(
-    candidate: VariantResult, reference: VariantResult, times: Callable[[Measurement], list[float]]
-) -> LogRatio | None:
-    def seen(variant: VariantResult) -> VariantResult:
-        found = [(m, times(m)) for m in variant.measurements]
-        return replace(
-            variant,
-            measurements=[replace(m, latency_s=own) if len(own) == len(m.latency_s) else m for m, own in found],
-        )
-
-    return log_speedup(seen(candidate), seen(reference))
-
-
 def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns the speed-up of the first `protocol.replicates` processes alone; None where they have none."""
     first = candidate.config.replicates

@@ -4,36 +4,23 @@ Rules on figures that every study has fail closed. Rules on the quality pass giv
 which happens in honest studies, too.
 """
 
-import math
-
 from sdopt.analysis.bounds import share_bounds
 from sdopt.analysis.doubts import (
-    IDLE_LIMIT,
     SLOW,
     SLOW_SHARE,
-    beside_doubts,
     core_doubts,
     error_limit,
-    fresh_doubts,
     growth,
     growth_doubts,
-    idle_doubts,
-    idle_uncounted,
     image_doubts,
     kept_in_pass,
-    noise_doubts,
     slow_calls,
     stage_doubts,
     uncompared,
 )
-from sdopt.analysis.drawn import log_drawn_speedup
-from sdopt.analysis.ratios import log_speedup
 from sdopt.gate.rulings import unjudged
 from sdopt.results.records import StudyResult, VariantResult
 from sdopt.results.verdicts import Ruling, Verdict
-
-_CHANCE = 1.05
-"""Factor by which the speed-up in a few drawn calls, which do show a gain, may fall short of half of the timed gain."""
 
 _CONFIDENCE = 0.95
 
@@ -42,15 +29,11 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
     """Returns the rulings on whether the measurements of two variants can be believed, whatever they show."""
     return [
         _drawn_alike(result, candidate, reference),
-        _idle(result, candidate, reference),
         _growing(candidate, reference),
         *_pass_slow(candidate, reference),
         *_pass_growing(candidate, reference),
         *(Ruling("cores", "", Verdict.FAIL, doubt) for doubt in core_doubts(candidate)),
-        *_noise(candidate, reference),
-        *(Ruling("fresh noise", "", Verdict.FAIL, doubt) for doubt in fresh_doubts(result, candidate)),
         *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(result, candidate, reference)),
-        *(Ruling("beside the call", "", Verdict.INCONCLUSIVE, doubt) for doubt in beside_doubts(candidate, reference)),
     ]
 
 
@@ -71,21 +54,6 @@ def _drawn_alike(result: StudyResult, candidate: VariantResult, reference: Varia
     count = sum(image.error is not None for m in candidate.measurements for image in m.timed_images)
     within = f"to within a mean squared error of {error_limit(result, candidate):.2g}"
     return Ruling(rule, "", Verdict.PASS, f"{count} images of timed calls equal those of the quality pass, {within}")
-
-
-def _idle(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> Ruling:
-    doubts = [*idle_doubts(candidate), *idle_doubts(reference)]
-    if doubts:
-        return unjudged("idle", "; ".join(doubts))
-    if idle_uncounted(result, candidate) or idle_uncounted(result, reference):
-        way_out = "measure with protocol.schedule=blocks, in which none is idle beside another"
-        return unjudged("idle", f"this machine's kernel does not count what idle processes use; {way_out}")
-    known = [m.idle_cpu for side in (candidate, reference) for m in side.measurements if m.idle_cpu is not None]
-    if not known:
-        return Ruling("idle", "", Verdict.PASS, "no process had to rest beside another one")
-    return Ruling(
-        "idle", "", Verdict.PASS, f"idle processes used at most {max(known):.1%} of a core ({IDLE_LIMIT:.0%})"
-    )
 
 
 def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
@@ -133,39 +101,10 @@ def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ru
     return [Ruling("growth when drawn", "", verdict, reason, more, None, None, limit)]
 
 
-def _noise(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    doubts = [] if noise_doubts(reference) else noise_doubts(candidate)
-    return [Ruling("other noise", "", Verdict.FAIL, doubt) for doubt in doubts]
-
-
-def gain_when_drawn(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """Rules on a speed-up that the timed calls showed: the calls that draw images must show it, too.
-
-    They must show half of it (on the log scale), and by their own bound a gain at all: where they cannot tell half of
-    it from none, whatever they show proves nothing.
-    """
-    rule, timed = "gain when drawn", log_speedup(candidate, reference)
-    found = log_drawn_speedup(result, candidate, reference)
+def repeated_prompts(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """Rules on a speed-up of calls that repeated prompts and noise: remembering may have made them faster."""
     repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
-    if timed is None or found is None:
-        return unjudged(
-            rule, "no calls of the quality pass were timed alone in one session with those of the reference"
-        )
-    drawn = found.interval(2 * _CONFIDENCE - 1)
-    figures = (drawn.estimate, drawn.low, drawn.high)
-    shown = f"{drawn.estimate:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"
-    if repeated:
-        why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{why}: raise quality.prompt_count; {shown}", *figures)
-    half = math.sqrt(timed.ratio)
-    enough, gains = drawn.estimate * _CHANCE >= half, (drawn.low or 0.0) > 1
-    if enough and gains:
-        return Ruling(rule, "", Verdict.PASS, shown, *figures)
-    batches = {(m.drawn_batch or 0) for side in (candidate, reference) for m in side.measurements if m.drawn_s}
-    if batches != {candidate.config.shapes[0].batch_size}:
-        why = "the batch sizes differ: measure with the gate, or set quality.batch_size to workload.batch_size"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", *figures)
-    if enough or drawn.high is None or drawn.high >= half:
-        why = "a few calls of single processes differ by as much here: measure again on a quieter machine"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", *figures)
-    return Ruling(rule, "", Verdict.FAIL, f"{shown}: the calls that draw images do not show the gain", *figures)
+    if not repeated:
+        return []
+    why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster: raise quality.prompt_count"
+    return [Ruling("fresh prompts", "", Verdict.INCONCLUSIVE, why)]

@@ -20,11 +20,11 @@ from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
 from sdopt.analysis.doubts import disturbances, uncounted
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.ratios import LogRatio, answered_speedup, exceeds, observed_speedup
+from sdopt.analysis.ratios import exceeds
 from sdopt.analysis.rounding import precision_of
 from sdopt.contract import Contract, weakest
 from sdopt.errors import UsageError
-from sdopt.gate.belief import belief_rulings, gain_when_drawn
+from sdopt.gate.belief import belief_rulings, repeated_prompts
 from sdopt.gate.calibration import Fit
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
@@ -96,7 +96,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
         changes = changes_of(result, context.candidate, context.reference)
         rulings += [must_pay(answers, changes)] if answers else []
         if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
-            rulings.append(gain_when_drawn(result, context.candidate, context.reference))
+            rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(case.look)
     mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
     notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
@@ -252,7 +252,6 @@ class RuleContext:
                 at.share,
                 at.disturbed if metric == SPEEDUP.name else "",
                 at.shape,
-                _by_other_clocks(at.candidate, at.reference) if metric == SPEEDUP.name else (),
             )
             for at in (self, *self.further)
             for metric in self.claimed
@@ -427,8 +426,3 @@ class RuleContext:
             return None
         low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
         return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)
-
-
-def _by_other_clocks(candidate: VariantResult, reference: VariantResult) -> tuple[LogRatio, ...]:
-    found = observed_speedup(candidate, reference), answered_speedup(candidate, reference)
-    return tuple(ratio for ratio in found if ratio is not None)

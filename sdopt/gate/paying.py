@@ -40,8 +40,6 @@ class Claim:
         share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
-        observed: of a speed-up, the same by the clock of the study's own process: of the call, and from its request to
-            its answer.
     """
 
     measure: Measure
@@ -51,7 +49,6 @@ class Claim:
     share: float = 1.0
     disturbed: str = ""
     shape: str = ""
-    observed: tuple[LogRatio, ...] = ()
 
     @property
     def name(self) -> str:
@@ -64,16 +61,9 @@ class Claim:
         return self.ratio if self.ratio is None or self.measure.higher_is_better else self.ratio.inverted()
 
     @property
-    def gains(self) -> list[LogRatio]:
-        """The factor by which the candidate is better, by each clock."""
-        return [found for found in (self.gain, *self.observed) if found]
-
-    @property
     def p_gain(self) -> float | None:
-        """The one-sided p value of a gain that counts, which has to show by every clock."""
-        found = [gain.p_value(self.smallest) for gain in self.gains]
-        known = [p_value for p_value in found if p_value is not None]
-        return max(known) if known and len(known) == len(found) else None
+        """The one-sided p value of a gain that counts."""
+        return self.gain.p_value(self.smallest) if self.gain else None
 
     @property
     def p_harm(self) -> float | None:
@@ -118,17 +108,13 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
         return ClaimResult(claim, Answer.OPEN, f"{shown}{_missing(bounds.high)}")
     if claim.disturbed:
         return ClaimResult(claim, Answer.OPEN, shown, claim.disturbed)
-    deciding = claim.gains if gains else [claim.gain]
-    if (gains or harms) and all(exceeds(found.ratio, claim.floor) for found in deciding):
+    if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
         return ClaimResult(claim, Answer.GAIN if gains else Answer.HARM, shown)
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
         return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {counts}")
     if gains or harms:
         why = f"is within the A/A floor of {percent(claim.floor)}"
-    elif (own := claim.gain.p_value(claim.smallest)) is not None and own <= level < (claim.p_gain or 0.0):
-        least = min(found.ratio for found in claim.observed)
-        why = f"does not hold by the study's own clock, which says {least:.3g}×"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:

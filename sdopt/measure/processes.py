@@ -1,10 +1,8 @@
-"""Finds all processes that a worker started, measures their memory and idle work; stops them while others work."""
+"""Finds all processes that a worker started, and measures their memory; stops them while others work."""
 
-import ctypes
 import os
 import signal
 import stat
-import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -12,23 +10,8 @@ from pathlib import Path
 
 PROC = Path("/proc")
 
-_SET_CHILD_SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
-
-_TIMES = slice(11, 15)
-"""Positions in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
-itself and of the children that it has waited for (proc(5))."""
-
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 """File systems that keep their files in memory."""
-
-_SLACK_S = 0.05
-"""Processor time that an idle process may use: it finishes its answers, and the kernel counts in ticks of 10 ms."""
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of orphans of its own children, so that it can still find and end them."""
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def started_by(pid: int, proc: Path = PROC) -> list[int]:
@@ -136,48 +119,6 @@ def waited_s(pid: int, proc: Path = PROC) -> float:
     return 0.0
 
 
-class IdleMeter:
-    """Counts the processor time that a worker and all its descendants use while they have nothing to do.
-
-    Args:
-        pid: the worker's process.
-        proc: where the kernel's counters are.
-    """
-
-    def __init__(self, pid: int, proc: Path = PROC) -> None:
-        self._pid, self._proc = pid, proc
-        self._idle_s = self._used_s = 0.0
-        self._since: tuple[float, float] | None = None
-
-    def rest(self) -> None:
-        """Marks the worker as idle from now on."""
-        used_s = self._cpu_s()
-        self._since = None if used_s is None else (time.monotonic(), used_s)
-
-    def wake(self) -> None:
-        """Marks the end of the idle time."""
-        used_s = self._cpu_s()
-        if self._since is not None and used_s is not None:
-            since, before = self._since
-            self._idle_s += time.monotonic() - since
-            self._used_s += max(0.0, used_s - before)
-        self._since = None
-
-    @property
-    def share(self) -> float | None:
-        """Processor time used while idle, as a share of that time on one core; None if nothing was counted."""
-        return max(0.0, self._used_s - _SLACK_S) / self._idle_s if self._idle_s > 0 else None
-
-    def _cpu_s(self) -> float | None:
-        try:
-            whole = [_fields(self._proc / str(pid)) for pid in (self._pid, *started_by(self._pid, self._proc))]
-        except OSError:
-            return None
-        if not whole[0]:
-            return None
-        return sum(int(ticks) for fields in whole for ticks in fields[_TIMES]) / os.sysconf("SC_CLK_TCK")
-
-
 def _fields(folder: Path) -> list[str]:
     """Returns the fields of a process's stat after its name; [] if it has ended."""
     try:
@@ -190,11 +131,6 @@ def _fields(folder: Path) -> list[str]:
 def _own_gib(folder: Path) -> float:
     """Returns the anonymous and shared memory of a process; a page counts divided by the processes that share it."""
     return _gib_of(folder, ("Pss_Anon:", "Pss_Shmem:"), "smaps_rollup") or _gib_of(folder, ("RssAnon:", "RssShmem:"))
-
-
-def resident_gib_of(pid: int, highest: bool = False) -> float:
-    """Returns the memory of a process itself, now or at its highest since its mark was reset, in GiB; 0 if unknown."""
-    return _gib_of(PROC / str(pid), ("VmHWM:" if highest else "VmRSS:",))
 
 
 def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:

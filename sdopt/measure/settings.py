@@ -1,4 +1,4 @@
-"""Reads settings of the whole process, and checks that an option leaves them unchanged."""
+"""Reads settings of the whole process, to name those that an option leaves changed."""
 
 import gc
 import os
@@ -18,10 +18,8 @@ def process_settings() -> dict[str, object]:
     }
 
 
-def require_restored(before: dict[str, object]) -> None:
-    """Raises RuntimeError if a setting has changed."""
-    changed = [
+def changed_settings(before: dict[str, object]) -> list[str]:
+    """Returns the settings that have changed since `before`, each with both values."""
+    return [
         f"{name} ({before[name]} before, {now} now)" for name, now in process_settings().items() if now != before[name]
     ]
-    if changed:
-        raise RuntimeError(f"it changes {', '.join(changed)} and does not restore it (see Optimization.context)")

@@ -17,7 +17,7 @@ from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
 from sdopt.quality.settings import reference_of
 from sdopt.quality.tripwires import tripped
-from sdopt.results.records import StudyResult, append_reason
+from sdopt.results.records import StudyResult
 from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.schema import Model, Quality
 from sdopt.worker.calls import call_apart
@@ -85,7 +85,6 @@ class Evaluator:
 
     def trips(self, pictures: Pictures, reference: Pictures | None) -> list[BrokenImage]:
         """Finds broken images. With random weights, only values that are not finite count."""
-        changed = [BrokenImage("changed", path, "it is not the file that was drawn") for path in pictures.changed]
         paired = reference is not None and reference.draws == pictures.draws
         found = tripped(
             pictures.images,
@@ -94,7 +93,7 @@ class Evaluator:
             draws=pictures.draws,
             reference=reference.images if reference is not None and paired else None,
         )
-        return changed + [
+        return [
             BrokenImage(
                 trip.wire, "" if trip.image_index is None else pictures.records[trip.image_index].path, trip.detail
             )
@@ -112,11 +111,7 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
         UsageError: features or a reference set cannot be loaded.
     """
     evaluator = Evaluator(settings)
-    drawn = {
-        variant.name: Pictures(folder, variant.images, variant.latents_digest)
-        for variant in result.variants
-        if variant.images
-    }
+    drawn = {variant.name: Pictures(folder, variant.images) for variant in result.variants if variant.images}
     baseline = drawn.get(result.baseline)
     if baseline is None:
         return
@@ -132,11 +127,7 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
             comparison.quality = evaluator.of_pair(drawn[comparison.candidate], drawn[comparison.reference])
     for kind, records in result.redrawn.items():
         note(f"the {kind} floor")
-        again, row = Pictures(folder, records), result.variant(result.baseline)
-        if changed := again.changed:
-            row.reason = append_reason(row, f"no {kind} floor: {changed[0]} is not what was drawn")
-            continue
-        result.floors[kind] = _spreads(evaluator, again, baseline)
+        result.floors[kind] = _spreads(evaluator, Pictures(folder, records), baseline)
     result.feature_digests = evaluator.digests
 
 

@@ -15,7 +15,6 @@ from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from sdopt.results.folders import inside
-from sdopt.results.images import digest_of
 from sdopt.results.scores import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 
@@ -31,14 +30,6 @@ class Pictures:
 
     folder: Path
     records: Sequence[ImageRecord]
-    latents_digest: str = ""
-
-    @property
-    def changed(self) -> list[str]:
-        """The paths of the files, among images and latents, that are not what was drawn."""
-        drawn = [(record.path, record.digest) for record in self.records]
-        drawn += [(latents_of(self.records), self.latents_digest)] if self.records else []
-        return [path for path, digest in drawn if digest and digest_of(inside(self.folder, path)) != digest]
 
     @cached_property
     def images(self) -> np.ndarray:

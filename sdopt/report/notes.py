@@ -119,7 +119,6 @@ def _rounds_note(result: StudyResult) -> str:
     causes = {
         "waiting for a core": counts.waited,
         "time that the hypervisor gave to other machines": counts.stolen,
-        "time outside the worker's clock": counts.unaccounted,
         "other processes on the GPU": counts.on_gpu,
     }
     # Several causes together may exceed the limit that none of them does alone.

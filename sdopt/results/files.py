@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from sdopt.errors import ENDINGS, UsageError
 from sdopt.results.checks import problems_of
-from sdopt.results.migration import migrated
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 
 _ADAPTER = TypeAdapter(StudyResult)
@@ -104,7 +104,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_result(path: Path) -> StudyResult:
-    """Reads a `result.json`, or the one in a run's folder; migrates an earlier schema to the present one.
+    """Reads a `result.json`, or the one in a run's folder.
 
     Raises:
         UsageError: there is none, it cannot be read, or its values are impossible; one line says why.
@@ -121,15 +121,15 @@ def read_result(path: Path) -> StudyResult:
 
 
 def parse_result(content: bytes) -> StudyResult:
-    """Reads what `to_json` wrote, in this version or an earlier one.
-
-    Every result is read here, wherever it comes from.
+    """Reads what `to_json` wrote. Every result is read here, wherever it comes from.
 
     Raises:
-        UsageError: it is not a result, or its values are impossible.
+        UsageError: it is not a result, another version of the schema wrote it, or its values are impossible.
     """
     try:
-        result = _ADAPTER.validate_python(migrated(from_json(content)))
+        document = from_json(content)
+        _require_schema(document)
+        result = _ADAPTER.validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -139,3 +139,16 @@ def parse_result(content: bytes) -> StudyResult:
     for problem in problems_of(result):
         raise UsageError(f"damaged, or changed by hand: {problem}")
     return result
+
+
+def _require_schema(document: Any) -> None:
+    """Raises UsageError if a document says that another version of the schema wrote it."""
+    version = document.get("schema_version", SCHEMA_VERSION) if isinstance(document, dict) else SCHEMA_VERSION
+    if version == SCHEMA_VERSION:
+        return
+    environment = document.get("environment")
+    wrote = environment.get("sdopt_version") if isinstance(environment, dict) else None
+    raise UsageError(
+        f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}: read it with the sdopt that wrote it "
+        f"({wrote}), or measure again"
+    )

@@ -1,6 +1,5 @@
-"""Opens image files, which may come from anybody, and identifies them."""
+"""Opens image files, which may come from anybody."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,14 +8,6 @@ from sdopt.errors import UsageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-def digest_of(file: Path) -> str:
-    """Returns the SHA-256 of a file; "" if it cannot be read."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def open_image(file: Path) -> "Image":

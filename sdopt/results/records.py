@@ -17,8 +17,8 @@ from sdopt.schema import (
     Sheet,
 )
 
-SCHEMA_VERSION = 3
-"""Version of the schema, raised with every change that breaks earlier readers; see `sdopt.results.migration`."""
+SCHEMA_VERSION = 4
+"""Version of the schema, raised with every change that breaks earlier readers. A result of another one is refused."""
 
 
 class Status(StrEnum):
@@ -78,8 +78,6 @@ class VariantResult:
     images: list[ImageRecord] = field(default_factory=list)
     content_key: str = ""
     """Hash of all settings that decide the images: two variants with the same key have the same images."""
-    latents_digest: str = ""
-    """SHA-256 of the file of their final latents when their worker had drawn them; "" if it is not known."""
     quality: dict[str, Score] = field(default_factory=dict)
     trips: list[BrokenImage] = field(default_factory=list)
     denoiser_calls: int | None = None

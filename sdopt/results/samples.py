@@ -90,9 +90,6 @@ class Interference:
     """How often a thread lost its core before it was done."""
     cpu_mhz: float | None = None
     """Mean frequency of those cores right after the call; None if it is not known."""
-    unaccounted: float = 0.0
-    """Share of the call, as the study's own process timed it, that the worker's clock leaves out, beyond what messages
-    take."""
     cores: float | None = None
     """Time for which its threads ran or waited for a core, over the time of the call: how many cores it asked for."""
 
@@ -129,10 +126,6 @@ class ShapeSamples:
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round, until its images are bytes in the host's memory; in blocks, of the block's
     own rounds. Prompts and noise differ between rounds, and are the same for all variants."""
-    observed_s: list[float] = field(default_factory=list)
-    """The same times by the clock of the study's own process, in the order of `latency_s`."""
-    around_s: list[float] = field(default_factory=list)
-    """Time from the request for each timed call to its answer, less the call itself, in the order of `latency_s`."""
     held_gib: list[float] = field(default_factory=list)
     """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
     PyTorch has allocated on a GPU and the driver counts of children, else the resident set."""
@@ -181,23 +174,6 @@ class Measurement(ShapeSamples):
     """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
     memory_after: Memory | None = None
     """Memory after the last round; its peak is that of all calls since `memory` was measured."""
-    idle_cpu: float | None = None
-    """Processor time that the worker, with all that it started, used while it and all others rested between rounds, as
-    a share of that time on one core; None in blocks, or if the kernel does not count."""
-    drawn_s: list[float] = field(default_factory=list)
-    """Times, from request to answer, of some calls with prompts of the quality pass, from noise that no study has used
-    before, made while no other process worked; of the first process of a variant alone."""
-    drawn_batch: int | None = None
-    """Prompts in each of these calls."""
-    drawn_beside_s: list[float] = field(default_factory=list)
-    """Times of the same calls in a process of the baseline, each made right before or after the one in `drawn_s`; empty
-    for the baseline itself, and if no process of it was left beside this one."""
-    fresh_errors: list[float] = field(default_factory=list)
-    """Mean squared difference of each image of these calls from the one of the baseline's call beside it."""
-    drawn_errors: list[float] = field(default_factory=list)
-    """The same of each image of the quality pass; empty without `fresh_errors`."""
-    other_noise: list[float] = field(default_factory=list)
-    """Mean squared difference of each image of these calls from the one of the same prompt that is kept."""
     pass_s: list[float] = field(default_factory=list)
     """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
     the first process of a variant alone; empty if images were cached."""

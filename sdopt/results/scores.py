@@ -16,8 +16,6 @@ class ImageRecord:
     seed: int
     path: str
     finite: bool = True
-    digest: str = ""
-    """SHA-256 of its file when its worker had drawn it; "" if it is not known."""
     negative: str = ""
     """Its negative prompt."""
 

@@ -54,9 +54,7 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
     calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, warmup_calls(variants, protocol)) + rounds)
-    draws = [draw_of(variant, batch) for variant in variants]
-    # What is timed again is timed beside a process of the baseline.
-    drawn = sum(draw.calls + draw.timed_again for draw in draws) + sum(draw.timed_again for draw in draws[1:])
+    drawn = sum(draw_of(variant, batch).calls for variant in variants)
     return processes * calls_per_process + len(variants) * protocol.stage_calls + drawn
 
 

@@ -1,9 +1,7 @@
 """Takes the measurements that would disturb timings: stages, evidence, operation counts and images."""
 
-import random
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,21 +11,16 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
-from sdopt.quality.inputs import latents_of
-from sdopt.results.images import digest_of
-from sdopt.results.records import VariantResult, append_reason
+from sdopt.results.records import append_reason
 from sdopt.results.samples import TimedImage
 from sdopt.results.scores import ImageRecord
 from sdopt.study.fingerprint import OPTIONS
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.preparation import OutOfMemory, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.worker.draws import Draw, draw_of, floor_draws, timed_draw
+from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import SampledImage, WorkerError
-
-_FRESH_SEEDS = 2**20, 2**31
-"""Range of the seeds of noise that no run has used before."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,11 +78,12 @@ class _Inspection:
     def _take_evidence(self) -> None:
         for shape_index in self.run.shapes:
             for part in batched(self.group, self.run.sharing.calls):
-                for process, evidence in self._ask(part, "evidence", PipelineHost.prove, shape_index):
-                    process.measurement.shapes[shape_index].evidence = evidence
-            for process, (busy_s, counts) in self._ask(self.group, "evidence", PipelineHost.traced):
-                process.measurement.shapes[shape_index].denoiser_busy_s = busy_s
-                process.measurement.shapes[shape_index].traced = counts if process.first else {}
+                for process, found in self._ask(part, "evidence", PipelineHost.prove, shape_index):
+                    samples = process.measurement.shapes[shape_index]
+                    samples.evidence, samples.denoiser_busy_s = found.evidence, found.denoiser_busy_s
+                    samples.traced = found.counts if process.first else {}
+                    left_set = [f"it leaves {setting}" for setting in found.left_set]
+                    process.row.reason = append_reason(process.row, *left_set)
             self.run.progress.advance(len(self.group))
 
     def _take_energy(self, process: VariantProcess) -> None:
@@ -123,12 +117,7 @@ class _Inspection:
         ]
         for drawing in passes:
             drawing.fetch()
-        # At random, so that no option can foresee when.
-        moments = [random.randrange(max(1, drawing.draw.calls)) for drawing in passes]
         for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
-            for drawing, moment in zip(passes, moments, strict=True):
-                if batch == moment:
-                    self._time_again(drawing)
             together = [drawing for drawing in passes if drawing.wants(batch) and living([drawing.process])]
             requests = [drawing.request(batch) for drawing in together]
             found = self._answered([drawing.process for drawing in together], "images", requests)
@@ -142,35 +131,6 @@ class _Inspection:
             if living([drawing.process]):
                 row = drawing.process.row
                 row.content_key, row.images = drawing.finish()
-                row.latents_digest = digest_of(run.folder / latents_of(row.images)) if row.images else ""
-
-    def _time_again(self, drawing: "_Pass") -> None:
-        """Repeats some calls of a pass, made like timed calls, with noise that no run has used before.
-
-        So an option gains nothing by remembering an earlier run, for example in a file. Latents from a file stay the
-        same. Some process of the baseline makes the same call right before or after each, so that drift affects both.
-        """
-        process, measurement = drawing.process, drawing.process.measurement
-        given = process.variant.workload.latents is not None
-        for batch in _chosen_again(process, drawing.draw):
-            pair = [process, *_partner(self.run, process)]
-            fresh = random.randrange(*_FRESH_SEEDS)  # another one each time, so that no option can tell it to another
-            seconds: dict[bool, float] = {}
-            pixels: dict[bool, list[SampledImage]] = {}
-            for one in random.sample(pair, len(pair)):
-                own = draw_of(one.variant, self.run.drawing_batch)
-                draw = own if given else replace(own, seed=fresh)
-                answers = self._ask([one], "images", PipelineHost.draw_again, batch % own.calls, draw)
-                for _, pixels[one is process] in answers:
-                    seconds[one is process] = one.worker.passed_s
-                self.run.progress.advance()
-            (process.images if given else process.afresh).extend(pixels.get(True, []))
-            if len(seconds) == len(pair):
-                measurement.drawn_batch = drawing.draw.batch_size
-                measurement.drawn_s.append(seconds[True])
-                measurement.drawn_beside_s += [seconds[False]] if len(pair) > 1 else []
-            if not given and len(pixels) == 2 and process.variant.pictured == pair[1].variant.pictured:
-                measurement.fresh_errors += _errors(pixels[True], pixels[False])
 
     def _ask(
         self,
@@ -190,29 +150,6 @@ class _Inspection:
         found, out_of_memory = ask_each(self.run, asked, phase, requests, lenient=True)
         self.out_of_memory += out_of_memory
         return found
-
-
-def _partner(run: StudyRun, process: VariantProcess) -> list[VariantProcess]:
-    """Returns a random process of the baseline to time beside another variant's; [] if none is left.
-
-    Its evidence has not been taken: on a GPU the profiler slows all later launches.
-    """
-    if process.row.name == run.result.baseline or process.row.is_control:
-        return []
-    alike = [
-        other
-        for other in living(run.processes)
-        if (other.row.name == run.result.baseline or other.row.is_control) and not other.measurement.complete
-    ]
-    return [random.choice(alike)] if alike else []
-
-
-def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:
-    """Returns random batches of a pass, which no option can foresee; of untimed prompts, if there are any."""
-    alike = draw.batch_size == timed_draw(process.variant).batch_size  # else the batches of timed calls are others
-    given = {number for shape_index, number in process.given if not shape_index and alike}
-    fresh = [batch for batch in range(draw.calls) if batch not in given]
-    return random.sample(fresh if len(fresh) >= draw.timed_again else range(draw.calls), draw.timed_again)
 
 
 def _inspected(process: VariantProcess) -> bool:
@@ -269,8 +206,8 @@ class _Pass:
         return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, self._folder)
 
     def receive(self, records: Sequence[ImageRecord]) -> None:
-        """Notes images that were drawn, with the digests of their files, so that nothing can exchange them later."""
-        self.records += [replace(record, digest=digest_of(self._folder / record.path)) for record in records]
+        """Notes images that were drawn."""
+        self.records += records
 
     def finish(self) -> tuple[str, list[ImageRecord]]:
         """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
@@ -297,10 +234,7 @@ def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
 
     measurement = process.measurement
     measurement.timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
-    if measurement.fresh_errors:
-        measurement.drawn_errors = _drawn_errors(run, process.row)
-    measurement.other_noise += [found for image in process.afresh if (found := error(image)) is not None]
-    process.images, process.afresh = [], []
+    process.images = []
 
 
 def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
@@ -314,27 +248,6 @@ def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
 def _error(mine: np.ndarray, other: np.ndarray) -> float | None:
     """Returns the mean squared difference of pixels in 0…1; None if the two differ in size."""
     return float(np.mean(np.square(mine / 255 - other / 255))) if mine.shape == other.shape else None
-
-
-def _errors(mine: Sequence[SampledImage], other: Sequence[SampledImage]) -> list[float]:
-    """Returns the error of each image that has the size of its counterpart."""
-    pairs = [_error(one.pixels, two.pixels) for one, two in zip(mine, other, strict=False)]
-    return [error for error in pairs if error is not None]
-
-
-def _drawn_errors(run: StudyRun, row: VariantResult) -> list[float]:
-    """Returns the error of each drawn image of a variant, compared with the baseline's."""
-    baseline = run.result.variant(run.result.baseline).images
-    others = {(record.prompt_index, record.image_index): record for record in baseline}
-    found = []
-    for mine in row.images:
-        other = others.get((mine.prompt_index, mine.image_index))
-        if other is None:
-            continue
-        with suppress(UsageError):
-            error = _squared_difference(read_image(run.folder / mine.path), run.folder / other.path)
-            found += [] if error is None else [error]
-    return found
 
 
 def _draw_floors(run: StudyRun, process: VariantProcess) -> None:

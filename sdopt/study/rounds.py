@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.measure.processes import IdleMeter
 from sdopt.results.records import Schedule, Status
-from sdopt.results.samples import Measurement, ShapeSamples
+from sdopt.results.samples import ShapeSamples
 from sdopt.study.inspection import inspect_group
 from sdopt.study.preparation import (
     OutOfMemory,
@@ -26,22 +24,10 @@ from sdopt.study.preparation import (
     warm_up_again,
 )
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.worker.protocol import MESSAGE_S, TimedCall, WorkerError
+from sdopt.worker.protocol import TimedCall, WorkerError
 
 _SAMPLED = 6
 """Number of images of a process's timed calls that are kept, to be compared with drawn ones."""
-
-_SETTLE_S = 0.2
-"""After the last answer: some OpenMP runtimes let their threads spin for that long."""
-
-_REST_S = 0.3
-"""Time after each round for which all processes rest."""
-
-_CLOCKS_DIFFER = 0.02
-"""Share by which a worker's clock may differ from the study's own in most calls, beyond what messages take."""
-
-_FEWEST_CALLS = 4
-"""Minimum number of calls that can tell a wrong clock from a busy machine."""
 
 # --------------------------------------------------------------------------------------------------- interleaved rounds
 
@@ -61,14 +47,11 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         next_schedule = _discarded_round(run, shuffle)
         if next_schedule is not None:
             return next_schedule
-    for process in run.processes:
-        process.idle = IdleMeter(process.worker.pid) if process.timed and process.active else None
     for number in _numbers(run):
         next_schedule = _round(run, shuffle, number)
         if next_schedule is not None:
             return next_schedule
         _leave_out(run)
-        _watch_idle(run)
         run.checkpoint()
     for process in run.processes:
         _end_rounds(run, process)
@@ -144,7 +127,7 @@ def _after_out_of_memory(run: StudyRun, process: VariantProcess, reason: str) ->
 def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int) -> None:
     """Times one call at a shape; a number beyond the rounds of the session is a repeated round.
 
-    Raises WorkerError, also if the time that the worker reports cannot be true.
+    Raises WorkerError.
     """
     again = number > run.rounds
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
@@ -156,16 +139,7 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
         call = process.worker.time_once(shape_index, batch)
         found = meter.stop(call.seconds)
         held_gib = process.worker.held_gib()
-    if call.absurd:
-        raise WorkerError(Status.FAILED, call.absurd)
-    observed_s, around_s = call.observed_s, call.around_s
-    assert observed_s is not None  # of a call that was asked for by itself
-    assert around_s is not None
-    if found is not None:
-        found.unaccounted = round(max(0.0, observed_s - call.seconds - MESSAGE_S) / observed_s, 5)
     samples.latency_s.append(call.seconds)
-    samples.observed_s.append(observed_s)
-    samples.around_s.append(around_s)
     samples.held_gib.append(held_gib)
     _keep_image(process, shape_index, call)
     if call.gpu is not None:
@@ -187,59 +161,14 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
         process.images[chosen] = call.image
 
 
-def _watch_idle(run: StudyRun) -> None:
-    """Lets all processes rest for a moment, and counts what each uses: while one is timed, all others are stopped."""
-    meters = [process.idle for process in run.processes if process.idle is not None and process.active]
-    time.sleep(_SETTLE_S if meters else 0.0)
-    for meter in meters:
-        meter.rest()
-    with run.progress.timeline.during("watching idle processes"):
-        time.sleep(_REST_S if meters else 0.0)
-    for meter in meters:
-        meter.wake()
-
-
 def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
     """Records the figures of a process after its last round, before it gets any other request."""
     if not (process.timed and process.active):
         return
-    if process.idle is not None:
-        process.measurement.idle_cpu = process.idle.share
-        process.idle = None
     try:
-        if problem := clocks_differ(process.measurement):
-            raise WorkerError(Status.FAILED, problem)
         process.measurement.memory_after = process.worker.memory_so_far()
     except WorkerError as error:
         run.fail(process, error)
-
-
-def clocks_differ(measurement: Measurement) -> str:
-    """Returns by how much a worker's clock is behind the study's own in most calls at a shape; "" if it is not.
-
-    A clock that is ahead does not favour its option; it also seems ahead if the study read the start of a call late. If
-    other work took the processor, both processes waited for it, and the clocks may differ by that time. With only a few
-    calls, a majority may be chance.
-    """
-    for samples in measurement.shapes:
-        found = zip(samples.latency_s, samples.observed_s, _taken(samples), strict=True)
-        beyond = [
-            observed_s - reported_s - MESSAGE_S - (_CLOCKS_DIFFER + taken) * observed_s
-            for reported_s, observed_s, taken in found
-        ]
-        if len(beyond) >= _FEWEST_CALLS and float(np.median(beyond)) > 0:
-            reported_s, observed_s = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
-            return (
-                f"its clock says that a call took {reported_s:.3g} s, but the study's own clock says {observed_s:.3g} s"
-            )
-    return ""
-
-
-def _taken(samples: ShapeSamples) -> list[float]:
-    """Returns the share of the processor that others took from each timed call; an estimate if it was not measured."""
-    if len(samples.interference) != len(samples.latency_s):
-        return [_CLOCKS_DIFFER] * len(samples.latency_s)
-    return [_CLOCKS_DIFFER if call is None else call.waited + call.stolen for call in samples.interference]
 
 
 def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:

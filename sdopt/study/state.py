@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdopt.locks import Presence
-from sdopt.measure.processes import IdleMeter, alone
+from sdopt.measure.processes import alone
 from sdopt.results.files import write_result
 from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
 from sdopt.results.samples import Measurement
@@ -46,12 +46,8 @@ class VariantProcess:
     """GiB that it needs of each memory that may run out: `device`, `host`."""
     active: bool = True
     """False after its variant has failed."""
-    idle: IdleMeter | None = None
-    """Watches it between the rounds, while all processes rest."""
     images: list[SampledImage] = field(default_factory=list)
     """A sample of the images of its timed calls at the main shape."""
-    afresh: list[SampledImage] = field(default_factory=list)
-    """Images that it drew for prompts of the quality pass from other noise."""
     compiled_packages: int = 0
     """Packages that its worker compiled to disk; 0 once it is replaced by one that loads them."""
     given: set[tuple[int, int]] = field(default_factory=set)

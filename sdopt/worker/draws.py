@@ -12,9 +12,6 @@ _LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
 """Limits of the default batch, in images and in pixels: on two cores, calls of 12 images of 64×64 pixels draw 5.5 times
 as many images a second as single calls do."""
 
-_ALONE = 5
-"""Number of calls of a quality pass that are repeated, to be timed while no other process works: at most half."""
-
 LATENTS = "latents.safetensors"
 """File beside the images with the tensor `latents`: the final latents, float32 (n, channels, height, width), in the
 order of the images."""
@@ -39,11 +36,6 @@ class Draw:
     def calls(self) -> int:
         """How many calls of the pipeline the draw takes."""
         return -(-len(self.prompts) // self.batch_size)
-
-    @property
-    def timed_again(self) -> int:
-        """How many of its calls are repeated with other noise, alone and with all threads, to be timed."""
-        return min(self.calls, _ALONE, max(1, self.calls // 2))
 
 
 def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:

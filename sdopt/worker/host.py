@@ -7,7 +7,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,8 +26,8 @@ from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far, packages_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
-from sdopt.measure.processes import adopt_orphans, waited_s
-from sdopt.measure.settings import process_settings, require_restored
+from sdopt.measure.processes import waited_s
+from sdopt.measure.settings import changed_settings, process_settings
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Inputs
@@ -41,7 +40,7 @@ from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.failures import describe_error
 from sdopt.worker.inputs import prompts_and_noise
-from sdopt.worker.protocol import Compiled, Mark, SampledImage, TimedCall
+from sdopt.worker.protocol import Compiled, SampledImage, TimedCall, TracedCall
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -50,10 +49,8 @@ if TYPE_CHECKING:
 def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    Sends a note with each answer: the seconds spent in calls of the pipeline. Marks a timed call by one note when it
-    begins, and by another when it ends.
+    Sends a note with each answer: the seconds spent in calls of the pipeline.
     """
-    adopt_orphans()
     with log.open("a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -62,7 +59,7 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     gc.freeze()
     # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
-    host = PipelineHost(variant, device, lambda mark: connection.send(Note(mark)))
+    host = PipelineHost(variant, device)
     # Below the study's own folder, which is removed even if this process is killed: weights may be offloaded there.
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
@@ -107,16 +104,13 @@ class PipelineHost:
     Args:
         variant: the variant whose pipeline it holds.
         device: the device that the pipeline runs on.
-        mark: called when a call begins and when it has ended.
     """
 
-    def __init__(self, variant: Variant, device: Device, mark: Callable[[Mark], None] = lambda mark: None) -> None:
+    def __init__(self, variant: Variant, device: Device) -> None:
         self._variant = variant
-        self._mark = mark
         self._device = device
         self._memory = PeakMemory(device)
         self._monitor = GpuMonitor(device)
-        self._traced: tuple[float | None, dict[str, float]] = (None, {})
         self._assembly = Assembly(None, {})
         self._inputs: list[Inputs] = []
         self._given: torch.Tensor | None = None
@@ -154,7 +148,6 @@ class PipelineHost:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
         self._assembly.prepare_inputs(self._variant.texts)
-        require_restored(self._settings)
         shape_indices = range(len(self._variant.shapes))
         self._inputs = [
             self._prompts_and_noise(0, timed_draw(self._variant, shape_index)) for shape_index in shape_indices
@@ -220,15 +213,12 @@ class PipelineHost:
         gc.disable()
         try:
             self._synchronize()
-            self._mark(Mark.BEGUN)
             start = time.perf_counter()
             images, pixels = self._read(inputs=inputs)
             self._synchronize()
             seconds = time.perf_counter() - start
-            self._mark(Mark.ENDED)
         finally:
             gc.enable()
-        require_restored(self._settings)
         if noise is not None and not torch.equal(noise, inputs["latents"]):
             raise RuntimeError("it modifies the caller's noise tensor in place")
         self._require_asked(pixels, draw)
@@ -255,11 +245,7 @@ class PipelineHost:
         after = self._monitor.energy_j()
         return None if after is None else (after - before) / calls
 
-    def traced(self) -> tuple[float | None, dict[str, float]]:
-        """Returns `Trace.denoiser_busy_s` and `Trace.counts` of the last call that was traced."""
-        return self._traced
-
-    def prove(self, shape_index: int = 0) -> list[Evidence]:
+    def prove(self, shape_index: int = 0) -> TracedCall:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
 
         Args:
@@ -272,11 +258,11 @@ class PipelineHost:
             return self._call(shape_index, num_inference_steps=steps, output_type="pil")
 
         trace = trace_call(self._pipe, call, self._device.is_cuda)
-        self._traced = trace.denoiser_busy_s, trace.counts()
-        return [
+        evidence = [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
             for axis, finding in self._assembly.findings(trace).items()
         ]
+        return TracedCall(evidence, trace.denoiser_busy_s, trace.counts(), changed_settings(self._settings))
 
     def time_stages(self) -> dict[str, list[float]]:
         """Returns the seconds of each stage of one instrumented call; for the denoiser, one sample per step.
@@ -348,13 +334,6 @@ class PipelineHost:
     def pass_figures(self) -> tuple[list[float], list[float]]:
         """Returns, for each call of the last pass, its seconds without waits for a core, and the GiB held after it."""
         return self._pass
-
-    def draw_again(self, batch: int, draw: Draw) -> list[SampledImage]:
-        """Makes the images of one batch of a draw once more, with all threads, and returns them."""
-        self._use_threads(None)
-        _, pixels, _ = self._read_call(batch, draw)
-        indices = self._images_of(batch, draw)
-        return [SampledImage(*index, image) for index, image in zip(indices, pixels, strict=False)]
 
     def _images_of(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
         """Returns the prompt and the number of each image of a batch, except images that fill up a short batch."""

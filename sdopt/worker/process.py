@@ -4,32 +4,25 @@ Each variant has its own process, so that global state (TF32 flags, attention ba
 allocator) does not leak from one variant into the next, and a memory peak belongs to one variant.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
-from sdopt.measure.processes import resident_gib_of
 from sdopt.results.records import Status
 from sdopt.results.samples import Memory
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost, serve
-from sdopt.worker.protocol import Mark, TimedCall, WorkerError
+from sdopt.worker.protocol import TimedCall, WorkerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
 """Signals with which CUDA libraries may end a process when the card's memory is full."""
-
-
-_MEMORY_DIFFERS_GIB = 16 / 1024
-"""GiB by which a worker's reading of its memory may be below the kernel's."""
 
 
 class Worker:
@@ -68,10 +61,6 @@ class Worker:
         self._called = called
         self._log = log
         self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
-        self._marks: dict[Mark, float] = {}
-        self._asked = self._answered = 0.0
-        self._idle_gib: float | None = None
-        self._marked_again = False
         cache = scratch / log.stem
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
 
@@ -85,45 +74,20 @@ class Worker:
         """Whether the process is alive and can answer."""
         return self._child.alive
 
-    @property
-    def observed_s(self) -> float | None:
-        """Seconds of the last call by the parent's clock; None if the worker did not mark its start and end.
-
-        The time is valid only if the parent waited for no other worker meanwhile.
-        """
-        if self._marks.keys() < {*Mark}:
-            return None
-        return self._marks[Mark.ENDED] - self._marks[Mark.BEGUN]
-
-    @property
-    def passed_s(self) -> float:
-        """Seconds from the last request to its answer, by the parent's clock: its call, and all work around it."""
-        return self._answered - self._asked
-
     def hello(self) -> None:
         """Waits until the process has started."""
         self._ask(PipelineHost.hello)
-        self._idle_gib = resident_gib_of(self.pid)
 
     def prepare(self) -> float:
         """Loads the pipeline and applies the optimizations; returns the seconds that this took."""
         return self._ask(PipelineHost.prepare)
 
     def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call at the shape `shape_index`, with the batch `number`, by the clocks of both processes.
+        """Times one call at the shape `shape_index`, with the batch `number`.
 
-        With `memory`, also measures the peak memory of the call. Raises WorkerError, also if the worker did not mark
-        the start and the end of the call.
+        With `memory`, also measures the peak memory of the call.
         """
-        call = self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
-        if problem := self.contradiction(call.memory):
-            raise WorkerError(Status.FAILED, problem)
-        observed_s = self.observed_s
-        if observed_s is None:
-            raise WorkerError(Status.FAILED, "it did not mark the start and the end of its call")
-        around_s = self.passed_s - observed_s
-        over_after_s = self._marks.get(Mark.ENDED, self._asked) - self._asked
-        return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s)
+        return self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
 
     def held_gib(self) -> float:
         """Returns the memory that the process holds now; reading that of a compiler's many processes takes time."""
@@ -131,20 +95,7 @@ class Worker:
 
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""
-        memory = self._ask(PipelineHost.memory_so_far)
-        if problem := self.contradiction(memory):
-            raise WorkerError(Status.FAILED, problem)
-        return memory
-
-    def contradiction(self, memory: Memory | None) -> str:
-        """Says how a reading of memory contradicts the kernel, which the parent asks itself; "" if it does not."""
-        told = memory.process_peak_gib if memory else None
-        if told is None or self._idle_gib is None:
-            return ""
-        highest = resident_gib_of(self.pid, highest=True) - self._idle_gib
-        if highest - told <= _MEMORY_DIFFERS_GIB:
-            return ""
-        return f"it says that it held at most {1024 * told:.0f} MiB, but the kernel says {1024 * highest:.0f} MiB"
+        return self._ask(PipelineHost.memory_so_far)
 
     def begin(
         self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
@@ -157,24 +108,12 @@ class Worker:
 
         def answer() -> R:
             with self._reporting_deaths(name):
-                found: R = self._child.receive(self._timeout_s, self._note)
-            self._answered = time.perf_counter()
-            if self._marked_again:
-                raise WorkerError(Status.FAILED, f"it marked the start or the end of '{name}' more than once")
+                found: R = self._child.receive(self._timeout_s, self._called)
             return found
 
-        self._marks, self._marked_again = {}, False
-        self._asked = time.perf_counter()
         with self._reporting_deaths(name):
             self._child.send((name, args, kwargs))
         return answer
-
-    def _note(self, content: Mark | float) -> None:
-        if isinstance(content, Mark):
-            self._marked_again = self._marked_again or content in self._marks
-            self._marks.setdefault(content, time.perf_counter())
-        else:
-            self._called(content)
 
     def _ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         return self.begin(request, *args, **kwargs)()

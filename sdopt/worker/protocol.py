@@ -1,13 +1,11 @@
 """Types that a study and its workers exchange, besides the recorded figures."""
 
-import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
 from sdopt.results.records import Status
-from sdopt.results.samples import GpuState, Memory
+from sdopt.results.samples import Evidence, GpuState, Memory
 
 
 class WorkerError(Exception):
@@ -43,13 +41,6 @@ class Compiled:
     """Time that other processes had taken to compile the packages that were loaded."""
 
 
-class Mark(StrEnum):
-    """A message that a worker sends around a call, so that the parent can time the call, too."""
-
-    BEGUN = "begun"
-    ENDED = "ended"
-
-
 @dataclass(frozen=True)
 class SampledImage:
     """One image of a timed call."""
@@ -71,23 +62,17 @@ class TimedCall:
     memory: Memory | None = None
     """The peak memory of the call, if requested."""
     image: SampledImage | None = None
-    observed_s: float | None = None
-    """Time of the call by the parent's clock; valid only if the parent waited for no other worker meanwhile."""
-    over_after_s: float | None = None
-    """Time by the parent's clock from the request to the end of the call."""
-    around_s: float | None = None
-    """Time by the parent's clock from the request to the answer, without the call itself."""
-
-    @property
-    def absurd(self) -> str:
-        """Why the time cannot be true; "" if it can."""
-        if not math.isfinite(self.seconds) or self.seconds <= 0:
-            return f"its clock says that a call took {self.seconds:g} s"
-        if self.over_after_s is not None and self.seconds > 1.01 * self.over_after_s:
-            claim = f"its clock says that a call took {self.seconds:.3g} s"
-            return f"{claim}, but the call was over after {self.over_after_s:.3g} s"
-        return ""
 
 
-MESSAGE_S = 0.01
-"""Seconds that the messages around a call, and waiting for them, may take on a busy machine."""
+@dataclass(frozen=True)
+class TracedCall:
+    """What a traced call showed."""
+
+    evidence: list[Evidence]
+    """For each optimization, whether it took effect."""
+    denoiser_busy_s: float | None
+    """Seconds for which the device worked in one call of the denoiser; None on a CPU."""
+    counts: dict[str, float]
+    """What ran, as sdopt itself counted it: see `Trace.counts`."""
+    left_set: list[str]
+    """Settings of the whole process that an option changed and did not restore, each with both values."""

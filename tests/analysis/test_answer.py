@@ -243,7 +243,6 @@ class TestWithAGate:
             (Verdict.FAIL, "harm: speedup 0.9×", "harmful: speedup 0.9×"),
             (Verdict.FAIL, "no benefit: speedup 1×", "no gain: speedup 1×"),
             (Verdict.INCONCLUSIVE, "speedup 1.02× straddles", "unproven: speedup 1.02× straddles"),
-            (Verdict.INCONCLUSIVE, "unproven: of an older result", "unproven: of an older result"),
             (Verdict.NOT_COMPARABLE, "the reference failed", "unproven: the reference failed"),
         ],
     )

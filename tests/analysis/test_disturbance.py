@@ -94,7 +94,6 @@ class TestStudy:
     @pytest.mark.parametrize(
         ("found", "causes"),
         [
-            (Interference(0.0, 0.0, unaccounted=0.3), "time outside the worker's clock up to 30 %"),
             (
                 Interference(0.015, 0.015),
                 "waiting for a core up to 1.5 %, time that the hypervisor gave to other machines up to 1.5 %",

@@ -10,13 +10,11 @@ from scipy import stats
 from sdopt.analysis.claims import holm
 from sdopt.analysis.ratios import (
     LogRatio,
-    answered_speedup,
     compare,
     floor,
     latency,
     log_speedup,
     memory_ratio,
-    observed_speedup,
     peak_memory_gib,
     ratio,
     speedup,
@@ -210,15 +208,6 @@ class TestBlocks:
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
         assert found is not None
         assert (found.low, found.high) == pytest.approx((low, high))
-
-    def test_has_no_answered_speedup(self) -> None:
-        """The baseline's calls beside a block are known without the work around them, which would count on one side."""
-        own, beside = np.full(4, 2.0), np.full(4, 4.0)
-        candidate, reference = self.block(own, beside, beside), variant(beside, name="baseline")
-        for measurement in (*candidate.measurements, *reference.measurements):
-            measurement.observed_s, measurement.around_s = list(measurement.latency_s), [0.5] * 4
-        assert observed_speedup(candidate, reference) is not None
-        assert answered_speedup(candidate, reference) is None
 
     def test_a_drift_of_the_machine_cancels(self) -> None:
         """The machine slows by 30 % from one session to the next; the candidate is twice as fast all along."""

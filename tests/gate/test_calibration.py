@@ -21,7 +21,7 @@ from sdopt.results.files import read_result
 from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Task, Workload
 from sdopt.study.fingerprint import of_model
 from tests.records import reconfigure
-from tests.robustness.damage import VERSION_1
+from tests.robustness.damage import RESULT
 
 PACKAGED = {file.stem: read_calibration(file) for file in sorted(FOLDER.glob("*.json"))}
 
@@ -102,14 +102,14 @@ def test_a_file_without_a_task_is_of_text_to_image() -> None:
 
 @pytest.mark.parametrize("name", ["/x", "**", "../calibrations/emoji", "emo*", ""])
 def test_the_name_of_a_model_is_neither_a_path_nor_a_pattern(name: str) -> None:
-    result = read_result(VERSION_1)
+    result = read_result(RESULT)
     assert "of other weights" in calibration_for(result, None).refusal
     reconfigure(result, "model", name=name)
     assert calibration_for(result, None) == Fit()
 
 
 def test_one_of_other_weights_says_which() -> None:
-    result = read_result(VERSION_1)
+    result = read_result(RESULT)
     reconfigure(result, "workload", steps=10)
     baseline = result.variant("baseline")
     baseline.inputs["model"], result.feature_digests = of_model(Model()), {"emojiclip": "0123456789abcdef"}

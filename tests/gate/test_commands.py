@@ -15,7 +15,7 @@ from sdopt.results.records import Status
 from sdopt.results.verdicts import Verdict
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
-from tests.robustness.damage import VERSION_1
+from tests.robustness.damage import RESULT
 from tests.trial import CONF
 from tests.trial.__main__ import main as trial
 from tests.trial.judging import judge_timed
@@ -182,7 +182,7 @@ class TestGate:
         ],
     )
     def test_a_waiver_that_allows_nothing(self, arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-        write_result(read_result(VERSION_1), tmp_path)
+        write_result(read_result(RESULT), tmp_path)
         before = (tmp_path / "result.json").read_bytes()
         done = sdopt(tmp_path, "gate", ".", *arguments)
         assert done.code == 2
@@ -191,7 +191,7 @@ class TestGate:
 
     @pytest.mark.parametrize("how", ["no comparison", "all skipped"])
     def test_a_result_with_nothing_to_judge_does_not_pass(self, how: str, tmp_path: Path) -> None:
-        empty = read_result(VERSION_1)
+        empty = read_result(RESULT)
         if how == "no comparison":
             empty.comparisons = []
         for row in empty.candidates:
@@ -203,7 +203,7 @@ class TestGate:
             assert done.code == 2
             assert done.err == f"sdopt: {name}: has no comparison to judge\n"
         (tmp_path / "sweep" / "1").mkdir()
-        write_result(read_result(VERSION_1), tmp_path / "sweep" / "1")
+        write_result(read_result(RESULT), tmp_path / "sweep" / "1")
         done = sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
         assert done.code == 3
         assert [path.name for path in (tmp_path / "verdicts").iterdir()] == ["1"]
@@ -211,7 +211,7 @@ class TestGate:
     def test_the_verdicts_of_a_sweep_have_a_folder_for_each_job(self, tmp_path: Path) -> None:
         for job in "01":
             (tmp_path / "sweep" / job).mkdir(parents=True)
-            write_result(replace(read_result(VERSION_1), name=f"job {job}"), tmp_path / "sweep" / job)
+            write_result(replace(read_result(RESULT), name=f"job {job}"), tmp_path / "sweep" / job)
         done = sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
         assert done.code == 3
         for job in "01":

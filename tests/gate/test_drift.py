@@ -115,7 +115,7 @@ def test_a_calibration_of_other_weights_is_named_by_the_ruling(results: tuple[St
 
 
 @pytest.mark.parametrize("which", ["later", "earlier"])
-@pytest.mark.parametrize("how", ["another study", "an idle process", "other programs"])
+@pytest.mark.parametrize("how", ["another study", "other programs"])
 def test_disturbed_times_of_either_result_decide_nothing(
     results: tuple[StudyResult, StudyResult], which: str, how: str
 ) -> None:
@@ -123,8 +123,6 @@ def test_disturbed_times_of_either_result_decide_nothing(
     result.sessions = [MeasurementSession("")]
     if how == "another study":
         result.sessions[0].disturbed_by = ["neighbour"]
-    elif how == "an idle process":
-        result.variant("control").measurements[1].idle_cpu = 0.4
     else:
         reconfigure(result, "protocol", interference=0.02)
         for row in result.variants:

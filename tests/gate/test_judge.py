@@ -55,8 +55,6 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
             traced={"operators": 1.0 if role == "control" or name == "baseline" else 2.0},
             held_gib=[1.0] * 8,
             timed_images=[TimedImage(0, 0, 0.0)],
-            drawn_s=[seconds],
-            drawn_batch=1,
         )
         for number in range(3)
     ]

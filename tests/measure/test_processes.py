@@ -1,4 +1,4 @@
-"""What a worker started is counted with it, wherever it hides; and what it does while nobody asks it anything."""
+"""What a worker started is counted with it, wherever it hides."""
 
 import mmap
 import os
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +13,10 @@ from typing import Any
 
 import pytest
 
-from sdopt.measure.processes import IdleMeter, alone, families_of, files_in_memory, held_elsewhere, started_by
+from sdopt.measure.processes import alone, families_of, files_in_memory, held_elsewhere, started_by
 from tests.command import eventually, state_of
 
 HOLDING = "import time; held = b'x' * (64 << 20); print(flush=True); time.sleep(60)"
-BURNING = "print(flush=True)\nwhile True: pass"
-ORPHAN = """
-import os, subprocess, sys
-from sdopt.measure.processes import adopt_orphans, started_by
-adopt_orphans()
-shell = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
-pid = int(subprocess.run(shell, capture_output=True, text=True, start_new_session=True).stdout)
-print(pid in started_by(os.getpid()))
-os.kill(pid, 9)
-"""
 
 
 @contextmanager
@@ -90,35 +79,6 @@ def test_a_folder_that_vanishes_meanwhile_counts_for_nothing(monkeypatch: pytest
         assert files_in_memory([], Path(folder)) == pytest.approx(1 / 1024)
         assert not (Path(folder) / "gone").exists()
         monkeypatch.undo()
-
-
-def test_an_orphan_counts_too() -> None:
-    found = subprocess.run([sys.executable, "-c", ORPHAN], check=True, capture_output=True, text=True)
-    assert found.stdout == "True\n"
-
-
-@pytest.mark.parametrize(("program", "busy"), [(BURNING, True), (HOLDING, False)])
-def test_an_idle_process_is_seen_to_work(program: str, busy: bool) -> None:
-    with running(program):
-        meter = IdleMeter(os.getpid())
-        assert meter.share is None
-        meter.rest()
-        time.sleep(0.7)
-        meter.wake()
-        assert meter.share is not None
-        assert (meter.share > 0.1) == busy
-
-
-def test_work_that_was_asked_for_is_none() -> None:
-    meter = IdleMeter(os.getpid())
-    meter.rest()
-    meter.wake()
-    end = time.perf_counter() + 0.3
-    while time.perf_counter() < end:
-        pass
-    meter.rest()
-    meter.wake()
-    assert meter.share == 0
 
 
 def test_a_name_that_the_kernel_cut_in_the_middle_of_a_character_stops_nothing(tmp_path: Path) -> None:

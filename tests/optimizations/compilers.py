@@ -19,7 +19,7 @@ TWO_STEPS = "workload.steps=2"
 
 def evidence(host: PipelineHost) -> Evidence:
     """The evidence of the option of the group `compiler`."""
-    [found] = [item for item in host.prove() if item.axis == "compiler"]
+    [found] = [item for item in host.prove().evidence if item.axis == "compiler"]
     return found
 
 

@@ -25,7 +25,7 @@ def card(major: int, minor: int, **attributes: Any) -> Device:
 
 
 def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove() if item.axis == "attention"]
+    [found] = [item for item in session.prove().evidence if item.axis == "attention"]
     return found
 
 

@@ -43,7 +43,7 @@ def pipeline(session: PipelineHost) -> DiffusionPipeline:
 
 
 def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove() if item.axis == "caching"]
+    [found] = [item for item in session.prove().evidence if item.axis == "caching"]
     return found
 
 
@@ -117,7 +117,7 @@ class TestEveryOption:
     @pytest.mark.parametrize("option", EVERY)
     def test_proves_itself_beside_all_others(self, session: Load, option: str) -> None:
         loaded = session(f"caching={option}", STEPS)
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
         assert loaded._variant.contract is Contract.LOSSY
         assert loaded._variant.optimizations["caching"].claims == {"latency"}
@@ -334,7 +334,7 @@ class TestDeepCache:
         eager = image(session("caching=deepcache", STEPS))
         loaded = session("caching=deepcache", "compiler=trace", STEPS)
         assert np.array_equal(image(loaded), eager)
-        found = {item.axis: item for item in loaded.prove()}
+        found = {item.axis: item for item in loaded.prove().evidence}
         assert all(item.engaged for item in found.values()), found
         assert found["compiler"].facts["graphs"] == 2
 
@@ -355,7 +355,7 @@ class TestDeepCache:
         assert np.abs(image(loaded) - eager).max() < 0.02
         assert counters["stats"]["unique_graphs"] == 2
         assert not counters["graph_break"]
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
         assert np.array_equal(image(loaded), image(loaded))
         assert counters["stats"]["unique_graphs"] == 2
@@ -400,7 +400,7 @@ class TestGuidanceInterval:
         image(loaded)
         assert counters["stats"]["unique_graphs"] == 2
         assert not counters["graph_break"]
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
 
 

@@ -69,7 +69,7 @@ def test_blocks_are_compiled_in_steps_that_leave_some_out(session: Load, tmp_pat
     compiled = session("compiler=regional", *work)
     ours, plain = (latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work))))
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
-    assert all(item.engaged for item in compiled.prove()), compiled.prove()
+    assert all(item.engaged for item in compiled.prove().evidence), compiled.prove().evidence
     restore(compiled)
     assert not evidence(compiled).engaged
 
@@ -140,7 +140,7 @@ def test_what_a_new_shape_compiles_is_counted(
     host.prepare()
     assert [host.time_once(place).compiled.graphs for place in range(4)] == graphs
     assert [host.time_once(place).compiled.graphs for place in range(4)] == [0] * 4
-    assert all(evidence.engaged for place in range(4) for evidence in host.prove(place))
+    assert all(evidence.engaged for place in range(4) for evidence in host.prove(place).evidence)
 
 
 def test_shapes_share_the_graph_of_a_batch_without_guidance(

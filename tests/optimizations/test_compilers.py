@@ -650,7 +650,7 @@ def test_graphs_on_a_card_replay_and_give_the_latents_of_eager(
     compiled = on_cuda(*work, *compiler)
     for _ in range(2):
         compiled.time_once()
-    found = {item.axis: item for item in compiled.prove()}
+    found = {item.axis: item for item in compiled.prove().evidence}
     assert all(item.engaged for item in found.values()), found
     assert found["compiler"].facts["graph_launches"] > 0
     ours, plain = latents(compiled, tmp_path / "compiled"), latents(on_cuda(*work), tmp_path / "eager")

@@ -161,7 +161,7 @@ def test_on_a_card_they_are_proved_and_give_the_latents_of_eager(on_cuda: Load, 
     replaced = on_cuda(*work, option)
     for _ in range(2):
         replaced.time_once()
-    found = {item.axis: item for item in replaced.prove()}
+    found = {item.axis: item for item in replaced.prove().evidence}
     assert found[option.partition("=")[0]].engaged, found
     ours, plain = latents(replaced, tmp_path / "replaced"), latents(on_cuda(*work), tmp_path / "eager")
     assert float((ours - plain).abs().mean()) < 0.05 * float(plain.std())

@@ -29,7 +29,7 @@ STEPS = "workload.steps=2"
 
 
 def evidence(session: PipelineHost, axis: str = "lora") -> Evidence:
-    [found] = [item for item in session.prove() if item.axis == axis]
+    [found] = [item for item in session.prove().evidence if item.axis == axis]
     return found
 
 
@@ -312,7 +312,7 @@ class TestProof:
     @pytest.mark.parametrize("option", OPTIONS)
     def test_of_every_option_beside_all_others(self, session: Load, option: str) -> None:
         loaded = session(f"lora={option}", STEPS)
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
         assert loaded._variant.contract is Contract.LOSSY
 
@@ -338,12 +338,12 @@ class TestProof:
         [found] = variant("lora=loaded", "attention=fused_qkv").conflicts(CPU)
         assert found.endswith("would ignore the LoRA: choose lora=fused")
         loaded = session("lora=fused", "attention=fused_qkv", STEPS)
-        assert all(item.engaged for item in loaded.prove())
+        assert all(item.engaged for item in loaded.prove().evidence)
         assert np.abs(image(loaded) - image(session("lora=fused", STEPS))).max() < 1e-3
 
     def test_with_deepcache(self, session: Load) -> None:
         loaded = session("lora=loaded", "caching=deepcache", STEPS)
-        assert all(item.engaged for item in loaded.prove())
+        assert all(item.engaged for item in loaded.prove().evidence)
 
 
 class TestUndone:
@@ -402,7 +402,7 @@ def test_another_lora_takes_the_place_of_a_compiled_one(session: Load) -> None:
     loaded = session("lora=hotswap", "compiler=inductor", STEPS)
     image(loaded)
     assert counters["stats"]["unique_graphs"] == 1
-    for item in loaded.prove():
+    for item in loaded.prove().evidence:
         assert item.engaged, item
     assert evidence(loaded).facts["recompiles"] == 0
     assert counters["stats"]["unique_graphs"] == 1

@@ -39,7 +39,7 @@ def pixels(session: PipelineHost, folder: Path, batch: int = 0) -> np.ndarray:
 
 
 def evidence(session: PipelineHost) -> dict[str, Evidence]:
-    return {item.axis: item for item in session.prove() if item.axis.startswith("memory")}
+    return {item.axis: item for item in session.prove().evidence if item.axis.startswith("memory")}
 
 
 class TestConflicts:
@@ -283,7 +283,7 @@ class TestLayerwiseCasting:
     @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "autocast_fp16"])
     def test_stores_in_8_bits_and_computes_in_more(self, session: Load, precision: str) -> None:
         loaded = session("memory=layerwise_casting", f"precision={precision}")
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
         facts = evidence(loaded)["memory.layerwise_casting"].facts
         assert facts["stored"] == {"Conv2d": 39, "Linear": 80}

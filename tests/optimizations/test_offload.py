@@ -34,7 +34,7 @@ def pipeline(session: PipelineHost) -> DiffusionPipeline:
 
 
 def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove() if item.axis.endswith("offload")]
+    [found] = [item for item in session.prove().evidence if item.axis.endswith("offload")]
     return found
 
 
@@ -222,7 +222,7 @@ class TestGroups:
     @pytest.mark.parametrize("others", [["tiny_vae"], ["layerwise_casting", "precomputed_embeddings"], ["vae_tiling"]])
     def test_combine(self, session: Load, others: list[str]) -> None:
         loaded = session(f"memory=[group_offload,{','.join(others)}]", "workload.size=96")
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
 
 
@@ -238,7 +238,7 @@ class TestSequential:
     )
     def test_brings_every_layer(self, session: Load, cpu_for_a_gpu: None, others: list[str]) -> None:
         loaded = session("memory=sequential_offload", *others)
-        for item in loaded.prove():
+        for item in loaded.prove().evidence:
             assert item.engaged, item
         assert evidence(loaded).facts["resting_on_device_gib"] == 0
 
@@ -265,7 +265,7 @@ class TestModels:
         """PyTorch swaps such weights for others, which nothing may refer to; on a CPU they move to where they are."""
         pytest.importorskip("torchao")
         loaded = session("memory=model_offload", "precision=int8_torchao")
-        [precision] = [item for item in loaded.prove() if item.axis == "precision"]
+        [precision] = [item for item in loaded.prove().evidence if item.axis == "precision"]
         assert precision.engaged, precision
 
     def test_that_rest_where_they_compute_save_nothing(self, session: Load) -> None:

@@ -261,10 +261,10 @@ class TestTf32:
         from sdopt.optimizations import precision
 
         loaded = session("precision=fp32_ieee")
-        [found] = [item for item in loaded.prove() if item.axis == "precision"]
+        [found] = [item for item in loaded.prove().evidence if item.axis == "precision"]
         assert found.engaged
         assert found.summary.endswith("float32 products in full, convolutions in full")
         monkeypatch.setattr(precision, "convolutions_are_rounded", lambda device: True)
-        [found] = [item for item in loaded.prove() if item.axis == "precision"]
+        [found] = [item for item in loaded.prove().evidence if item.axis == "precision"]
         assert not found.engaged
         assert found.summary.endswith("convolutions rounded to TF32")

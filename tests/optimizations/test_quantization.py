@@ -27,7 +27,7 @@ def card(major: int, minor: int) -> Device:
 
 
 def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove() if item.axis == "precision"]
+    [found] = [item for item in session.prove().evidence if item.axis == "precision"]
     return found
 
 
@@ -227,7 +227,7 @@ class TestProof:
     )
     def test_beside_other_options(self, session: Load, package: str, others: list[str]) -> None:
         pytest.importorskip(package)
-        for item in session(f"precision=int8_{package}", *others).prove():
+        for item in session(f"precision=int8_{package}", *others).prove().evidence:
             assert item.engaged, item
 
 

@@ -16,7 +16,7 @@ from tests.pipelines.test_models import small_xl  # noqa: F401
 
 
 def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove() if item.axis == "precision"]
+    [found] = [item for item in session.prove().evidence if item.axis == "precision"]
     return found
 
 

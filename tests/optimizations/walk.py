@@ -137,7 +137,7 @@ class Walk:
                 host.time_once()  # what is compiled in the first call would be in the trace
             idle = [
                 f"{item.axis}={item.option} left no evidence: {item.summary}"
-                for item in host.prove()
+                for item in host.prove().evidence
                 if not item.engaged
             ]
         except Exception as error:

@@ -201,7 +201,7 @@ class TestCalls:
     def test_prove_their_options(self, session: Load, chosen: list[str], option: str) -> None:
         steps = ["workload.steps=4"] if option.startswith("caching") else []
         batch = ["workload.batch_size=2", "workload.prompt_count=2"] if option == "memory=vae_slicing" else []
-        found = session(*chosen, option, *steps, *batch).prove()
+        found = session(*chosen, option, *steps, *batch).prove().evidence
         assert all(evidence.engaged for evidence in found), found
 
     def test_of_a_programs_own_pipeline(self, alt: Path) -> None:

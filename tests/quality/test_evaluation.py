@@ -1,7 +1,5 @@
 """From folders of images to scores: what a variant has by itself, what a pair has, and what neither may have."""
 
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +16,6 @@ from sdopt.quality import evaluation
 from sdopt.quality.evaluation import EvaluationError, Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import measured_metrics
-from sdopt.results.images import digest_of
 from sdopt.results.records import StudyResult
 from sdopt.results.scores import ImageRecord
 from sdopt.schema import Model, Quality
@@ -80,21 +77,6 @@ def test_a_variant_with_fewer_prompts_is_still_scored(plain: Pictures, worse: Pi
     few = Pictures(worse.folder, worse.records[:8])
     found = Evaluator(AGAINST_BASELINE).of_variant(few, plain)
     assert len(found["cmmd_emojiclip"].leave_one_out) == 8
-
-
-def test_a_file_that_was_exchanged_after_it_was_drawn_trips(
-    plain: Pictures, drawings: np.ndarray, tmp_path: Path
-) -> None:
-    folder = tmp_path / "exchanged"
-    made = kept(folder, noisy(drawings, 0.2))
-    records = [replace(record, digest=digest_of(folder / record.path)) for record in made.records]
-    evaluator = Evaluator(AGAINST_BASELINE)
-    drawn = Pictures(folder, records)
-    assert drawn.changed == []
-    shutil.copyfile(plain.folder / "1.png", folder / "1.png")
-    assert [(trip.wire, trip.path) for trip in evaluator.trips(drawn, plain)] == [("changed", "1.png")]
-    (folder / "latents.safetensors").write_bytes(b"others")
-    assert Pictures(folder, records, "digest of what was there").changed == ["1.png", "latents.safetensors"]
 
 
 def test_pairs_of_other_noise_have_no_distance(plain: Pictures, tmp_path: Path, drawings: np.ndarray) -> None:

@@ -11,16 +11,10 @@ from typing import Any
 
 import pytest
 
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import judge
-from sdopt.report.markdown import markdown_table
 from sdopt.results import files
-from sdopt.results.files import read_result, to_json, write_atomically, write_result
+from sdopt.results.files import read_result, write_atomically, write_result
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
-from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
-from sdopt.schema import Rule
 from sdopt.study.designs import Plan
 from sdopt.study.resume import merge_resumed
 from tests.command import Finished
@@ -95,100 +89,38 @@ def test_something_else_is_refused_by_name(tmp_path: Path, content: str) -> None
     assert "not a result" in problem
 
 
-def test_a_result_of_a_later_schema_is_refused(result: StudyResult, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, SCHEMA_VERSION - 1, "x"])
+def test_a_result_of_another_schema_is_refused_in_one_line(result: StudyResult, tmp_path: Path, version: Any) -> None:
     path = write_result(result, tmp_path)
-    content = json.loads(path.read_text())
-    content["schema_version"] += 1
+    content = json.loads(path.read_text()) | {"schema_version": version}
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="schema"):
+    with pytest.raises(UsageError) as caught:
         read_result(path)
+    [problem] = caught.value.problems
+    assert f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}" in problem
+    assert f"the sdopt that wrote it ({result.environment.sdopt_version})" in problem
+    assert "\n" not in problem
 
 
-def test_a_ruling_of_an_earlier_version_says_in_its_reason_whether_it_pays(result: StudyResult, tmp_path: Path) -> None:
-    rulings = [
-        Ruling("must pay", "", Verdict.FAIL, "no benefit: latency 1×"),
-        Ruling("must pay", "", Verdict.INCONCLUSIVE, "straddles"),
-    ]
-    result.judgements = [Judgement("bfloat16", "baseline", "it", Contract.LOSSY, Verdict.FAIL, rulings)]
-    document = json.loads(to_json(result))
-    for ruling in document["judgements"][0]["rulings"]:
-        del ruling["payoff"]
-    (tmp_path / "result.json").write_text(json.dumps(document))
-    found = read_result(tmp_path).judgements[0].rulings
-    assert [ruling.payoff for ruling in found] == [Payoff.NO_BENEFIT, None]
+OTHER = Path(__file__).parents[1] / "robustness" / "result.json"
+"""The result of another study, measured by another sdopt."""
 
 
-def test_code_that_turned_on_another_attention_is_corrected(result: StudyResult, tmp_path: Path) -> None:
-    result.variant("bfloat16").snippets = {
-        "attention": ["pipe.unet.set_default_attn_processor()"],
-        "precision": ["pipe.to(torch.bfloat16)"],
-    }
-    write_result(result, tmp_path)
-    found = read_result(tmp_path).variant("bfloat16").snippets
-    assert found["attention"][-1] == "pipe.unet.set_attn_processor(AttnProcessor2_0())"
-    assert found["precision"] == ["pipe.to(torch.bfloat16)"]
+def test_a_result_with_values_of_other_types_is_refused_in_one_line(tmp_path: Path) -> None:
+    document = json.loads(OTHER.read_text())
+    for change in ({"config": 3}, {"variants": [3]}, {"variants": None}):
+        (tmp_path / "result.json").write_text(json.dumps(document | change))
+        with pytest.raises(UsageError, match="not a result of schema version") as caught:
+            read_result(tmp_path)
+        assert len(caught.value.problems) == 1
 
 
-def test_version_2_called_a_session_a_sitting(result: StudyResult, tmp_path: Path) -> None:
-    write_result(result, tmp_path)
-    content = json.loads((tmp_path / "result.json").read_text())
-    content["schema_version"], content["sittings"] = 2, content.pop("sessions")
-    for variant in content["variants"]:
-        for measurement in variant["measurements"]:
-            measurement["sitting"] = measurement.pop("session")
-    (tmp_path / "result.json").write_text(json.dumps(content))
-    assert read_result(tmp_path) == result
-
-
-VERSION_1 = Path(__file__).parent / "version_1"
-
-
-class TestVersion1:
-    def test_is_read_with_its_sections_and_options(self) -> None:
-        assert json.loads((VERSION_1 / "result.json").read_text())["schema_version"] == 1
-        result = read_result(VERSION_1)
-        assert result.schema_version == SCHEMA_VERSION
-        assert result.config.protocol.replicates == 3
-        assert result.config.gate.rules["exact"][0] == Rule("mse", "exact")
-        assert result.config.objective == ("latency/p50_s",)
-        assert result.variant("bfloat16").config.options["precision"]["weights"] == "bfloat16"
-        assert result.config.flat()["precision.weights"] == "float32"
-
-    def test_is_shown_judged_and_written_anew(self, tmp_path: Path) -> None:
-        result = read_result(VERSION_1)
-        table = markdown_table(result)
-        assert all(f"| {variant.name} |" in table for variant in result.variants)
-        judge(result, result.config.gate, Fit())
-        assert {judgement.candidate for judgement in result.judgements} == {row.name for row in result.candidates}
-        write_result(result, tmp_path)
-        assert read_result(tmp_path) == result
-
-    def test_sections_with_other_keys_take_defaults(self, tmp_path: Path) -> None:
-        document = json.loads((VERSION_1 / "result.json").read_text())
-        for owner in (document, *document["variants"]):
-            del owner["config"]["hardware"]["emulate_memory"], owner["config"]["task"]
-            owner["config"]["workload"]["a_key_of_old"] = 1
-        document["config"]["objective"] = ["speedup/paired", "latency/p50_s"]
-        (tmp_path / "result.json").write_text(json.dumps(document))
-        result = read_result(tmp_path)
-        assert result.config.hardware.emulate_memory is False
-        assert result.config.task.kind == "txt2img"
-        assert result.config.objective == ("speedup/paired", "latency/p50_s")
-
-    def test_a_broken_one_is_refused_in_one_line(self, tmp_path: Path) -> None:
-        document = json.loads((VERSION_1 / "result.json").read_text())
-        for change in ({"config": 3}, {"variants": [3]}, {"variants": None}, {"schema_version": "x"}):
-            (tmp_path / "result.json").write_text(json.dumps(document | change))
-            with pytest.raises(UsageError, match="not a result of schema version") as caught:
-                read_result(tmp_path)
-            assert len(caught.value.problems) == 1
-
-    def test_its_samples_are_not_continued(self, result: StudyResult, tmp_path: Path) -> None:
-        with pytest.raises(UsageError) as caught:
-            merge_resumed(read_result(VERSION_1), result, Plan((), ()), tmp_path, retry_failed=False)
-        [said] = [problem for problem in caught.value.problems if "another sdopt" in problem]
-        assert "start a new study" in said
-        assert not [problem for problem in caught.value.problems if "workload" in problem or "sdopt_commit" in problem]
+def test_samples_of_another_sdopt_are_not_continued(result: StudyResult, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        merge_resumed(read_result(OTHER), result, Plan((), ()), tmp_path, retry_failed=False)
+    [said] = [problem for problem in caught.value.problems if "another sdopt" in problem]
+    assert "start a new study" in said
+    assert not [problem for problem in caught.value.problems if "workload" in problem or "sdopt_commit" in problem]
 
 
 def test_no_variant_of_that_name(result: StudyResult) -> None:
@@ -215,7 +147,7 @@ def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPat
         ended.append(True)
         return b"{}"
 
-    result = read_result(VERSION_1)
+    result = read_result(OTHER)
     monkeypatch.setattr(files, "_ADAPTER", SimpleNamespace(dump_json=dump))
     with pytest.raises(KeyboardInterrupt):
         files.to_json(result)

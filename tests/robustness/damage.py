@@ -17,7 +17,7 @@ from sdopt.results.records import Precision, StudyResult, VariantResult
 from sdopt.results.samples import GpuState, Interference, Measurement, ShapeSamples, TimedImage
 from tests.records import reconfigure
 
-VERSION_1 = Path(__file__).parents[1] / "results" / "version_1" / "result.json"
+RESULT = Path(__file__).with_name("result.json")
 
 REMOVED = object()
 """Stands for a key that is not there."""
@@ -36,8 +36,8 @@ def document() -> dict[str, Any]:
 
 @cache
 def _whole() -> bytes:
-    """The result of version 1, with a second shape, what was not recorded then, and the verdicts of its gate."""
-    result = parse_result(VERSION_1.read_bytes())
+    """A small result, with a second shape, what its study did not record, and the verdicts of its gate."""
+    result = parse_result(RESULT.read_bytes())
     owners: list[StudyResult | VariantResult] = [result, *result.variants]
     for owner in owners:
         reconfigure(owner, "workload", batch_size=[1, 2])
@@ -58,20 +58,16 @@ def _whole() -> bytes:
 
 
 def _complete(measurement: Measurement) -> None:
-    """Fills in what is measured today, and a second shape."""
+    """Fills in whatever may be measured, and a second shape."""
     rounds, a_call = len(measurement.latency_s), measurement.latency_s[0]
-    measurement.observed_s = list(measurement.latency_s)
-    measurement.around_s, measurement.held_gib = [0.01] * rounds, [0.1] * rounds
+    measurement.held_gib = [0.1] * rounds
     measurement.interference = [Interference(0.0, 0.0, cpu_mhz=2000.0, cores=1.0)] * rounds
     measurement.gpu = [GpuState(1000, 1000, 50, 100.0, 200.0, ["power"], 0.0)] * rounds
     measurement.left_out, measurement.traced = [rounds - 1], {"kernels": 1.0}
     own = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
     measurement.further = [ShapeSamples(**own)]
     measurement.timed_images, measurement.memory_after = [TimedImage(0, 0, 0.0)], measurement.memory
-    measurement.idle_cpu, measurement.energy_j, measurement.other_noise = 0.0, [1.0], [0.1]
-    measurement.drawn_s, measurement.drawn_batch = [a_call] * 3, 1
-    measurement.drawn_beside_s = [a_call] * 3
-    measurement.fresh_errors, measurement.drawn_errors = [0.1], [0.1]
+    measurement.energy_j = [1.0]
     measurement.pass_s, measurement.pass_held_gib = [a_call] * 10, [0.1] * 10
 
 

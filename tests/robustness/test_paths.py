@@ -17,7 +17,7 @@ from sdopt.search.answer import RECORD, TABLES
 from sdopt.search.command import PLOT, logged
 from sdopt.tracking.runs import log_study, log_sweep
 from tests.command import SMOKE, sdopt
-from tests.robustness.damage import VERSION_1, document, replaced
+from tests.robustness.damage import RESULT, document, replaced
 
 OUTSIDE = (
     "/etc/hostname",
@@ -67,7 +67,7 @@ def test_a_report_that_is_a_link_is_refused_where_it_is_sent(tmp_path: Path) -> 
     (tmp_path / "secret").write_text("secret")
     folder, store = tmp_path / "sweep", Tracking(uri=f"sqlite:///{tmp_path}/never.db")
     folder.mkdir()
-    result = read_result(VERSION_1)
+    result = read_result(RESULT)
     for name in ("report.html", "report.md", "plot.png"):
         (folder / name).symlink_to(tmp_path / "secret")
         send = partial(log_study, result, folder) if name == "plot.png" else partial(log_sweep, [result], folder, "")
@@ -146,4 +146,4 @@ def test_an_id_is_no_query_and_no_path() -> None:
 
 
 def test_a_result_in_order_is_read() -> None:
-    assert read_result(VERSION_1).variants
+    assert read_result(RESULT).variants

@@ -37,7 +37,7 @@ from sdopt.tracking.projection import (
     variant_tags,
 )
 from tests.command import sdopt
-from tests.robustness.damage import REMOVED, VERSION_1, WRONG, Path_, document, keys, replaced
+from tests.robustness.damage import REMOVED, RESULT, WRONG, Path_, document, keys, replaced
 
 DOCUMENT = document()
 KEYS = [*keys(DOCUMENT), *keys(DOCUMENT["variants"][1], ("variants", 1), ("variants", "a candidate"))]
@@ -125,7 +125,7 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("judgements", 0, "claims"), {"luck": 0.1}, "judgements.0.claims.luck: choose one of speedup, memory_ratio"),
         (("started",), "x", "started='x': not a date with a time"),
         (("finished",), "yesterday", "finished='yesterday': not a date with a time"),
-        (("schema_version",), 99, "written by a later sdopt"),
+        (("schema_version",), 99, "has schema version 99, and this sdopt reads"),
     ],
 )
 def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> None:
@@ -151,7 +151,7 @@ def test_a_later_schema_with_fields_of_its_own_is_read_where_its_version_is_ours
     assert answer_to(DOCUMENT | {"of_the_future": {"a": 1}}) is None
 
 
-TRUNCATED = VERSION_1.read_bytes()[:5000]
+TRUNCATED = RESULT.read_bytes()[:5000]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_the_commands_end_with_2(tmp_path: Path) -> None:
 def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
     for job in "0123":
         (tmp_path / "sweep" / job).mkdir(parents=True)
-        shutil.copy(VERSION_1, tmp_path / "sweep" / job)
+        shutil.copy(RESULT, tmp_path / "sweep" / job)
     (tmp_path / "sweep" / "1" / "result.json").write_bytes(TRUNCATED)
     (tmp_path / "sweep" / "2" / "result.json").unlink()
     (tmp_path / "sweep" / "2" / "error.json").write_text('{"exit_code": "x"}')
@@ -212,7 +212,7 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
 def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for job in "ab":
         (tmp_path / job).mkdir()
-        shutil.copy(VERSION_1, tmp_path / job)
+        shutil.copy(RESULT, tmp_path / job)
 
     def log(_result: StudyResult, folder: Path, _tracking: Tracking) -> Logged:
         if folder.name == "a":
@@ -264,4 +264,4 @@ def test_times_that_are_none_at_all_are_refused() -> None:
 
 def test_what_is_in_order_is_read() -> None:
     assert answer_to(DOCUMENT) is None
-    assert read_result(VERSION_1).variants
+    assert read_result(RESULT).variants

@@ -15,7 +15,7 @@ from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import download_result, log_study
 from sdopt.tracking.store import end_process
-from tests.robustness.damage import VERSION_1
+from tests.robustness.damage import RESULT
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 
@@ -102,7 +102,7 @@ ANSWERS = (hangs, fails, is_another, is_empty, drops, forbids, dies_after_the_pa
 def test_what_it_does_is_one_line(server: str, tmp_path: Path) -> None:
     tracking = Tracking(uri=server, images=False)
     for work in (
-        lambda: log_study(read_result(VERSION_1), tmp_path, tracking),
+        lambda: log_study(read_result(RESULT), tmp_path, tracking),
         lambda: download_result("a" * 32, tracking),
     ):
         with pytest.raises((TrackingError, UsageError)) as caught:

@@ -22,7 +22,7 @@ from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
 from tests.command import ROOT, SMOKE, sdopt
-from tests.robustness.damage import VERSION_1
+from tests.robustness.damage import RESULT
 from tests.study.test_robustness import full, small_disk
 
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
@@ -113,7 +113,7 @@ def test_the_least_of_each_limit_is_enough(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 def test_a_disk_that_fills_up_while_a_result_is_logged(tmp_path: Path) -> None:
-    result = read_result(VERSION_1)
+    result = read_result(RESULT)
     with small_disk(tmp_path / "disk", "8m") as disk:
         tracking = Tracking(uri=f"sqlite:///{disk}/mlflow.db", artifacts=f"{disk}/artifacts", images=False)
         log_study(replace(result, id="1"), tmp_path, tracking)
@@ -171,7 +171,7 @@ def test_what_the_machine_refuses_is_one_line(
 
 def test_a_gate_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    shutil.copy(VERSION_1, tmp_path / "result.json")  # in which its look is kept
+    shutil.copy(RESULT, tmp_path / "result.json")  # in which its look is kept
     finished = sdopt(tmp_path, "gate", str(tmp_path), "gate=default", "--output", str(tmp_path / "file" / "below"))
     assert finished.code == 3
     assert "below: Not a directory; choose another folder with --output" in finished.err

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from sdopt.pipelines.components import count_weights
-from sdopt.quality.evaluation import Settings, evaluate
-from sdopt.quality.metrics import measured_metrics
 from sdopt.results.files import read_result, write_at_last
 from sdopt.results.records import Status
 from sdopt.schema import Model
@@ -251,19 +249,10 @@ class TestFloors:
         return finished
 
     def test_are_drawn_in_smaller_batches(self, tmp_path: Path) -> None:
-        finished = self.run(tmp_path, "'+sabotage.samples=4'")
-        result, folder = finished.result, finished.folder
+        result = self.run(tmp_path, "'+sabotage.samples=4'").result
         assert {kind: len(records) for kind, records in result.redrawn.items()} == {"numerical": 4, "sampling": 4}
         assert "numerical" in result.floors
         assert "the numerical floor was drawn in smaller batches; in batches of 4: " in result.variants[-1].reason
-
-        # A file that an option exchanges is no floor.
-        exchanged = result.redrawn["numerical"][0].path
-        shutil.copyfile(folder / result.redrawn["sampling"][0].path, folder / exchanged)
-        result.floors.clear()
-        evaluate(result, folder, Settings(measured_metrics(result.config.quality, result.config.model)), print)
-        assert set(result.floors) == {"sampling"}
-        assert result.variant(result.baseline).reason == f"no numerical floor: {exchanged} is not what was drawn"
 
     def test_are_left_out(self, tmp_path: Path) -> None:
         result = self.run(tmp_path, "'+sabotage.samples=2'").result

@@ -4,19 +4,15 @@ import gc
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.host import PipelineHost
-from sdopt.worker.protocol import Mark
-from tests.fixtures import CPU, Compose, Load
+from tests.fixtures import Load
 from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
@@ -92,20 +88,6 @@ class TestTimedCall:
         assert timed["output_type"] == drawn["output_type"]
         assert timed["callback_on_step_end"] == drawn["callback_on_step_end"]
 
-    def test_is_made_again_for_an_image_that_was_drawn_with_fewer_threads(self, session: Load, tmp_path: Path) -> None:
-        loaded = session(*BATCHES, "hardware.threads=2")
-        draw = replace(timed_draw(loaded._variant), threads=1)
-        records = loaded.generate(2, draw, tmp_path)
-        assert torch.get_num_threads() == 1
-        again = loaded.draw_again(2, draw)
-        assert torch.get_num_threads() == 2
-        # The batch is the last, and short: what fills it up is no image of the pass.
-        assert [(image.prompt_index, image.image_index) for image in again] == [(4, 0), (4, 1)]
-        for image, record in zip(again, records, strict=True):
-            drawn = np.asarray(Image.open(tmp_path / record.path), dtype=float)
-            assert (record.prompt_index, record.image_index) == (image.prompt_index, image.image_index)
-            assert np.abs(drawn - image.pixels).max() <= 2
-
     @pytest.mark.parametrize(
         ("cut", "made"),
         [
@@ -132,7 +114,6 @@ class TestTimedCall:
         for make in (
             loaded.time_once,
             loaded.time_stages,
-            lambda: loaded.draw_again(0, draw),
             lambda: loaded.generate(0, draw, tmp_path),
         ):
             with pytest.raises(RuntimeError, match=said):
@@ -164,11 +145,3 @@ class TestTimedCall:
         assert left > before
         assert not loaded.time_once().compiled.graphs
         assert gc.get_freeze_count() <= left
-
-    def test_is_marked_for_another_clock(self, variant: Compose) -> None:
-        marks: list[tuple[Mark, float]] = []
-        host = PipelineHost(variant(), CPU, lambda mark: marks.append((mark, time.perf_counter())))
-        host.prepare()
-        found = host.time_once()
-        assert [mark for mark, _ in marks] == [Mark.BEGUN, Mark.ENDED]
-        assert found.seconds <= marks[1][1] - marks[0][1] <= found.seconds + 0.1

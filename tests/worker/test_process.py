@@ -1,11 +1,9 @@
 """The parent's handle on a worker: what it answers, and how it ends."""
 
 import os
-import re
 import runpy
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +18,7 @@ from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, variables
 from sdopt.worker.process import Worker, answers_of
-from sdopt.worker.protocol import Compiled, Mark, TimedCall, WorkerError
+from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 from tests.command import parents
 from tests.fixtures import CPU, Compose
 
@@ -72,37 +70,6 @@ class TestWorker:
         memory = worker.time_once(memory=True).memory
         assert memory is not None
         assert memory.headline is not None
-
-    def test_knows_from_the_kernel_how_much_memory_it_held(self, worker: Worker) -> None:
-        worker.hello()
-        worker.prepare()
-        memory = worker.time_once(memory=True).memory
-        assert memory is not None
-        assert memory.process_peak_gib is not None
-        assert worker.contradiction(memory) == worker.contradiction(None) == ""
-        less = replace(memory, process_peak_gib=memory.process_peak_gib - 32 / 1024)
-        assert re.fullmatch(
-            r"it says that it held at most \d+ MiB, but the kernel says \d+ MiB", worker.contradiction(less)
-        )
-
-    def test_may_mark_a_call_once(self, worker: Worker) -> None:
-        worker.prepare()
-        call = worker.time_once()
-        assert call.observed_s is not None
-        assert call.around_s is not None
-        assert call.around_s > 0
-        answer = worker.begin(PipelineHost.time_once)
-        for _ in range(2):
-            worker._note(Mark.BEGUN)
-        with pytest.raises(WorkerError, match="it marked the start or the end of 'time_once' more than once"):
-            answer()
-        assert worker.time_once().seconds > 0
-
-    def test_must_mark_a_call(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-        worker.prepare()
-        monkeypatch.setattr(worker, "_note", lambda content: worker._marks.update({Mark.ENDED: 1.0}))
-        with pytest.raises(WorkerError, match="it did not mark the start and the end of its call"):
-            worker.time_once()
 
     def test_works_beside_others(self, variant: Compose, tmp_path: Path) -> None:
         """Each answers for itself, also where another fails; and all can be asked again."""
