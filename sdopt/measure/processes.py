@@ -1,10 +1,10 @@
-"""Finds all processes that a worker started, and measures their memory; stops them while others work."""
+"""Finds all processes that a worker started, and measures their memory."""
 
 import os
 import signal
 import stat
-from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Set
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -16,47 +16,23 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 def started_by(pid: int, proc: Path = PROC) -> list[int]:
     """Returns all descendants of a process, and all members of its and their process groups."""
-    return families_of([pid], proc)[1:]
-
-
-def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
-    """Returns some processes with all their descendants and all members of their process groups, parents first."""
     children: dict[int, list[int]] = {}
-    for folder in proc.iterdir() if pids and proc.is_dir() else ():
+    for folder in proc.iterdir() if proc.is_dir() else ():
         if folder.name.isdecimal() and (fields := _fields(folder)):
-            pid, parent, group = int(folder.name), int(fields[1]), int(fields[2])
-            for above in {parent, group} - {pid}:
-                children.setdefault(above, []).append(pid)
-    found = list(dict.fromkeys(pids))
+            child, parent, group = int(folder.name), int(fields[1]), int(fields[2])
+            for above in {parent, group} - {child}:
+                children.setdefault(above, []).append(child)
+    found = [pid]
     for known in found:
         found += [child for child in children.get(known, []) if child not in found]
-    return found
-
-
-@contextmanager
-def alone(working: Sequence[int], others: Sequence[int]) -> Iterator[None]:
-    """Stops other processes with all that they started, so that they cannot disturb those that work meanwhile."""
-    family: list[int] = []
-    try:
-        # What a process starts before it is stopped itself is found when looking again.
-        while found := [pid for pid in families_of(others) if pid not in family]:
-            family += found
-            _signal(found, signal.SIGSTOP)
-        _signal(families_of(working), signal.SIGCONT)  # one of them may have stopped it
-        yield
-    finally:
-        _signal(reversed(family), signal.SIGCONT)
+    return found[1:]
 
 
 def end(pids: Iterable[int]) -> None:
-    """Kills processes at once, also stopped ones; those that have ended are left out."""
-    _signal(pids, signal.SIGKILL)
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    """Kills processes at once; those that have ended are left out."""
     for pid in pids:
         with suppress(OSError):  # it ended meanwhile
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
 
 
 def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> float:

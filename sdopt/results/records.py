@@ -194,8 +194,6 @@ class MeasurementSession:
     schedule: str = "interleaved"
     disturbed_by: list[str] = field(default_factory=list)
     """Other studies that were measured on the same device at the same time."""
-    alone: bool = False
-    """Whether all other workers of the study were stopped while one worked."""
 
 
 @dataclass

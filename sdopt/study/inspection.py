@@ -264,8 +264,7 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
                 if not drawing.fetch():
                     for batch in range(draw.calls):
                         run.progress.phase(process.row.name, "images")
-                        with run.alone([process]):
-                            drawing.receive(drawing.request(batch)()())
+                        drawing.receive(drawing.request(batch)()())
                         run.progress.advance()
                 _, run.result.redrawn[kind] = drawing.finish()
                 break

@@ -169,16 +169,14 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
     """Brings a fresh worker of a process that was measured before to its steady state. Raises WorkerError."""
     run.start(process)
     run.progress.phase(process.row.name, "loading")
-    with run.alone([process]):
-        process.worker.prepare()
+    process.worker.prepare()
     run.progress.advance()
     for shape_index in run.shapes:
         for call in range(1 + run.warmup):
             run.progress.phase(process.row.name, "warm-up")
             number = next_batch(run, process, shape_index, call)
             # Loading must not count towards the peak that is read after the rounds.
-            with run.alone([process]):
-                process.worker.time_once(shape_index, number, memory=call == run.warmup)
+            process.worker.time_once(shape_index, number, memory=call == run.warmup)
             run.progress.advance()
 
 
@@ -245,7 +243,7 @@ def ask_each(
     requests: Sequence[Callable[[], Callable[[], T]]],
     lenient: bool = False,
 ) -> tuple[list[tuple[VariantProcess, T]], OutOfMemory]:
-    """Sends one request to each of several workers at once, while all others are stopped.
+    """Sends one request to each of several workers at once.
 
     Args:
         run: the study.
@@ -262,9 +260,7 @@ def ask_each(
     run.progress.together([process.row.name for process in asked], phase)
     good: list[tuple[VariantProcess, T]] = []
     out_of_memory: OutOfMemory = []
-    with run.alone(asked):
-        answers = answers_of(requests)
-    for process, answer in zip(asked, answers, strict=True):
+    for process, answer in zip(asked, answers_of(requests), strict=True):
         if not isinstance(answer, WorkerError):
             good.append((process, answer))
         elif lenient and answer.status is Status.FAILED:

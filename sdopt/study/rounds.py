@@ -42,7 +42,6 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         the schedule for the rest, in another session, if a worker ran out of memory beside the others.
     """
     shuffle = random.Random(f"{run.protocol.shuffle_seed} {len(run.result.sessions)}")
-    run.session.alone = True
     if run.rounds:
         next_schedule = _discarded_round(run, shuffle)
         if next_schedule is not None:
@@ -134,11 +133,10 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
     samples, count = process.measurement.shapes[shape_index], len(process.given)
     batch = next_batch(run, process, shape_index, 1 + run.warmup + number)
     samples.repeated += len(process.given) == count
-    with run.alone([process]):
-        meter = InterferenceMeter(process.worker.pid)
-        call = process.worker.time_once(shape_index, batch)
-        found = meter.stop(call.seconds)
-        held_gib = process.worker.held_gib()
+    meter = InterferenceMeter(process.worker.pid)
+    call = process.worker.time_once(shape_index, batch)
+    found = meter.stop(call.seconds)
+    held_gib = process.worker.held_gib()
     samples.latency_s.append(call.seconds)
     samples.held_gib.append(held_gib)
     _keep_image(process, shape_index, call)

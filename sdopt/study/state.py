@@ -3,13 +3,10 @@
 import math
 import re
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdopt.locks import Presence
-from sdopt.measure.processes import alone
 from sdopt.results.files import write_result
 from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
 from sdopt.results.samples import Measurement
@@ -161,11 +158,6 @@ class StudyRun:
     def living(self) -> list[VariantProcess]:
         """The processes that have a worker now."""
         return [process for process in self.processes if process.running is not None]
-
-    def alone(self, working: Sequence[VariantProcess]) -> AbstractContextManager[None]:
-        """Returns a context in which all workers but some are stopped, with all that they started."""
-        known = [(process.worker.pid, process in working) for process in self.living if process.worker.alive]
-        return alone([pid for pid, works in known if works], [pid for pid, works in known if not works])
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Changes the schedule of the current session; the drift of earlier blocks is kept."""

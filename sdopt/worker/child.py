@@ -1,6 +1,5 @@
 """Runs a process at the other end of a pipe: messages, notes on progress, time limits, its death, and its end."""
 
-import ctypes
 import os
 import pickle
 import shutil
@@ -18,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.measure.processes import end, started_by
-from sdopt.worker.forkserver import StartContext, let_the_server_end, start
+from sdopt.worker.forkserver import StartContext, start
 
 KILL_LIMIT_S = 10.0
 """Seconds that the kernel may take to end a killed process; a process that waits in a driver may never end."""
-
-_SET_SIGNAL_OF_PARENTS_DEATH = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
 
 _STOP_LIMIT_S = 5.0
 """Seconds that a process may take to end by itself after its pipe was closed."""
@@ -233,9 +229,6 @@ def _main(
 ) -> None:
     """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
-    # While another process is timed, the parent stops this one. If it dies then, its server ends and wakes this one.
-    let_the_server_end()
-    ctypes.CDLL(None).prctl(_SET_SIGNAL_OF_PARENTS_DEATH, signal.SIGCONT, 0, 0, 0)
     threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
     target(connection, *arguments)
 

@@ -4,7 +4,6 @@ Imports nothing heavy, so that the server loads libraries while the parent does.
 """
 
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Any
 
 from sdopt.limits import require_limits
 from sdopt.scratch import own_folder
@@ -83,18 +81,6 @@ def start_fork_server() -> StartContext:
         tempfile.tempdir = before
         signal.signal(signal.SIGINT, handler)
     return context
-
-
-def let_the_server_end() -> None:
-    """Lets the fork server of this process end with the study; called in a child of the server.
-
-    `multiprocessing` gives each child the pipe that keeps the server alive, so that it can start processes, too. A
-    child that is stopped would keep the server, and so itself, for ever.
-    """
-    server: Any = multiprocessing.forkserver._forkserver
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
 
 
 @contextmanager

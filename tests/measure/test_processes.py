@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from sdopt.measure.processes import alone, families_of, files_in_memory, held_elsewhere, started_by
-from tests.command import eventually, state_of
+from sdopt.measure.processes import files_in_memory, held_elsewhere, started_by
 
 HOLDING = "import time; held = b'x' * (64 << 20); print(flush=True); time.sleep(60)"
 
@@ -85,32 +83,5 @@ def test_a_name_that_the_kernel_cut_in_the_middle_of_a_character_stops_nothing(t
     for pid, name in ((7, b"\xc3\xbcberwachungsd\xc3"), (8, b"plain")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "stat").write_bytes(b"%d (%s) S %d 7 7" % (pid, name, pid - 1))
-    assert families_of([7], tmp_path) == [7, 8]
-    assert families_of([7], tmp_path / "none") == [7]
-
-
-CHILD_OF_ITS_OWN = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
-print(child.pid, flush=True)
-time.sleep(60)
-"""
-
-
-def test_others_are_stopped_with_all_that_they_started_and_one_goes_on() -> None:
-    program = [sys.executable, "-S", "-c", CHILD_OF_ITS_OWN]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout
-        child = int(other.stdout.readline())
-        try:
-            with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as one:
-                os.kill(one.pid, signal.SIGSTOP)
-                with alone([one.pid], [other.pid]):
-                    # The kernel stops a process when that would run next, not within `kill`.
-                    assert eventually(lambda: [state_of(other.pid), state_of(child)] == ["T", "T"])
-                    assert state_of(one.pid) != "T"
-                assert "T" not in (state_of(other.pid), state_of(child))
-                one.kill()
-        finally:
-            os.kill(child, signal.SIGKILL)
-            other.kill()
+    assert started_by(7, tmp_path) == [8]
+    assert started_by(7, tmp_path / "none") == []

@@ -166,30 +166,6 @@ if __name__ == "__main__":
         assert done.returncode == 0, done.stderr
         assert "was killed, but has not ended within 0.2 s" in done.stderr
 
-    def test_of_one_that_is_stopped_when_the_parent_is_killed(self) -> None:
-        """A stopped process cannot see by itself that its parent has died."""
-        code = """
-import os
-import time
-from sdopt.measure.processes import alone
-from sdopt.worker.child import ChildProcess
-from sdopt.worker.forkserver import start_fork_server
-from tests.worker.test_child import parent_of_a_sleeper, sleeper
-
-if __name__ == "__main__":
-    children = [ChildProcess(start_fork_server(), target) for target in (sleeper, parent_of_a_sleeper)]
-    _, apart = [child.receive() for child in children]
-    with alone([children[0].pid], [children[1].pid]):
-        print(children[1].pid, apart, flush=True)
-        time.sleep(600)
-"""
-        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
-            assert parent.stdout
-            pids = [int(pid) for pid in parent.stdout.readline().split()]
-            assert eventually(lambda: [state_of(pid) for pid in pids] == ["T", "T"])
-            parent.kill()
-        assert eventually(lambda: [state_of(pid) for pid in pids] == ["Z", "Z"])
-
     def test_ends_what_it_started_in_another_session(self) -> None:
         child = ChildProcess(start_fork_server(), parent_of_a_sleeper)
         apart: int = child.receive(60)
