@@ -1,12 +1,44 @@
 """Changes to records that tests make by hand."""
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.samples import Call, GpuState, Interference, ShapeSamples
 
 
 def reconfigure(owner: StudyResult | VariantResult, section: str, **changes: Any) -> None:
     """Replaces keys of one section of a recorded configuration."""
     changed: dict[str, Any] = {section: replace(getattr(owner.config, section), **changes)}
     owner.config = replace(owner.config, **changed)
+
+
+def timed(seconds: Iterable[float], **of_calls: Sequence[Any]) -> list[Call]:
+    """Timed calls, one after the other; `of_calls` are other fields of `Call`, a value for each."""
+    calls = [Call(float(each), number) for number, each in enumerate(seconds)]
+    for name, values in of_calls.items():
+        for call, value in zip(calls, values, strict=True):
+            setattr(call, name, value)
+    return calls
+
+
+def retime(
+    samples: ShapeSamples,
+    seconds: Iterable[float] | None = None,
+    *,
+    interference: Sequence[Interference | None] | None = None,
+    held_gib: Sequence[float] | None = None,
+    gpu: Sequence[GpuState] | None = None,
+    left_out: Collection[int] | None = None,
+) -> None:
+    """Exchanges what is recorded of timed calls; other times are of as many calls as there are of them."""
+    if seconds is not None:
+        before, samples.calls = samples.calls, timed(seconds)
+        for call, other in zip(samples.calls, before, strict=False):
+            vars(call).update(vars(other) | {"seconds": call.seconds})
+    for name, values in (("interference", interference), ("held_gib", held_gib), ("gpu", gpu)):
+        for number, call in enumerate(samples.calls if values is not None else ()):
+            setattr(call, name, values[number] if values and number < len(values) else None)
+    for call in samples.calls if left_out is not None else ():
+        call.left_out = left_out is not None and call.round in left_out

@@ -7,20 +7,10 @@ from sdopt.results.records import StudyResult
 from sdopt.results.samples import ShapeSamples
 
 
-def shares(samples: ShapeSamples) -> list[float | None]:
-    """Returns, for each timed call, the share that other work took of the processor or the GPU; None if not known."""
-    count = len(samples.latency_s)
-    calls = samples.interference if len(samples.interference) == count else [None] * count
-    on_gpu = [state.others or 0.0 for state in samples.gpu] if len(samples.gpu) == count else [0.0] * count
-    return [
-        None if call is None else call.waited + call.stolen + more for call, more in zip(calls, on_gpu, strict=True)
-    ]
-
-
 def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
     """Returns the largest share in each round that all these samples include; 0 if no share is known."""
-    found = [shares(samples) for samples in timed]
-    return [max((share for share in calls if share is not None), default=0.0) for calls in zip(*found, strict=False)]
+    rounds = zip(*(samples.calls for samples in timed), strict=False)
+    return [max((call.disturbed for call in calls if call.disturbed is not None), default=0.0) for calls in rounds]
 
 
 def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
@@ -76,25 +66,23 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
         for number, measurement in enumerate(variant.measurements):
             in_blocks = bool(result.sessions) and result.sessions[measurement.session].schedule == "blocks"
             for samples in measurement.shapes:
-                for round_index, share in enumerate(shares(samples)):
-                    if share is not None:
-                        key = (measurement.session, round_index, *((variant.name, number) if in_blocks else ()))
+                for call in samples.calls:
+                    if (share := call.disturbed) is not None:
+                        key = (measurement.session, call.round, *((variant.name, number) if in_blocks else ()))
                         worst[key] = max(share, worst.get(key, 0.0))
-                        if round_index in samples.left_out:
+                        if call.left_out:
                             left_out.add(key)
     if limit is None or not worst:
         return None
     disturbed = {key for key, share in worst.items() if share > limit}
-    measured = [
-        samples for variant in result.variants for measurement in variant.measurements for samples in measurement.shapes
-    ]
-    calls = [call for samples in measured for call in samples.interference if call is not None]
+    calls = [call for row in result.variants for m in row.measurements for at in m.shapes for call in at.calls]
+    found = [call.interference for call in calls if call.interference is not None]
     return RoundCounts(
         timed=len(worst),
         disturbed=len(disturbed),
         left_out=len(left_out),
         undecided=len(disturbed - left_out),
-        waited=max(call.waited for call in calls),
-        stolen=max(call.stolen for call in calls),
-        on_gpu=max((state.others or 0.0 for samples in measured for state in samples.gpu), default=0.0),
+        waited=max(one.waited for one in found),
+        stolen=max(one.stolen for one in found),
+        on_gpu=max((call.gpu.others or 0.0 for call in calls if call.gpu), default=0.0),
     )

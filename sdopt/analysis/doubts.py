@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from sdopt.analysis.disturbance import shares
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.results.records import MeasurementSession, StudyResult, VariantResult
@@ -162,7 +161,8 @@ def _steps(variant: VariantResult) -> np.ndarray:
     """Returns the mean step of held memory from one timed call to the next, in MiB, of each process."""
     found = []
     for measurement in variant.measurements:
-        steps = np.diff(measurement.held_gib) * 1024
+        held = [call.held_gib for call in measurement.calls if call.held_gib is not None]
+        steps = np.diff(held) * 1024
         if steps.size:
             kept = np.delete(steps, np.argmax(np.abs(steps))) if steps.size > 1 else steps
             found.append(float(kept.mean()))
@@ -179,7 +179,8 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
 
 def core_doubts(variant: VariantResult) -> list[str]:
     """Says that timed calls used more cores than the run gives a process."""
-    calls = [call.cores for m in variant.measurements for call in m.interference if call and call.cores is not None]
+    known = (call.interference for m in variant.measurements for call in m.calls)
+    calls = [found.cores for found in known if found and found.cores is not None]
     threads = variant.config.hardware.threads
     if not calls or threads is None or float(np.median(calls)) <= threads + _MORE_CORES:
         return []
@@ -253,9 +254,9 @@ def uncounted(result: StudyResult, candidate: VariantResult, reference: VariantR
 
 def _deciding(measurement: Measurement) -> Iterator[float]:
     """Yields, for each timed call that decides, the share that others took, if it is known."""
-    for round_index, share in enumerate(shares(measurement)):
-        if share is not None and round_index not in measurement.left_out:
-            yield share
+    for call in measurement.calls:
+        if call.disturbed is not None and not call.left_out:
+            yield call.disturbed
 
 
 def doubts_of(result: StudyResult) -> list[str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib
 from sdopt.hardware.cards import peak_of
@@ -389,18 +388,19 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
 
 
 def _disturbance(variant: VariantResult) -> Disturbance | None:
-    known = [share for measurement in variant.measurements for share in shares(measurement) if share is not None]
+    calls = [call for measurement in variant.measurements for call in measurement.calls]
+    known = [call.disturbed for call in calls if call.disturbed is not None]
+    found = [call.interference for call in calls if call.interference is not None]
     if not known:
         return None
-    calls = [call for measurement in variant.measurements for call in measurement.interference if call is not None]
     return Disturbance(
         calls=len(known),
         mean=float(np.mean(known)),
         worst=max(known),
-        left_out=sum(len(measurement.left_out) for measurement in variant.measurements),
-        major_faults=sum(call.major_faults for call in calls),
-        switched_out=sum(call.switched_out for call in calls),
-        cpu_mhz=_median(call.cpu_mhz for call in calls),
+        left_out=sum(call.left_out for call in calls),
+        major_faults=sum(one.major_faults for one in found),
+        switched_out=sum(one.switched_out for one in found),
+        cpu_mhz=_median(one.cpu_mhz for one in found),
     )
 
 

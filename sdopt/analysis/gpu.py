@@ -44,7 +44,9 @@ def gpu_notes(result: StudyResult) -> list[str]:
 def throttling_note(result: StudyResult) -> str:
     """Returns which of the timed calls were throttled, and by what; "" where none was."""
     states = {
-        variant.name: [state for m in variant.measurements for samples in m.shapes for state in samples.gpu]
+        variant.name: [
+            call.gpu for m in variant.measurements for samples in m.shapes for call in samples.calls if call.gpu
+        ]
         for variant in result.variants
     }
     counts = {name: sum(bool(s.throttled) for s in of_one) for name, of_one in states.items()}

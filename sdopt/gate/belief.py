@@ -103,7 +103,7 @@ def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ru
 
 def repeated_prompts(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     """Rules on a speed-up of calls that repeated prompts and noise: remembering may have made them faster."""
-    repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
+    repeated = sum(call.repeated for side in (candidate, reference) for m in side.measurements for call in m.calls)
     if not repeated:
         return []
     why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster: raise quality.prompt_count"

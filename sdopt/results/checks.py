@@ -85,8 +85,11 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
     for name, value in vars(samples.memory).items() if samples.memory else ():
         if value is not None and not math.isfinite(value):
             return f"memory.{name}: {value} is not an amount of memory"
-    if any(not 0 <= index < len(samples.latency_s) for index in samples.left_out):
-        return "left_out: names rounds that were not timed"
+    for index, call in enumerate(samples.calls):
+        if not 0 < call.seconds < math.inf:
+            return f"calls.{index}.seconds: {call.seconds} is not a possible time of a call"
+        if call.round < 0:
+            return f"calls.{index}.round: {call.round} is not the number of a round"
     for name, value in vars(samples).items():
         if name != "further" and not _is_finite(value):
             return f"{name}: holds what is not a finite number"

@@ -95,6 +95,38 @@ class Interference:
 
 
 @dataclass
+class Call:
+    """One timed call: a process makes one at each shape in each round.
+
+    Prompts and noise differ between rounds, and are the same for all variants.
+    """
+
+    seconds: float
+    """From prompts until its images are bytes in the host's memory."""
+    round: int = 0
+    """Number of its round in this process, from 0: rounds of the same number are paired within a session."""
+    left_out: bool = False
+    """Whether its round is left out because others disturbed it: in a session of interleaved rounds, for all processes
+    at all shapes; in blocks, for its block at all shapes."""
+    repeated: bool = False
+    """Whether the process had been given its prompts and noise before, because there were too few prompts."""
+    held_gib: float | None = None
+    """Memory that the worker, with all that it started, held after the call: what PyTorch has allocated on a GPU and
+    the driver counts of children, else the resident set."""
+    interference: Interference | None = None
+    """What disturbed it; None if the kernel does not count."""
+    gpu: GpuState | None = None
+    """State of the device right after it; None without NVML."""
+
+    @property
+    def disturbed(self) -> float | None:
+        """The share that other work took of the processor or the GPU; None if it is not known."""
+        if self.interference is None:
+            return None
+        return self.interference.waited + self.interference.stolen + ((self.gpu and self.gpu.others) or 0.0)
+
+
+@dataclass
 class TimedImage:
     """Comparison of a timed call's image with the image drawn in the quality pass from the same prompt and noise."""
 
@@ -123,27 +155,14 @@ class ShapeSamples:
     discarded_s: list[float] = field(default_factory=list)
     """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
     have been idle for long."""
-    latency_s: list[float] = field(default_factory=list)
-    """End-to-end time of one call, by round, until its images are bytes in the host's memory; in blocks, of the block's
-    own rounds. Prompts and noise differ between rounds, and are the same for all variants."""
-    held_gib: list[float] = field(default_factory=list)
-    """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
-    PyTorch has allocated on a GPU and the driver counts of children, else the resident set."""
+    calls: list[Call] = field(default_factory=list)
+    """Its timed calls, in their order."""
     timed_images: list[TimedImage] = field(default_factory=list)
     """Comparisons of some timed calls' images with drawn ones; at the main shape, if images are drawn."""
-    repeated: int = 0
-    """Timed calls whose prompts and noise the process had been given before, because there were too few prompts."""
     latency_before_s: list[float] = field(default_factory=list)
     """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
     off, and its samples are paired with nothing."""
     latency_after_s: list[float] = field(default_factory=list)
-    gpu: list[GpuState] = field(default_factory=list)
-    """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
-    interference: list[Interference | None] = field(default_factory=list)
-    """What disturbed each timed call, in the order of `latency_s`; empty if the kernel does not count."""
-    left_out: list[int] = field(default_factory=list)
-    """Indices in `latency_s` of the rounds that are left out, because others disturbed them: in a session of
-    interleaved rounds the same for all processes; in blocks each block's own. The same at all shapes."""
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
     denoiser_busy_s: float | None = None
@@ -153,10 +172,14 @@ class ShapeSamples:
     the first process of a variant alone."""
 
     @property
+    def latency_s(self) -> list[float]:
+        """End-to-end times of all timed calls, in their order."""
+        return [call.seconds for call in self.calls]
+
+    @property
     def deciding_s(self) -> list[float]:
-        """End-to-end times of the rounds that count, in their order."""
-        dropped = set(self.left_out)
-        return [seconds for index, seconds in enumerate(self.latency_s) if index not in dropped]
+        """End-to-end times of the calls that count, in their order."""
+        return [call.seconds for call in self.calls if not call.left_out]
 
 
 @dataclass
@@ -178,7 +201,7 @@ class Measurement(ShapeSamples):
     """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
     the first process of a variant alone; empty if images were cached."""
     pass_held_gib: list[float] = field(default_factory=list)
-    """Memory held after each of these calls, as in `held_gib`."""
+    """Memory held after each of these calls, as in `Call.held_gib`."""
     complete: bool = False
     """Whether evidence, stages and images were taken after its rounds."""
     further: list[ShapeSamples] = field(default_factory=list)

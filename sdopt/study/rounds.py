@@ -10,7 +10,7 @@ import numpy as np
 from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.results.records import Schedule, Status
-from sdopt.results.samples import ShapeSamples
+from sdopt.results.samples import Call, ShapeSamples
 from sdopt.study.inspection import inspect_group
 from sdopt.study.preparation import (
     OutOfMemory,
@@ -111,7 +111,8 @@ def _leave_out(run: StudyRun) -> None:
     timed = _timed_samples(run)
     left_out = rounds_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
     for samples in timed:
-        samples.left_out = list(left_out)
+        for index, call in enumerate(samples.calls):
+            call.left_out = index in left_out
 
 
 def _after_out_of_memory(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
@@ -132,21 +133,21 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
     samples, count = process.measurement.shapes[shape_index], len(process.given)
     batch = next_batch(run, process, shape_index, 1 + run.warmup + number)
-    samples.repeated += len(process.given) == count
     meter = InterferenceMeter(process.worker.pid)
-    call = process.worker.time_once(shape_index, batch)
-    found = meter.stop(call.seconds)
-    held_gib = process.worker.held_gib()
-    samples.latency_s.append(call.seconds)
-    samples.held_gib.append(held_gib)
-    _keep_image(process, shape_index, call)
-    if call.gpu is not None:
-        samples.gpu.append(call.gpu)
+    answer = process.worker.time_once(shape_index, batch)
+    call = Call(
+        answer.seconds,
+        len(samples.calls),
+        repeated=len(process.given) == count,
+        interference=meter.stop(answer.seconds),
+        held_gib=process.worker.held_gib(),
+        gpu=answer.gpu,
+    )
+    samples.calls.append(call)
     if meter.off:
         run.warn_once(meter.off)
-    else:
-        samples.interference.append(found)
-    note_call(run, process, shape_index, call)
+    _keep_image(process, shape_index, answer)
+    note_call(run, process, shape_index, answer)
 
 
 def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> None:
@@ -155,7 +156,7 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
         return
     if len(process.images) < _SAMPLED:
         process.images.append(call.image)
-    elif (chosen := random.randrange(len(process.measurement.latency_s))) < _SAMPLED:
+    elif (chosen := random.randrange(len(process.measurement.calls))) < _SAMPLED:
         process.images[chosen] = call.image
 
 
@@ -264,7 +265,7 @@ def _block(run: StudyRun, process: VariantProcess) -> list[list[float]]:
 def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     warm_up_again(run, process)
     shapes, limit = process.measurement.shapes, run.protocol.interference
-    start = len(process.measurement.latency_s)
+    start = len(process.measurement.calls)
     for number in range(1, run.rounds + run.extra_rounds + 1 if process.timed else 1):
         if number > run.rounds:
             if enough_clean(worst_by_round(shapes)[start:], run.rounds, limit):
@@ -274,6 +275,7 @@ def _measure_block(run: StudyRun, process: VariantProcess) -> None:
             _time(run, process, shape_index, number)
     left_out = rounds_left_out(worst_by_round(shapes)[start:], run.rounds, limit)
     for samples in shapes:
-        samples.left_out += [start + index for index in left_out]
+        for index in left_out:
+            samples.calls[start + index].left_out = True
     _end_rounds(run, process)
     inspect_group(run, living([process]))

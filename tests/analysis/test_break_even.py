@@ -13,6 +13,7 @@ from sdopt.report.page.sections import _break_even
 from sdopt.results.comparisons import BreakEven, Interval
 from sdopt.results.records import StudyResult
 from sdopt.results.samples import ShapeSamples
+from tests.records import retime
 
 
 def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) -> None:
@@ -122,7 +123,7 @@ class TestBreakEven:
         started(result, "bfloat16", 1.0, 200.0)
         for variant in result.variants:
             for measured in variant.measurements:
-                measured.latency_s = [2.0 if variant.role == "control" else 1.0] * len(measured.latency_s)
+                retime(measured, [2.0 if variant.role == "control" else 1.0] * len(measured.latency_s))
         compare(result)
         comparison = result.first_comparison("bfloat16")
         assert comparison is not None

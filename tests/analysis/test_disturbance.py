@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_out, shares, worst_by_round
+from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_out, worst_by_round
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.ratios import log_speedup, paired_rounds
 from sdopt.report.notes import notes_of
 from sdopt.results.records import StudyResult
-from sdopt.results.samples import GpuState, Interference, Measurement
-from tests.records import reconfigure
+from sdopt.results.samples import Call, GpuState, Interference, Measurement
+from tests.records import reconfigure, retime, timed
 
 
 def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
     calls = [Interference(share, 0.0) for share in shared]
-    return Measurement(0, latency_s=times or [1.0] * len(shared), interference=[*calls])
+    return Measurement(0, calls=timed(times or [1.0] * len(shared), interference=calls))
 
 
 class TestPlacesLeftOut:
@@ -42,16 +42,15 @@ class TestPlacesLeftOut:
 
 class TestShares:
     def test_add_up_over_the_causes(self) -> None:
-        found = Measurement(0, latency_s=[1.0], interference=[Interference(0.01, 0.02)], gpu=[GpuState(others=0.3)])
-        assert shares(found) == [pytest.approx(0.33)]
+        call = Call(1.0, interference=Interference(0.01, 0.02), gpu=GpuState(others=0.3))
+        assert call.disturbed == pytest.approx(0.33)
 
     def test_are_unknown_where_nothing_was_recorded(self) -> None:
-        assert shares(Measurement(0, latency_s=[1.0, 2.0])) == [None, None]
-        assert worst_by_round([Measurement(0, latency_s=[1.0, 2.0])]) == [0.0, 0.0]
+        assert Call(1.0, gpu=GpuState(others=0.3)).disturbed is None
+        assert worst_by_round([Measurement(0, calls=timed([1.0, 2.0]))]) == [0.0, 0.0]
 
     def test_do_not_look_at_the_times(self) -> None:
-        slow = measurement(0.0, 0.1, times=[9.0, 1.0])
-        assert shares(slow) == shares(measurement(0.0, 0.1))
+        assert worst_by_round([measurement(0.0, 0.1, times=[9.0, 1.0])]) == [0.0, 0.1]
 
     def test_of_a_round_are_the_worst_of_all_processes(self) -> None:
         assert worst_by_round([measurement(0.0, 0.1, 0.0), measurement(0.2, 0.0)]) == [0.2, 0.1]
@@ -62,9 +61,9 @@ def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> No
     reconfigure(result, "protocol", interference=0.02)
     for row in result.variants:
         for found in row.measurements:
-            found.interference = [Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.latency_s]
-            found.left_out = [place] if left_out else []
-    result.variant("baseline").measurements[0].interference[place] = Interference(share, 0.0)
+            retime(found, interference=[Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.latency_s])
+            retime(found, left_out=[place] if left_out else [])
+    result.variant("baseline").measurements[0].calls[place].interference = Interference(share, 0.0)
 
 
 class TestStudy:
@@ -73,14 +72,14 @@ class TestStudy:
         before = log_speedup(candidate, baseline)
         disturb(result, 2, 0.5, left_out=True)
         for found in candidate.measurements:
-            found.latency_s[2] *= 100
+            found.calls[2].seconds *= 100
         assert paired_rounds(candidate, baseline, 0) == 5
         after = log_speedup(candidate, baseline)
         assert before is not None
         assert after is not None
         assert abs(after.mean - before.mean) < np.log(100) / 6
         for found in candidate.measurements:
-            found.left_out = []
+            retime(found, left_out=[])
         assert paired_rounds(candidate, baseline, 0) == 5
 
     def test_are_counted_and_noted(self, result: StudyResult) -> None:
@@ -104,8 +103,8 @@ class TestStudy:
         disturb(result, 2, 0.0, left_out=True)
         for row in result.variants:
             for measurement in row.measurements:
-                measurement.interference = [Interference(0.0, 0.0) for _ in measurement.latency_s]
-        result.variant("baseline").measurements[0].interference[2] = found
+                retime(measurement, interference=[Interference(0.0, 0.0) for _ in measurement.latency_s])
+        result.variant("baseline").measurements[0].calls[2].interference = found
         said = f"Disturbed by other work: 1 of 6 rounds ({causes}, limit 2 %); 1 left out."
         assert said in notes_of(result)
 
@@ -117,7 +116,7 @@ class TestStudy:
     def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
         for row in result.variants:
             for found in row.measurements:
-                found.interference = []
+                retime(found, interference=[])
         assert count_rounds(result) is None
         disturb(result, 2, 0.001, left_out=False)
         assert not [note for note in notes_of(result) if note.startswith("Disturbed by other work")]

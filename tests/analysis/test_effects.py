@@ -11,6 +11,7 @@ from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import Environment, Status, StudyResult, VariantResult
 from sdopt.results.samples import Measurement, Memory
+from tests.records import retime, timed
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
 TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}
@@ -30,7 +31,7 @@ def cell(
     measurements = [
         Measurement(
             replicate,
-            latency_s=list(np.exp(-np.log(speedup) + rng.normal(0, noise, rounds))),
+            calls=timed(list(np.exp(-np.log(speedup) + rng.normal(0, noise, rounds)))),
             memory=Memory(memory, memory * np.exp(rng.normal(0, noise / 10))),
         )
         for replicate in range(replicates)
@@ -146,10 +147,10 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
     later = result.variants[4:]
     for row in later:
         row.measurements[0].session = 1
-        row.measurements[0].latency_s = [3 * sample for sample in row.measurements[0].latency_s]
+        retime(row.measurements[0], [3 * sample for sample in row.measurements[0].latency_s])
     baseline = result.variants[0]
     again = [3 * sample for sample in baseline.measurements[0].latency_s]
-    baseline.measurements.append(Measurement(0, 1, latency_s=again, memory=baseline.measurements[0].memory))
+    baseline.measurements.append(Measurement(0, 1, calls=timed(again), memory=baseline.measurements[0].memory))
     expected = {effect.options: effect.speedup for effect in effects_of(study(noise=0.0), OPTIONS)}
     for effect in effects_of(result, OPTIONS):
         assert known(effect.speedup).estimate == pytest.approx(known(expected[effect.options]).estimate)
@@ -163,7 +164,7 @@ def test_peaks_of_several_sessions_are_a_geometric_mean_as_in_every_ratio() -> N
         assert measured.memory is not None
         peak = measured.memory.process_peak_gib or 0.0
         spread = 4.0 if row.choices["precision"] == "bf16" else 1.0
-        again = Measurement(0, 1, latency_s=measured.latency_s, memory=Memory(peak, peak * spread))
+        again = Measurement(0, 1, calls=timed(measured.latency_s), memory=Memory(peak, peak * spread))
         measured.memory = Memory(peak, peak / spread)
         row.measurements.append(again)
     found = {effect.options: effect for effect in effects_of(result, OPTIONS)}

@@ -19,7 +19,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import Memory
 from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.tracking.projection import logged_metrics
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 
 
 class TestRatio:
@@ -129,8 +129,8 @@ class TestOneFigureEverywhere:
         for variant in result.variants:
             for measured in variant.measurements:
                 slow = [0.3] if variant.name == "bfloat16" else [0.1]
-                measured.latency_s = [0.1] * (len(measured.latency_s) - 1) + slow
-                measured.left_out = []
+                retime(measured, [0.1] * (len(measured.latency_s) - 1) + slow)
+                retime(measured, left_out=[])
         compare(result)
         edge = result.comparisons[0]
         assert edge.tail_ratio is not None

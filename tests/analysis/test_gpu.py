@@ -5,20 +5,21 @@ import pytest
 from sdopt.analysis.gpu import busy_note, busy_share, gpu_notes, throttling_note
 from sdopt.results.records import StudyResult
 from sdopt.results.samples import GpuState
+from tests.records import retime
 
 
 class TestThrottling:
     def test_names_the_rounds_and_what_held_the_clocks(self, result: StudyResult) -> None:
         first, second = (result.variant(name).measurements[0] for name in ("baseline", "bfloat16"))
-        first.gpu = [GpuState(), GpuState(throttled=["power limit"]), GpuState(throttled=["power limit"])]
-        second.gpu = [GpuState(), GpuState(), GpuState(throttled=["power limit", "temperature"])]
+        retime(first, gpu=[GpuState(), GpuState(throttled=["power limit"]), GpuState(throttled=["power limit"])])
+        retime(second, gpu=[GpuState(), GpuState(), GpuState(throttled=["power limit", "temperature"])])
         assert throttling_note(result) == (
             "Rounds in which the GPU was throttled (power limit, temperature): baseline 2 of 3, bfloat16 1 of 3."
         )
         assert throttling_note(result) in gpu_notes(result)
 
     def test_says_nothing_where_there_was_none(self, result: StudyResult) -> None:
-        result.variant("baseline").measurements[0].gpu = [GpuState(sm_clock_mhz=1980)]
+        retime(result.variant("baseline").measurements[0], gpu=[GpuState(sm_clock_mhz=1980)])
         assert gpu_notes(result) == []
 
 

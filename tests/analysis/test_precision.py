@@ -14,7 +14,7 @@ from sdopt.report.notes import notes_of
 from sdopt.results.records import Precision, StudyResult
 from sdopt.results.samples import Measurement
 from sdopt.schema import Gate, Protocol
-from tests.records import reconfigure
+from tests.records import reconfigure, timed
 from tests.trial.noise import precise, two_stages, until_narrow
 
 PILOT = {"baseline": [1.0, 1.02, 1.05], "bfloat16": [0.9, 0.93, 0.91], "batches of four": [1.0, 1.2, 0.9]}
@@ -35,7 +35,7 @@ def study(result: StudyResult) -> StudyResult:
     for row in result.variants:
         if row.status.measured:
             times = PILOT.get(row.name, PILOT["baseline"])
-            row.measurements = [Measurement(number, latency_s=[seconds]) for number, seconds in enumerate(times)]
+            row.measurements = [Measurement(number, calls=timed([seconds])) for number, seconds in enumerate(times)]
     return result
 
 
@@ -67,7 +67,9 @@ class TestInterval:
     def add(self, study: StudyResult, processes: int) -> None:
         for row in study.variants:
             if row.status.measured:
-                row.measurements += [Measurement(3 + n, 1, latency_s=[1.0 + 0.2 * (n % 2)]) for n in range(processes)]
+                row.measurements += [
+                    Measurement(3 + n, 1, calls=timed([1.0 + 0.2 * (n % 2)])) for n in range(processes)
+                ]
 
     def test_is_around_the_mean_of_all_with_the_deviation_of_the_pilot(self, study: StudyResult) -> None:
         self.add(study, 6)

@@ -24,13 +24,13 @@ from sdopt.results.comparisons import Comparison, Interval
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import Environment, Status, StudyResult, VariantResult
 from sdopt.results.samples import Measurement, Memory
-from tests.records import reconfigure
+from tests.records import reconfigure, timed
 
 
 def variant(*processes: Any, name: str = "variant", role: str = "variant", **measured: Any) -> VariantResult:
     """A measured variant: one sequence of latencies for each process."""
     measurements = [
-        Measurement(number, latency_s=[float(s) for s in samples], **measured)
+        Measurement(number, calls=timed([float(s) for s in samples]), **measured)
         for number, samples in enumerate(processes)
     ]
     return VariantResult(name, role, {}, [], RecordedConfig(), status=Status.OK, measurements=measurements)

@@ -18,7 +18,7 @@ from sdopt.results.samples import Interference, Measurement, Memory, ShapeSample
 from sdopt.schema import Shape
 from sdopt.study.missing import missing_of
 from tests.analysis.test_ratios import study, variant
-from tests.records import reconfigure
+from tests.records import reconfigure, retime, timed
 
 SMALL, LARGE = Shape(64, 1), Shape(96, 1)
 
@@ -28,7 +28,7 @@ def two_shapes(name: str, main_s: float, further_s: float, role: str = "variant"
     made = variant(*([main_s * (1 + 0.01 * n)] * 4 for n in range(3)), name=name, role=role, memory=Memory(0.0, 1.0))
     for number, measurement in enumerate(made.measurements):
         seconds = [further_s * (1 + 0.02 * number)] * 4
-        measurement.further = [ShapeSamples(latency_s=seconds, memory=Memory(0.0, 2.0), graphs=2, recompiles=1)]
+        measurement.further = [ShapeSamples(calls=timed(seconds), memory=Memory(0.0, 2.0), graphs=2, recompiles=1)]
     reconfigure(made, "workload", size=[64, 96])
     return made
 
@@ -52,7 +52,7 @@ def alone(result: StudyResult, place: int) -> StudyResult:
     rows = []
     for row in result.variants:
         measurements = [
-            Measurement(m.replicate, latency_s=m.shapes[place].latency_s, memory=m.shapes[place].memory)
+            Measurement(m.replicate, calls=timed(m.shapes[place].latency_s), memory=m.shapes[place].memory)
             for m in row.measurements
         ]
         rows.append(replace(row, measurements=measurements))
@@ -120,7 +120,7 @@ class TestEachShape:
             row.status = row.status.PENDING
         reconfigure(result, "protocol", rounds=4, replicates=3)
         assert not missing_of(result).timed
-        result.variant("fast").measurements[1].further[0].latency_s.pop()
+        result.variant("fast").measurements[1].further[0].calls.pop()
         missing = missing_of(result)
         assert missing.rounds == 1
         assert missing.timed == {("baseline", 1), ("fast", 1), ("control", 1)}
@@ -129,8 +129,8 @@ class TestEachShape:
         for row in result.variants:
             for measurement in row.measurements:
                 for samples in measurement.shapes:
-                    samples.interference = [Interference(0.0, 0.0)] * 4
-        result.variant("fast").measurements[0].further[0].interference[2] = Interference(0.5, 0.0)
+                    retime(samples, interference=[Interference(0.0, 0.0)] * 4)
+        result.variant("fast").measurements[0].further[0].calls[2].interference = Interference(0.5, 0.0)
         counts = count_rounds(result)
         assert counts is not None
         assert (counts.timed, counts.disturbed) == (4, 1)
@@ -150,8 +150,8 @@ def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
     again = parse_result(to_json(result))
     assert again == result
     assert again.shapes == (SMALL, LARGE)
-    result.variant("fast").measurements[0].further[0].latency_s[0] = -1.0
-    with pytest.raises(UsageError, match=r"measurements\.0\.further\.0\.latency_s: -1"):
+    result.variant("fast").measurements[0].further[0].calls[0].seconds = -1.0
+    with pytest.raises(UsageError, match=r"measurements\.0\.further\.0\.calls\.0\.seconds: -1"):
         parse_result(to_json(result))
     result.variant("fast").measurements[0].further.clear()
     with pytest.raises(UsageError, match="needs one entry for each further shape"):

@@ -17,7 +17,7 @@ from sdopt.results.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from tests.command import SMALL, Finished, sdopt
 from tests.gate.test_judge import FIT, study, variant
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 from tests.trial import CONF
 
 FAST = Rule("speedup", "at_least", limit=0.95)
@@ -84,7 +84,7 @@ class TestDisturbed:
         reconfigure(result, "protocol", interference=0.02)
         for row in result.variants:
             for measurement in row.measurements:
-                measurement.interference = [Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)]
+                retime(measurement, interference=[Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)])
         assert judged(result).verdict is verdict
 
     @pytest.mark.parametrize(
@@ -94,7 +94,9 @@ class TestDisturbed:
         result = study(variant("it"))
         reconfigure(result, "protocol", interference=limit)
         for measurement in result.variant("it").measurements:
-            measurement.interference = [Interference(0.0, 0.0) if counted else None for _ in measurement.latency_s]
+            retime(
+                measurement, interference=[Interference(0.0, 0.0) if counted else None for _ in measurement.latency_s]
+            )
         assert ("nothing counted what other programs took" in judged(result).note) is said
 
     @pytest.mark.parametrize(("session", "disturbed"), [(0, False), (1, True)])
@@ -113,8 +115,8 @@ class TestDisturbed:
         for measurement in (m for side in (candidate, reference) for m in side.measurements):
             share = 0.3 if measurement.session == session else 0.0
             # Of the earlier session there are more rounds than of the one that decides.
-            measurement.latency_s *= 1 if measurement.session else 4
-            measurement.interference = [Interference(share, 0.0) for _ in measurement.latency_s]
+            retime(measurement, measurement.latency_s * (1 if measurement.session else 4))
+            retime(measurement, interference=[Interference(share, 0.0) for _ in measurement.latency_s])
         assert bool(disturbances(result, candidate, reference)) is disturbed
 
 
@@ -123,7 +125,7 @@ class TestGrowth:
     def test_from_call_to_call(self, mib: float, verdict: Verdict) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            measurement.held_gib = [1 + mib / 1024 * call for call in range(8)]
+            retime(measurement, held_gib=[1 + mib / 1024 * call for call in range(8)])
         assert ruling(study(candidate), "memory growth").verdict is verdict
 
     @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
@@ -131,19 +133,19 @@ class TestGrowth:
         candidate, baseline = variant("it"), variant("baseline", contract="exact")
         for side, step in ((candidate, mib), (baseline, -3.0)):
             for measurement in side.measurements:
-                measurement.held_gib = [1 + step / 1024 * call for call in range(8)]
+                retime(measurement, held_gib=[1 + step / 1024 * call for call in range(8)])
         assert ruling(study(candidate, baseline), "memory growth").verdict is verdict
 
     def test_a_single_step_is_none(self) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            measurement.held_gib = [1.0] * 3 + [1.5] * 5
+            retime(measurement, held_gib=[1.0] * 3 + [1.5] * 5)
         assert ruling(study(candidate), "memory growth").verdict is Verdict.PASS
 
     def test_fails_closed(self) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            measurement.held_gib = []
+            retime(measurement, held_gib=[])
         found = ruling(study(candidate), "memory growth")
         assert found.verdict is Verdict.NOT_COMPARABLE
         assert "set protocol.rounds to at least 2" in found.reason
@@ -160,12 +162,16 @@ class TestGrowth:
 
 class TestRepeatedPrompts:
     def test_leave_a_gain_unproven(self) -> None:
-        result = of_candidate(variant("it", seconds=0.05, claims=["latency"]), repeated=2)
+        candidate = variant("it", seconds=0.05, claims=["latency"])
+        candidate.measurements[-1].calls[0].repeated = True
+        result = study(candidate)
         assert ruling(result, "must pay").verdict is Verdict.PASS
         assert ruling(result, "fresh prompts").verdict is Verdict.INCONCLUSIVE
 
     def test_say_nothing_where_no_gain_is_shown(self) -> None:
-        result = of_candidate(variant("it", claims=["latency"]), repeated=2)
+        candidate = variant("it", claims=["latency"])
+        candidate.measurements[-1].calls[0].repeated = True
+        result = study(candidate)
         assert "fresh prompts" not in {each.rule for each in judged(result).rulings}
 
 
@@ -212,7 +218,7 @@ class TestCores:
         candidate = variant("it")
         candidate.config = replace(candidate.config, hardware=replace(candidate.config.hardware, threads=threads))
         for measurement in candidate.measurements:
-            measurement.interference = [Interference(0.0, 0.0, cores=cores) for _ in measurement.latency_s]
+            retime(measurement, interference=[Interference(0.0, 0.0, cores=cores) for _ in measurement.latency_s])
         result = study(candidate)
         baseline = result.variant("baseline")
         baseline.config = replace(baseline.config, hardware=candidate.config.hardware)
@@ -254,7 +260,7 @@ class TestStages:
 
     def test_on_a_host_that_is_slow_at_times(self) -> None:
         candidate = variant("it")
-        candidate.measurements[2].latency_s[3] = 0.17
+        candidate.measurements[2].calls[3].seconds = 0.17
         assert self.said_of(candidate, 0.08) == []
         assert self.said_of(candidate, 0.16)
 
@@ -285,7 +291,7 @@ class TestCheats:
             assert {image.error for image in measurement.timed_images} == {0.0}
             assert len(measurement.timed_images) == 2
             assert len(measurement.pass_s) == len(measurement.pass_held_gib) == 5
-            assert measurement.repeated == 0
+            assert not any(call.repeated for call in measurement.calls)
 
     def test_prompts_are_others_in_each_round_and_the_same_for_all(self, cheated: Finished) -> None:
         prompts = {
@@ -313,7 +319,5 @@ class TestCheats:
         for row in result.variants:
             for measurement in row.measurements:
                 if row.status is Status.OK:
-                    assert len(measurement.latency_s) == len(measurement.held_gib)
+                    assert all(call.held_gib for call in measurement.calls)
                     assert measurement.memory_after
-
-

@@ -20,7 +20,7 @@ from sdopt.results.scores import Score, Spread
 from sdopt.results.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 
 GATE = Gate(
     "g",
@@ -69,7 +69,7 @@ def test_a_score_that_fell_fails(results: tuple[StudyResult, StudyResult]) -> No
 def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult]) -> None:
     later, earlier = results
     for measurement in later.variant("it").measurements:
-        measurement.latency_s = [2 * seconds for seconds in measurement.latency_s]
+        retime(measurement, [2 * seconds for seconds in measurement.latency_s])
     found = judge_drift(later, earlier, GATE, FIT)
     (ruling,) = [r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL]
     assert ruling.metric == "speedup"
@@ -127,7 +127,7 @@ def test_disturbed_times_of_either_result_decide_nothing(
         reconfigure(result, "protocol", interference=0.02)
         for row in result.variants:
             for measurement in row.measurements:
-                measurement.interference = [Interference(0.3, 0.0) for _ in measurement.latency_s]
+                retime(measurement, interference=[Interference(0.3, 0.0) for _ in measurement.latency_s])
     found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
     [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]

@@ -10,6 +10,7 @@ from sdopt.results.scores import Score, Spread
 from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
+from tests.records import retime, timed
 from tests.trial.tails import Slow, verdicts_of
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
@@ -72,7 +73,7 @@ class TestTail:
         candidate = variant("it", contract="exact")
         for process, rounds in slow.items():
             for number in rounds:
-                candidate.measurements[process].latency_s[number] *= times
+                candidate.measurements[process].calls[number].seconds *= times
         found = verdict(study(candidate), self.RULE, contract="exact")
         return next(r for r in found.rulings if r.metric == "tail_ratio")
 
@@ -89,11 +90,11 @@ class TestTail:
 
     def test_a_round_that_others_disturbed_does_not_count(self) -> None:
         candidate = variant("it", contract="exact")
-        candidate.measurements[0].latency_s[3] *= 3
+        candidate.measurements[0].calls[3].seconds *= 3
         result = study(candidate)
         for row in result.variants:
             for measurement in row.measurements:
-                measurement.left_out = [3]
+                retime(measurement, left_out=[3])
         found = verdict(result, self.RULE, contract="exact")
         assert found.verdict is Verdict.PASS
 
@@ -140,7 +141,7 @@ class TestEvidence:
     def test_compiled_graphs_count(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         fast.measurements[0] = Measurement(
-            0, latency_s=fast.measurements[0].latency_s, memory=fast.measurements[0].memory, graphs=2,
+            0, calls=timed(fast.measurements[0].latency_s), memory=fast.measurements[0].memory, graphs=2,
             traced={"operators": 1.0},
         )  # fmt: skip
         assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
@@ -150,7 +151,7 @@ def test_an_interval_that_leaves_a_gain_open_is_unproven() -> None:
     option = variant("it", claims=["latency"])
     random = np.random.default_rng(1)
     for measurement, level in zip(option.measurements, (0.93, 1.0, 1.07), strict=True):
-        measurement.latency_s = (0.1 * level * np.exp(0.01 * random.standard_normal(8))).tolist()
+        retime(measurement, (0.1 * level * np.exp(0.01 * random.standard_normal(8))).tolist())
     ruling = paying(judged(option)["it"])
     assert ruling.verdict is Verdict.INCONCLUSIVE
     assert "straddles a gain" in ruling.reason

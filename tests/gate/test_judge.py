@@ -30,7 +30,7 @@ from sdopt.results.samples import Measurement, Memory, ShapeSamples, TimedImage
 from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Rule
-from tests.records import reconfigure
+from tests.records import reconfigure, retime, timed
 
 PROMPTS = 48
 SPREADS = {"clip_score_x": Spread(0.0, 2.0, 99), "cmmd_x": Spread(0.0, 1.0, 99), "perceptual_x": Spread(1.0, 1.0, 9)}
@@ -50,10 +50,9 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
     measurements = [
         Measurement(
             number,
-            latency_s=(seconds * np.exp(0.01 * random.standard_normal(8))).tolist(),
+            calls=timed(seconds * np.exp(0.01 * random.standard_normal(8)), held_gib=[1.0] * 8),
             memory=Memory(1.0, fields.get("memory", 1.0) * math.exp(0.001 * random.standard_normal())),
             traced={"operators": 1.0 if role == "control" or name == "baseline" else 2.0},
-            held_gib=[1.0] * 8,
             timed_images=[TimedImage(0, 0, 0.0)],
         )
         for number in range(3)
@@ -329,7 +328,7 @@ class TestItMustPay:
         result = study(variant("it", seconds=0.098, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         for row in result.variants:
             for number, measurement in enumerate(row.measurements):
-                measurement.latency_s = [s * 1.15**number for s in measurement.latency_s]
+                retime(measurement, [s * 1.15**number for s in measurement.latency_s])
         compare(result)
         found = verdict(result, Rule("mse", "exact"))
         assert found.verdict is Verdict.INCONCLUSIVE
@@ -340,7 +339,7 @@ class TestItMustPay:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         for row in result.variants:
             row.measurements = row.measurements[:1]
-            row.measurements[0].latency_s *= 100
+            retime(row.measurements[0], row.measurements[0].latency_s * 100)
         compare(result)
         found = verdict(result, Rule("mse", "exact"), Rule("speedup", "at_least", limit=0.95))
         assert found.verdict is Verdict.INCONCLUSIVE
@@ -384,7 +383,7 @@ class TestItMustPay:
         options = [variant(f"idle {number}", seconds=0.1, claims=["latency"]) for number in range(9)]
         lucky = variant("lucky", claims=["latency"])
         lucky.measurements = [
-            Measurement(n, latency_s=[0.0955 + 0.0012 * n] * 8, traced={"operators": 2}) for n in range(3)
+            Measurement(n, calls=timed([0.0955 + 0.0012 * n] * 8), traced={"operators": 2}) for n in range(3)
         ]
         assert paying(judged(lucky)["lucky"]).verdict is Verdict.PASS
         found = judged(lucky, *options)
@@ -404,7 +403,7 @@ class TestItMustPay:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         for row in result.variants:
             row.measurements = row.measurements[:1]
-            row.measurements[0].latency_s = row.measurements[0].latency_s[:4]
+            retime(row.measurements[0], row.measurements[0].latency_s[:4])
         compare(result)
         assert verdict(result, Rule("mse", "exact")).verdict is Verdict.INCONCLUSIVE
 
@@ -469,7 +468,7 @@ class TestLooks:
         """Three more processes of each variant."""
         for row in result.variants:
             more = [
-                replace(m, replicate=m.replicate + 3, latency_s=[1.01 * s for s in m.latency_s])
+                replace(m, replicate=m.replicate + 3, calls=timed([1.01 * s for s in m.latency_s]))
                 for m in row.measurements[-3:]
             ]
             row.measurements += more
@@ -676,7 +675,7 @@ class TestSeveralShapes:
                 seconds = 0.4 / further if row.name == "fast" else 0.4
                 spread = np.random.default_rng(zlib.crc32(f"{row.name} {measurement.replicate}".encode()))
                 times = (seconds * np.exp(0.01 * spread.standard_normal(8))).tolist()
-                measurement.further = [ShapeSamples(latency_s=times, memory=Memory(1.0, 1.0))]
+                measurement.further = [ShapeSamples(calls=timed(times), memory=Memory(1.0, 1.0))]
         for edge in made.comparisons:
             edge.further = [ShapeRatios()]
         compare(made)

@@ -22,7 +22,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import GpuState
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load, operations_of
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 
 
 def stages_of(session: PipelineHost, **changes: Any) -> list[str]:
@@ -310,7 +310,7 @@ class TestMetrics:
         row = result.variant("baseline")
         reconfigure(row, "hardware", price_per_hour=3.6)
         for measurement in row.measurements:
-            measurement.latency_s = [2.0]
+            retime(measurement, [2.0])
         assert flat_figures(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
 
     def test_of_one_that_was_skipped_there_are_none(self, result: StudyResult) -> None:
@@ -323,5 +323,5 @@ class TestMetrics:
     def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
         """Half a measurement would rank it beside those that were measured whole."""
         row = result.variant("bfloat16")
-        row.status, row.measurements[0].latency_s = Status.FAILED, row.measurements[0].latency_s[:2]
+        row.status, row.measurements[0].calls = Status.FAILED, row.measurements[0].calls[:2]
         assert flat_figures(result, row) == {}

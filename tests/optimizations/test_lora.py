@@ -288,7 +288,7 @@ class TestArrival:
         save_file(text_lora(), tmp_path / "it.safetensors")
         loaded = session(f"lora={option}", f"lora.path={tmp_path / 'it.safetensors'}", *memory, STEPS)
         assert np.abs(image(loaded) - image(session(*memory, STEPS))).mean() > 0.01
-        assert all(item.engaged for item in loaded.prove())
+        assert all(item.engaged for item in loaded.prove().evidence)
 
 
 @pytest.mark.parametrize("lora_first", [True, False])

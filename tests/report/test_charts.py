@@ -16,7 +16,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import Interference
 from sdopt.results.scores import Score
 from sdopt.schema import Sheet
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 from tests.report.test_table import twice_compared
 
 
@@ -178,8 +178,8 @@ class TestTimes:
     def test_every_call_is_there_and_says_whether_it_decides(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", interference=0.02)
         first = result.variant("baseline").measurements[0]
-        first.interference = [Interference(share, 0.0) for share in (0.0, 0.5, 0.3, 0, 0, 0)]
-        first.left_out = [1]
+        retime(first, interference=[Interference(share, 0.0) for share in (0.0, 0.5, 0.3, 0, 0, 0)])
+        retime(first, left_out=[1])
         calls = rows(rounds_plot(result))
         assert len(calls) == sum(len(m.latency_s) for v in result.variants for m in v.measurements)
         mine = [call for call in calls if call["variant"] == "baseline" and call["process"] == 1]

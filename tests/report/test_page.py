@@ -29,7 +29,7 @@ from sdopt.results.samples import ShapeSamples
 from sdopt.results.scores import BrokenImage, ImageRecord, Score
 from sdopt.results.verdicts import Judgement, Verdict
 from tests.command import Finished
-from tests.records import reconfigure
+from tests.records import reconfigure, timed
 from tests.report.test_table import renamed
 
 _XHTML = "{http://www.w3.org/1999/xhtml}"
@@ -332,7 +332,7 @@ def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
     for variant in result.variants:
         reconfigure(variant, "workload", batch_size=[1, 4])
         for measurement in variant.measurements:
-            measurement.further = [ShapeSamples(latency_s=[3 * each for each in measurement.latency_s])]
+            measurement.further = [ShapeSamples(calls=timed([3 * each for each in measurement.latency_s]))]
     for edge in result.comparisons:
         edge.further = [ShapeRatios(speedup=Interval(1.4, 1.3, 1.5))]
     root = parsed(html_page(study_page(result, finished.folder)))

@@ -17,7 +17,7 @@ from sdopt.results.records import Schedule, Status, StudyResult
 from sdopt.results.samples import Evidence
 from sdopt.results.scores import Score
 from sdopt.tracking.projection import study_tags
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
 
@@ -83,7 +83,7 @@ class TestRows:
     def test_latency_has_three_digits_and_a_unit(self, result: StudyResult, seconds: float, shown: str) -> None:
         baseline = result.variant("baseline")
         baseline.measurements = baseline.measurements[:1]
-        baseline.measurements[0].latency_s = [seconds]
+        retime(baseline.measurements[0], [seconds])
         assert rows_of(result)[0].latency == shown
 
     def test_figures_have_their_intervals(self, result: StudyResult) -> None:

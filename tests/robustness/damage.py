@@ -59,16 +59,15 @@ def _whole() -> bytes:
 
 def _complete(measurement: Measurement) -> None:
     """Fills in whatever may be measured, and a second shape."""
-    rounds, a_call = len(measurement.latency_s), measurement.latency_s[0]
-    measurement.held_gib = [0.1] * rounds
-    measurement.interference = [Interference(0.0, 0.0, cpu_mhz=2000.0, cores=1.0)] * rounds
-    measurement.gpu = [GpuState(1000, 1000, 50, 100.0, 200.0, ["power"], 0.0)] * rounds
-    measurement.left_out, measurement.traced = [rounds - 1], {"kernels": 1.0}
+    for call in measurement.calls:
+        call.held_gib, call.interference = 0.1, Interference(0.0, 0.0, cpu_mhz=2000.0, cores=1.0)
+        call.gpu = GpuState(1000, 1000, 50, 100.0, 200.0, ["power"], 0.0)
+    call.left_out, measurement.traced = True, {"kernels": 1.0}
     own = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
     measurement.further = [ShapeSamples(**own)]
     measurement.timed_images, measurement.memory_after = [TimedImage(0, 0, 0.0)], measurement.memory
     measurement.energy_j = [1.0]
-    measurement.pass_s, measurement.pass_held_gib = [a_call] * 10, [0.1] * 10
+    measurement.pass_s, measurement.pass_held_gib = [call.seconds] * 10, [0.1] * 10
 
 
 def keys(node: Any, here: Path_ = (), shape: Path_ = (), seen: set[Path_] | None = None) -> Iterator[Path_]:

@@ -11,6 +11,7 @@ from sdopt.analysis.ratios import compare
 from sdopt.results.files import read_result, write_result
 from sdopt.search.studies import FINAL, Studies
 from tests.command import Finished, sdopt
+from tests.records import retime
 
 SEARCH = (
     "search",
@@ -134,7 +135,7 @@ class TestSearch:
         judged = read_result(searched.folder / FINAL)
         [finalist] = judged.candidates
         for measurement in finalist.measurements:
-            measurement.latency_s = [0.1 * seconds for seconds in measurement.latency_s]
+            retime(measurement, [0.1 * seconds for seconds in measurement.latency_s])
         compare(judged)
         write_result(judged, searched.folder / FINAL)
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")

@@ -38,4 +38,4 @@ def test_nothing_is_timed_after_the_profiler_has_looked(
         measurement=SimpleNamespace(complete=False),
     )
     inspection.inspect_group(run, [process])
-    assert asked == [*energy, "count_operations", "images", "time_stages", "prove", "traced"]
+    assert asked == [*energy, "count_operations", "images", "time_stages", "prove"]

@@ -505,7 +505,7 @@ class TestMissingOf:
             row.status = Status.PENDING
             row.measurements[0].complete = False
         last = study.variant("+ attention=math")
-        last.measurements[0].latency_s.pop()
+        last.measurements[0].calls.pop()
         assert missing_of(study).rounds == 1
         assert missing_of(study).unfinished == {(row.name, 0) for row in study.variants}
 

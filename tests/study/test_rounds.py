@@ -6,7 +6,7 @@ import pytest
 
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.results.records import StudyResult
-from sdopt.results.samples import Interference
+from sdopt.results.samples import Interference, Measurement
 from sdopt.study.designs import CONTROL
 from tests.command import SMOKE, sdopt
 
@@ -37,6 +37,10 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> type[Meter]:
     return made
 
 
+def left_out(measurement: Measurement) -> list[int]:
+    return [call.round for call in measurement.calls if call.left_out]
+
+
 class TestDisturbedRounds:
     def test_are_timed_again_and_left_out_on_all_sides(self, tmp_path: Path, meter: type[Meter]) -> None:
         meter.disturbed = frozenset({2})  # in the first of two rounds of two processes, the baseline and its control
@@ -44,7 +48,7 @@ class TestDisturbedRounds:
         assert found.code == 0, found.shown
         measured = [measurement for row in found.result.variants for measurement in row.measurements]
         assert [len(m.latency_s) for m in measured] == [3, 3]
-        assert [m.left_out for m in measured] == [[0], [0]]
+        assert [left_out(m) for m in measured] == [[0], [0]]
         assert all(m.deciding_s == m.latency_s[1:] for m in measured)
         assert "Disturbed by other work: 1 of 3 rounds" in found.shown
         assert found.result.comparisons[0].speedup is not None
@@ -55,7 +59,7 @@ class TestDisturbedRounds:
         found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02", "protocol.extra_rounds=2")
         assert found.code == 0, found.shown
         measured = [measurement for row in found.result.variants for measurement in row.measurements]
-        assert [(len(m.latency_s), m.left_out) for m in measured] == [(4, [2, 3])] * 2
+        assert [(len(m.calls), left_out(m)) for m in measured] == [(4, [2, 3])] * 2
         counts = count_rounds(found.result)
         assert counts is not None
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (4, 3, 2, 1)
@@ -65,8 +69,8 @@ class TestDisturbedRounds:
         found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02", "protocol.schedule=blocks")
         assert found.code == 0, found.shown
         [baseline], [control] = (found.result.variant(name).measurements for name in ("baseline", CONTROL))
-        assert baseline.left_out == [0]
-        assert control.left_out == []
+        assert left_out(baseline) == [0]
+        assert left_out(control) == []
         assert control.latency_before_s == baseline.latency_s[1:3]
         assert len(baseline.latency_s) == 5
 
@@ -75,7 +79,7 @@ class TestDisturbedRounds:
         found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02")
         assert found.code == 0, found.shown
         measured = [measurement for row in found.result.variants for measurement in row.measurements]
-        assert [(len(m.latency_s), m.interference) for m in measured] == [(2, [])] * 2
+        assert [[call.interference for call in m.calls] for m in measured] == [[None] * 2] * 2
         assert found.shown.count("interference is not recorded here") == 1
         assert found.result.environment.warnings == ["interference is not recorded here"]
 
@@ -84,8 +88,8 @@ def test_what_disturbs_each_call_is_recorded(result: StudyResult) -> None:
     measured = [measurement for row in result.variants for measurement in row.measurements]
     assert measured
     for measurement in measured:
-        assert len(measurement.interference) == len(measurement.latency_s) == 6
-        for call in measurement.interference:
-            assert call is not None
-            assert 0 <= call.waited <= 1
-            assert 0 <= call.stolen <= 1
+        assert [call.round for call in measurement.calls] == [*range(6)]
+        for call in measurement.calls:
+            assert call.interference is not None
+            assert 0 <= call.interference.waited <= 1
+            assert 0 <= call.interference.stolen <= 1

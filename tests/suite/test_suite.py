@@ -33,6 +33,7 @@ from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, writ
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
 from tests.fixtures import CPU, once
+from tests.records import retime
 
 TINY = "protocol:smoke, workload.prompt_count:1, protocol.stage_calls:0, protocol.interference:null"
 RUNS = ("flash", "fused_qkv", "math", "sliced", "sliced_max", "vanilla")
@@ -433,7 +434,7 @@ class TestGoingOn:
         folder.mkdir(parents=True)
         timed = [m for variant in result.variants for m in variant.measurements if m.latency_s]
         for measured in timed:
-            measured.latency_s = [round_s / len(timed)] * len(measured.latency_s)
+            retime(measured, [round_s / len(timed)] * len(measured.latency_s))
         write_result(result, folder)
         first = Entry("study", Ending.DONE, seconds=10.0 + 6 * round_s, folder="parts/study/run", command=["sdopt"])
         write_record(Record(CPU.name, "", [first]), tmp_path)
@@ -584,9 +585,9 @@ class TestNoise:
         timed = [m for variant in result.variants for m in variant.measurements if m.latency_s]
         offsets = rng.normal(0, 0.05, len(timed))
         for measured, offset in zip(timed, offsets, strict=True):
-            measured.left_out = []
-            measured.latency_s = list(np.exp(offset + rng.normal(0, 0.01, 400)))
-            measured.latency_s[0] *= 1.5
+            retime(measured, left_out=[])
+            retime(measured, list(np.exp(offset + rng.normal(0, 0.01, 400))))
+            measured.calls[0].seconds *= 1.5
         found = noise_of(result)
         assert found is not None
         assert found.processes == len(timed)

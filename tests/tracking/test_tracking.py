@@ -27,7 +27,7 @@ from sdopt.tracking.client import Logged, TrackingError, cause_of
 from sdopt.tracking.runs import log_study, update_verdicts
 from sdopt.tracking.store import require_mlflow, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
-from tests.records import reconfigure
+from tests.records import reconfigure, retime
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -382,7 +382,7 @@ class TestContent:
     def test_several_processes_have_a_series_each(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
         assert sorted(result.variants[0].samples) == [0, 1, 2]
-        result.variants[0].measurements[1].latency_s = [1.0, 2.0]
+        retime(result.variants[0].measurements[1], [1.0, 2.0])
         log_study(result, folder, store.tracking)
         _, children = store.of_study(result)
         run = children["baseline"].info.run_id

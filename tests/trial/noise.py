@@ -16,8 +16,9 @@ from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
 from sdopt.results.comparisons import Comparison
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import Environment, Status, StudyResult, VariantResult
-from sdopt.results.samples import Interference, Measurement
+from sdopt.results.samples import Call, Interference, Measurement
 from sdopt.schema import Protocol
+from tests.records import retime, timed
 
 ROUND_DEVIATION = 0.03
 """Deviation of a round's time, as a share: what two shared CPU cores show."""
@@ -129,11 +130,11 @@ def _beside(
         for process, level in zip(processes, levels, strict=True):
             clean = level * math.exp(ROUND_DEVIATION * random.standard_normal())
             taken = float(random.exponential(neighbour.takes_s, random.poisson(neighbour.chance * clean)).sum())
-            process.latency_s.append(clean + taken * (1 + neighbour.unseen))
-            process.interference.append(Interference(taken / process.latency_s[-1], 0.0))
+            seconds = clean + taken * (1 + neighbour.unseen)
+            process.calls.append(Call(seconds, number, interference=Interference(taken / seconds, 0.0)))
     left_out = rounds_left_out(worst_by_round(processes), protocol.rounds, protocol.interference)
     for process in processes:
-        process.left_out = left_out
+        retime(process, left_out=left_out)
     found = log_speedup(*sides)
     assert found is not None
     return _Study(found, len(processes[0].latency_s), protocol.replicates or 1)
@@ -211,7 +212,7 @@ def _add(result: StudyResult, processes: int, between: float, random: np.random.
         for number in range(processes):
             level = between * ROUND_DEVIATION * random.standard_normal()
             times = np.exp(level + ROUND_DEVIATION * random.standard_normal(rounds))
-            row.measurements.append(Measurement(begun + number, begun, latency_s=times.tolist()))
+            row.measurements.append(Measurement(begun + number, begun, calls=timed(times.tolist())))
 
 
 PILOTS = (MINIMUM_PROCESSES, 5, 8)

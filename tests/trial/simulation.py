@@ -20,6 +20,7 @@ from sdopt.results.records import Environment, Promise, Status, StudyResult, Var
 from sdopt.results.samples import Measurement
 from sdopt.results.verdicts import Payoff, Verdict
 from sdopt.schema import Gate
+from tests.records import timed
 
 ROUND_DEVIATION = 0.03
 """Deviation of a round's time, as a share: what two shared CPU cores show."""
@@ -128,7 +129,7 @@ def measure_session(result: StudyResult, scenario: Scenario, random: np.random.G
             times = np.exp(process + rounds) / speed
             row.measurements.append(
                 Measurement(
-                    session * scenario.processes + number, session, latency_s=times.tolist(), traced={row.name: 1.0}
+                    session * scenario.processes + number, session, calls=timed(times.tolist()), traced={row.name: 1.0}
                 )
             )
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.disturbance import shares
 from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.report.charts.parts import (
     BARS,
@@ -114,27 +113,27 @@ def _quoted(text: str) -> str:
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:
     """Returns a record for each timed call, in the order of sessions and rounds."""
-    timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.latency_s]
+    timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.calls]
     begins, total = {}, 0
     for session in sorted({measurement.session for _, measurement in timed}):
         begins[session] = total
-        total += max(len(measurement.latency_s) for _, measurement in timed if measurement.session == session)
+        total += max(len(measurement.calls) for _, measurement in timed if measurement.session == session)
     limit = result.config.protocol.interference
     calls: list[dict[str, Any]] = []
     for variant, measurement in timed:
-        for round_index, (seconds, share) in enumerate(zip(measurement.latency_s, shares(measurement), strict=True)):
+        for call in measurement.calls:
+            share, number = call.disturbed, begins[measurement.session] + call.round + 1
             disturbed = share is not None and limit is not None and share > limit
-            left_out = round_index in measurement.left_out
             calls.append({
                 "variant": variant.name,
                 "process": measurement.replicate + 1,
                 "worker": f"{variant.name} {measurement.replicate} {measurement.session}",
-                "round": begins[measurement.session] + round_index + 1,
-                "seconds": seconds,
-                "text": f"{seconds:.3f} s",
-                "aria_text": f"{variant.name}, round {begins[measurement.session] + round_index + 1}: {seconds:.3f} s",
+                "round": number,
+                "seconds": call.seconds,
+                "text": f"{call.seconds:.3f} s",
+                "aria_text": f"{variant.name}, round {number}: {call.seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
-                "kind": _LEFT_OUT if left_out else _DISTURBED if disturbed else _DECIDES,
+                "kind": _LEFT_OUT if call.left_out else _DISTURBED if disturbed else _DECIDES,
             })  # fmt: skip
     return calls
 
