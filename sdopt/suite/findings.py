@@ -29,8 +29,7 @@ def machine_findings(diagnosis: Path) -> list[Finding]:
         if ceiling["failure"]:
             findings.append(Finding(ceiling["kind"], "failed", ceiling["failure"]))
         else:
-            rate = ceiling["rate"]
-            findings.append(Finding(ceiling["kind"], "ok", f"{rate:.4g} {ceiling['unit']}", {"rate": rate}))
+            findings.append(Finding(ceiling["kind"], "ok", f"{ceiling['rate']:.4g} {ceiling['unit']}"))
     runs = [option["runs"] for option in found["options"]]
     return [
         *findings,
@@ -51,7 +50,6 @@ def test_findings(log: Path) -> list[Finding]:
         return [Finding("tests", "not run", f"without a GPU: {collected}")]
     counts = {state: list(ended.values()).count(state) for state in dict.fromkeys(ended.values())}
     found = [Finding("tests", "", ", ".join(f"{n} {state.lower()}" for state, n in counts.items()) or "none ran")]
-    found[0].figures = {state.lower(): float(n) for state, n in counts.items()}
     return found + [Finding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")]
 
 
@@ -109,7 +107,7 @@ def _row(row: Figures) -> Finding:
         parts.append(gib_text(row.headline_memory[1]))
     if row.variant.reason:
         parts.append(row.variant.reason)
-    return Finding(row.variant.name, str(row.variant.status), "; ".join(parts), row.flat)
+    return Finding(row.variant.name, str(row.variant.status), "; ".join(parts))
 
 
 def result_in(folder: Path) -> StudyResult | None:

@@ -50,7 +50,6 @@ class Finding:
     state: str
     """`proven`, `refuted` or `cannot run` for an option; for others, how they ended."""
     said: str
-    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

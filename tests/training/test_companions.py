@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,31 @@ from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
 from sdopt.training.loras import TARGETS
 from sdopt.training.packages import STYLES
 
-SIZE_LIMIT = 24e6
-TINY_LIMIT = 0.45e6
-LORA_LIMIT = 0.35e6
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 STYLE_FILES = [f"{style.name}.safetensors" for style in STYLES]
+
+SIZE_LIMIT = 24e6
+
+DOCUMENTED = {"README.md", "evaluation.json", "recipe.json"}
+SHIPPED: dict[str, tuple[float, set[str]]] = {
+    "emoji": (
+        19.5e6,
+        {"model_index.json", "scheduler/scheduler_config.json", "tokenizer/tokenizer.json"}
+        | {"tokenizer/tokenizer_config.json", "text_encoder/config.json", "text_encoder/model.safetensors"}
+        | {f"{part}/{file}" for part in ("unet", "vae") for file in ("config.json", WEIGHTS)},
+    ),
+    "clip": (
+        3.0e6,
+        {"config.json", "held_out.safetensors", "model.safetensors", "preprocessor_config.json"}
+        | {"tokenizer.json", "tokenizer_config.json"},
+    ),
+    "tiny_autoencoder": (0.46e6, {"config.json", WEIGHTS}),
+    "loras": (0.72e6, set(STYLE_FILES)),
+}
+"""The most bytes of each packaged folder, and its files besides those that document it."""
+
+SOURCES = ("Google LLC", "Microsoft Corporation", "Miles Johnson", "Apache License 2.0", "MIT License")
 
 
 @pytest.fixture
@@ -61,32 +80,31 @@ def test_everything_shipped_is_weights_json_text_or_an_image_within_the_limit() 
     assert sum(file.stat().st_size for file in shipped) < SIZE_LIMIT
 
 
+@pytest.mark.parametrize("model", SHIPPED)
+def test_a_folder_holds_few_small_files_and_its_weights_in_half_precision(model: str) -> None:
+    limit, names = SHIPPED[model]
+    folder = MODEL.with_name(model)
+    files = {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
+    assert set(files) == names | DOCUMENTED
+    assert sum(file.stat().st_size for file in files.values()) <= limit
+    for name in names:
+        if name.endswith(".safetensors") and name != "held_out.safetensors":
+            with safe_open(files[name], "pt") as weights:
+                assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
+    assert not folder.with_name(f"{model}.new").exists()
+
+
 @pytest.mark.parametrize(
-    ("folder", "names", "limit"),
+    ("model", "sources"),
     [
-        (TINY_AUTOENCODER, {"diffusion_pytorch_model.safetensors"}, TINY_LIMIT),
-        *[pytest.param(LORAS, {name}, LORA_LIMIT) for name in STYLE_FILES],
+        ("emoji", SOURCES),
+        ("clip", SOURCES),
+        ("loras", [text for s in STYLES for text in (s.package.name, s.package.holder, s.package.licence)]),
     ],
 )
-def test_weights_are_in_half_precision_and_small(folder: Path, names: set[str], limit: float) -> None:
-    for name in names:
-        assert (folder / name).stat().st_size <= limit
-        with safe_open(folder / name, "pt") as weights:
-            assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
-
-
-def test_the_folders_hold_nothing_else() -> None:
-    assert {file.name for file in TINY_AUTOENCODER.iterdir()} == {
-        "README.md",
-        "config.json",
-        "evaluation.json",
-        "recipe.json",
-        "diffusion_pytorch_model.safetensors",
-    }
-
-
-def test_the_folder_of_the_loras_holds_nothing_else() -> None:
-    assert {file.name for file in LORAS.iterdir()} == {"README.md", "evaluation.json", "recipe.json", *STYLE_FILES}
+def test_the_cards_attribute_every_source(model: str, sources: Sequence[str]) -> None:
+    card = (MODEL.with_name(model) / "README.md").read_text()
+    assert [text for text in sources if text not in card] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -169,10 +187,3 @@ def test_a_fused_lora_draws_the_same_and_can_be_taken_out_again(without_loras: S
     restored = without_loras.unet.state_dict()
     assert restored.keys() == original.keys()
     assert all(torch.allclose(restored[name], original[name], atol=1e-5) for name in original)
-
-
-def test_the_card_of_the_loras_attributes_every_source() -> None:
-    card = (LORAS / "README.md").read_text()
-    for style in STYLES:
-        for text in (style.package.name, style.package.version, style.package.holder, style.package.licence):
-            assert text in card

@@ -17,8 +17,6 @@ from sdopt.training.clip_evaluation import clip_score
 from sdopt.training.data import BACKGROUNDS
 from sdopt.training.evaluation import read_evaluation
 
-SIZE_LIMIT = 3.0e6
-
 
 @pytest.fixture(scope="module")
 def extractor() -> ClipFeatures:
@@ -82,29 +80,6 @@ def test_the_features_kept_of_the_held_out_pictures_are_theirs(extractor: ClipFe
 def test_it_retrieves_captions_far_better_than_by_chance() -> None:
     figures = {figure.figure: figure.values[0] for figure in read_evaluation(CLIP)}
     assert figures["right caption among the first ten, held-out pictures"] > 50 * 100 * 10 / 1644
-    card = (CLIP / "README.md").read_text()
-    for name in ("Google LLC", "Microsoft Corporation", "Miles Johnson", "Apache License 2.0", "MIT License"):
-        assert name in card
-
-
-def test_only_small_files_without_code_are_shipped() -> None:
-    from safetensors import safe_open
-
-    files = {file.name: file for file in CLIP.rglob("*") if file.is_file()}
-    assert set(files) == {
-        "README.md",
-        "config.json",
-        "evaluation.json",
-        "held_out.safetensors",
-        "model.safetensors",
-        "preprocessor_config.json",
-        "recipe.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    assert sum(file.stat().st_size for file in files.values()) <= SIZE_LIMIT
-    with safe_open(files["model.safetensors"], "pt") as weights:
-        assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
 
 
 def test_the_configuration_is_of_this_tokenizer_and_these_pictures() -> None:
