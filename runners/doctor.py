@@ -66,9 +66,9 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.doctor.diagnosis import diagnose
     from sdopt.doctor.options import check_options
     from sdopt.doctor.tables import matrix_table, tables
+    from sdopt.hardware.ceilings import measure_ceilings
     from sdopt.hardware.probe import list_cards
     from sdopt.locks import reserve
-    from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
 
     console = Console()

@@ -13,9 +13,9 @@ from packaging.requirements import Requirement
 
 import sdopt
 from sdopt.doctor.options import OptionReport
+from sdopt.hardware.ceilings import Ceiling
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
-from sdopt.measure.ceilings import Ceiling
 from sdopt.schema import Sheet
 from sdopt.worker.machine import Machine
 

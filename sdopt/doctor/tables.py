@@ -15,8 +15,8 @@ from rich.text import Text
 from sdopt.doctor.diagnosis import Diagnosis
 from sdopt.doctor.matrix import Cell, State, grouped
 from sdopt.errors import UsageError
+from sdopt.hardware.ceilings import COPY, Ceiling
 from sdopt.hardware.device import Device
-from sdopt.measure.ceilings import COPY, Ceiling
 from sdopt.schema import Sheet
 
 

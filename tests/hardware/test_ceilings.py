@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sdopt.doctor import tables
-from sdopt.measure import ceilings
-from sdopt.measure.ceilings import COPY, Ceiling, measure_ceilings
+from sdopt.hardware import ceilings
+from sdopt.hardware.ceilings import COPY, Ceiling, measure_ceilings
 from tests.fixtures import CPU
 
 SMALL = replace(CPU, memory_free_gib=0.001)
@@ -43,7 +43,7 @@ def test_a_gpu_works_for_a_second_before_samples_of_a_tenth(monkeypatch: pytest.
         now += 0.002 if now < 0.5 else 0.0002
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("sdopt.measure.ceilings.time.perf_counter", lambda: now)
+    monkeypatch.setattr("sdopt.hardware.ceilings.time.perf_counter", lambda: now)
     found = ceilings._sample(replace(CPU, type="cuda"), Ceiling("fp16", 1, 1.0), multiply)
     assert found.samples_s == pytest.approx([0.0002] * ceilings.SAMPLES)
     assert now >= 1.0 + ceilings.SAMPLES * 0.1
