@@ -225,10 +225,12 @@ def export_loras(config: TrainReferenceConfig, dataset: Dataset) -> None:
         UsageError: the stage has not run.
     """
     folder = Path(config.folder) / "loras"
-    if not (folder / "model").exists():
-        raise missing_stage("loras", folder / "model")
+    files = [folder / "model" / f"{style.name}.safetensors" for style in STYLES]
+    if missing := [file for file in files if not file.exists()]:
+        raise missing_stage("loras", missing[0])
     with replaced(Path(config.export.companions) / "loras") as fresh:
-        shutil.copytree(folder / "model", fresh, dirs_exist_ok=True)
+        for file in files:
+            shutil.copy(file, fresh)
         write_recipe(fresh, config, dataset, {style.name: folder / style.name for style in STYLES})
         write_card(fresh, "loras")
 
