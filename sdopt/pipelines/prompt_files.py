@@ -131,6 +131,7 @@ def _of_rows(
     if not rows:
         return PromptFile((), comments=tuple(comments))
     chosen, negative = _column_of(columns, column), _named(columns, _NEGATIVE_COLUMNS)
+    negative = None if negative == chosen else negative
     prompts, empty = [], []
     for place, row in rows:
         texts = {name: row.get(name) for name in (chosen, negative) if name is not None}
@@ -213,6 +214,8 @@ def _of_table(text: str, usual: str, column: str | None) -> PromptFile:
                 f"{place} has fewer fields ({len(cells)}) than the header ({len(columns)}); a line break within a "
                 "field needs quotes around it"
             )
+        if [cell.strip() for cell in cells] == columns:
+            raise Unreadable(f"{place} repeats the header; remove it")
         rows.append((place, dict(zip(columns, cells, strict=False))))
     if len(set(columns)) < len(columns) and rows:
         twice = next(name for name in columns if columns.count(name) > 1)
@@ -295,6 +298,8 @@ def _json_rows(text: str, column: str | None) -> tuple[list[_Row], list[str]]:
     for place, item in items:
         if not isinstance(item, str | dict):
             raise Unreadable(f"{place} is not a JSON object or a text")
+        if isinstance(item, str) and column is not None:
+            raise NoColumn(f"{place} is a text, and has no keys")
         rows.append((place, {wanted: item} if isinstance(item, str) else item))
     columns = dict.fromkeys(str(key) for _, row in rows for key in row)
     return rows, [*columns, *ignored]
@@ -326,21 +331,22 @@ def _is_json(text: str, kinds: tuple[type, ...] = (dict, list)) -> bool:
 def _items(content: Any, column: str | None, whole: str) -> tuple[list[tuple[str, Any]], list[str]]:
     """Returns the prompts in a JSON document, with their places, and the keys that are not used.
 
-    It is a list; an object with a list of prompts under a usual name, or the only list; or a single prompt, whose place
-    is `whole`.
+    It is a list; an object with a list of prompts under a usual name, or with one list of objects; or a single prompt,
+    whose place is `whole`.
     """
     if isinstance(content, list):
         return [(f"item {number}", item) for number, item in enumerate(content, 1)], []
     if not isinstance(content, dict):
         raise Unreadable("holds a single value, and no list of prompts")
     lists = [name for name, value in content.items() if isinstance(value, list)]
-    if not lists:
-        return [(whole, content)] if content else [], []
     chosen = column if column in lists else _named(lists, PROMPT_COLUMNS)
     if chosen is None:
-        if len(lists) > 1:
+        rows = [name for name in lists if content[name] and all(isinstance(row, dict) for row in content[name])]
+        if not lists or (_has_prompts(list(content), column) and not rows):
+            return [(whole, content)] if content else [], []
+        if len(rows) != 1:
             raise Unreadable(f"has no key named prompts; the keys with lists are {', '.join(map(_shown, lists))}")
-        chosen = lists[0]
+        chosen = rows[0]
     texts, negative = content[chosen], _named(list(content), _NEGATIVE_COLUMNS)
     ignored = [name for name in content if name not in (chosen, negative)]
     given = content.get(negative) if negative else None
@@ -394,6 +400,8 @@ def _require_text(lines: Sequence[tuple[int, str]]) -> None:
     if not lines:
         return
     number, first = lines[0]
+    if re.match(r"\{\\rtf|<!doctype|<html|<\?xml", first, re.IGNORECASE):
+        raise Unreadable("is RTF, HTML or XML; save it as plain text")
     if _is_json(first) or (first[0] in "[{" and _is_json("\n".join(line for _, line in lines))):
         raise Unreadable("is JSON; name it .json or .jsonl")
     for delimiter in _DELIMITERS:
@@ -405,6 +413,8 @@ def _require_text(lines: Sequence[tuple[int, str]]) -> None:
     for number, line in lines:
         if re.match(r"#[^\s#]|//", line):
             raise Unreadable(f"line {number} begins with '{line[:2]}': write '# ' for a comment; else give a .csv file")
+        if re.match(r"(?:negative[ _]?)?prompts?\s*=|(?:prompts|captions)\s*:", line, re.IGNORECASE):
+            raise Unreadable(f"line {number} looks like a setting ({line[:_LONGEST_NAME]}); leave the prompts alone")
         if not line.startswith("--") and (option := re.search(r"\s(--[A-Za-z][\w-]*)(?=[\s=]|$)", line)):
             raise Unreadable(
                 f"line {number} holds the option {option[1]}, which sdopt does not read; give a .csv file, with a "

@@ -134,12 +134,19 @@ def _wrong_prompt(prompt: str) -> str | None:
     # Tables, logs and trackers show prompts, and an escape sequence could control the terminal.
     if odd := _CONTROL.search(prompt):
         return f"holds the control character U+{ord(odd[0]):04X}; remove it"
+    if label := _PARAMETERS.search(prompt):
+        return (
+            f"holds '{label[0].strip()}'; give negative prompts in a column of their own, and steps as workload.steps"
+        )
     if len(prompt) > _LONGEST:
         return f"has {len(prompt)} characters, and a prompt may have {_LONGEST}; a text encoder reads some 77 words"
     return None
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+_PARAMETERS = re.compile(r"(?:^|\s)negative[ _]prompts?\s*:|(?:^|\s)Steps: \d+, [A-Z]\w+[^:,]*: ", re.IGNORECASE)
+"""How programs continue a prompt with its negative prompt and its parameters."""
 
 _LONGEST = 10_000
 
@@ -209,6 +216,9 @@ _PLAIN = {
     "quotes around the whole": re.compile(r"""^(["'`]).*\1,?$""", re.DOTALL),
     "tabs": re.compile(r"\S\t+\S"),
     "letters that were damaged before": re.compile("\ufffd|Ã[\u0080-\u00bf]|â€"),
+    "escapes and entities": re.compile(r"\\[nrt\"'()\[\]{}]|\\u[0-9a-fA-F]{4}|&(?:amp|quot|lt|gt|nbsp|#\d+);"),
+    "invisible characters": re.compile("[\u00ad\u200b\u202a-\u202e\u2060-\u2069\ufeff]"),
+    "empty cells that became words": re.compile(r"^(?:nan|none|null|n/a|#N/A|#NAME\?|#REF!|#VALUE!)$", re.IGNORECASE),
 }
 """What other programs give a meaning, by its name."""
 

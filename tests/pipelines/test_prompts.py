@@ -43,7 +43,7 @@ def test_each_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
         ("a.json", '[{"id": 1, "Prompt": "red apple"}, {"Prompt": "a cat, asleep"}, {"Prompt": " "}]'),
         ("a.json", '{"caption": ["red apple", "a cat, asleep"], "seed": [1, 2], "of": "me"}'),
         ("a.json", '{"prompts": [{"prompt": "red apple"}, "a cat, asleep"]}'),
-        ("a.json", '{"items": ["red apple", "a cat, asleep"]}'),
+        ("a.json", '{"info": {}, "rows": [{"text": "red apple"}, {"text": "a cat, asleep"}]}'),
         ("a.json", '{"prompt": "red apple"}\n{"prompt": "a cat, asleep"}\n'),
         ("a.ndjson", '"red apple"\n"a cat, asleep"\n'),
         ("a.csv", "\ufeffid;prompt\r\n1;red apple\r\n2;a cat, asleep\r\n"),
@@ -146,6 +146,9 @@ class TestRemarks:
             ('"a fish",', "quotes around the whole"),
             ("1\ta fish", "tabs"),
             ("a LÃ¶we", "letters that were damaged before"),
+            ("a &quot;red&quot; cat", "escapes and entities"),
+            ("a \u200bcat", "invisible characters"),
+            ("NaN", "empty cells that became words"),
         ],
     )
     def test_of_what_is_read_as_plain_text(self, prompt: str, kind: str, tmp_path: Path) -> None:
@@ -187,6 +190,9 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
     assert prompts(path) == ("c",)
     assert prompts(path, "text") == ("t",)
     assert prompts(path, "title") == ("x",)
+    assert prompts(written(tmp_path, "b.csv", "prompt,negative_prompt\na,b\n"), "negative_prompt") == ("b",)
+    with pytest.raises(UsageError, match=r"workload\.prompt_column=title: not in .*item 1 is a text, and has no keys"):
+        prompts(written(tmp_path, "b.json", '["a"]'), "title")
     with pytest.raises(UsageError, match=r"workload\.prompt_column=titel: not in .*columns are text, Caption, title"):
         prompts(path, "titel")
 
@@ -207,6 +213,8 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.json", '{"a": ["x", "y"], "b": ["z"]}', "has no key named prompts; the keys with lists are a, b"),
         ("a.json", '{"prompt": "a", "prompt": "b"}', "names the key 'prompt' twice"),
         ("a.json", '{"prompts": ["a", "b"], "negative": ["x"]}', "has 2 prompts and 1 negative prompts"),
+        ("a.json", '{"tags": ["a", "b"]}', "has no key named prompts; the keys with lists are tags"),
+        ("a.json", '{"negative_prompts": ["a", "b"]}', "has no key named prompts"),
         ("a.json", '["a",]', "cannot be read as json file"),
         ("a.json", '"a"', "holds a single value"),
         ("a.ndjson", '{"prompt": "a"}\n{"prompt": "b"\n', "cannot be read as JSON (line 2: "),
@@ -217,6 +225,12 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.csv", "prompt,Prompt\na,b\n", "has 2 columns named prompt"),
         ("a.csv", "id,prompt,id\n1,a,2\n", "has two columns named id"),
         ("a.csv", "a red apple\na cat\n", "the columns are a red apple; choose one"),
+        ("a.csv", "prompt,id\na,1\nprompt,id\nb,2\n", "line 3 repeats the header"),
+        ("a.csv", 'prompt\n"a\nNegative prompt: x"\n', "line 2 holds 'Negative prompt:'"),
+        ("a.txt", "a cat Negative prompt: x Steps: 20, Sampler: y\n", "line 1 holds 'Negative prompt:'"),
+        ("a.txt", "prompt = a\n", "line 1 looks like a setting (prompt = a)"),
+        ("a.txt", "prompts:\n- a\n", "line 1 looks like a setting (prompts:)"),
+        ("a.txt", "{\\rtf1 a}\n", "is RTF, HTML or XML"),
         ("a.tsv", 'prompt\n"a red\napple"\n', "line 2 begins with a quote that ends in a later line"),
         ("a.txt", '["a", "b"]\n', "is JSON; name it .json"),
         ("a.txt", '{"prompt": "a"}\n{"prompt": "b"}\n', "is JSON; name it .json"),
