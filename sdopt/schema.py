@@ -136,8 +136,8 @@ class Workload:
     guidance_scale: float | None = bounded(None, ge=0, le=1000)
     """Guidance scale; null is `model.guidance_scale`, 1 or less disables guidance."""
     size: Any = bounded(None, each={"ge": 8, "le": 16384, "multiple_of": 8})  # noqa: RUF009 (returns a field)
-    """Height and width in pixels; null is `model.size`. With a list, each process is timed at every combination of
-    size and `batch_size`; the first of each is the main shape, used for images, stages and energy."""
+    """Height and width in pixels, which are equal; null is `model.size`. With a list, each process is timed at every
+    combination of size and `batch_size`; the first of each is the main shape, used for images, stages and energy."""
     seed: int = bounded(0, **SEEDS)
     """Seed of the initial noise, which is the same for all variants."""
     latents: str | None = None

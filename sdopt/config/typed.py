@@ -137,6 +137,8 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
     except MissingMandatoryValue:  # in a dataclass in a list; building the object reports it
         return []
     except OmegaConfBaseException as error:
+        if "each" in limits and isinstance(node[key], str):
+            return [f"{full}={node[key]}: must be a whole number, or a list of them"]
         return [f"{full}: {str(error).splitlines()[0]}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
 
