@@ -23,6 +23,7 @@ from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optim
 from sdopt.optimizations.conflicts import compiles
 from sdopt.optimizations.lora import ENCODED_BY_LORA, encoding_noted
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
 from sdopt.pipelines.parts import (
@@ -187,7 +188,7 @@ class TinyVae(Optimization):
         if own is not None and own["latent_channels"] != tiny["latent_channels"]:
             channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
             return [f"memory.tiny_vae: decodes latents of {channels}; set memory.tiny_vae.path to one that fits"]
-        return []
+        return network_problems(Path(self.path).expanduser(), f"memory.tiny_vae.path={self.path}") if self.path else []
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:

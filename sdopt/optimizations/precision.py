@@ -17,6 +17,7 @@ from sdopt.measure.stages import VAE_DECODER
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.assumptions import plain_weights
 from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, load_part
 from sdopt.pipelines.parts import computing_types, denoiser_of, device_of
@@ -200,6 +201,8 @@ class FixedVae(Precision):
             found.append("precision.weights=float32: does not need this VAE; choose precision=fp32")
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
             found.append(f"precision.path={self.path}: the folder has no config.json of a VAE")
+        elif self.path:
+            found += network_problems(Path(self.path).expanduser(), f"precision.path={self.path}")
         return found + _other_vae(ctx)
 
     @override

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class
 from sdopt.pipelines.checks import further_inputs
-from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.hub import NETWORK_WEIGHTS
+from sdopt.pipelines.loading import folder_of, network_config
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.tokenizer import lacking_vocabulary
 from sdopt.pipelines.weights import Header, variants_of, weight_files
@@ -37,6 +39,33 @@ def require_parts(model: Model) -> None:
     problems = [f"{at}: {problem}" for problem in found]
     if problems:
         raise UsageError(problems)
+
+
+def network_problems(folder: Path, key: str) -> list[str]:
+    """Returns what is wrong with a standalone diffusers network, such as a VAE; [] if it can be loaded as it is.
+
+    Args:
+        folder: holds its `config.json` and its weights.
+        key: the option's key that names the folder, for messages.
+    """
+    file = folder / NETWORK_WEIGHTS
+    return list(_network_problems(folder, key, file.stat().st_mtime_ns if file.exists() else 0))
+
+
+@cache
+def _network_problems(folder: Path, key: str, _changed_ns: int) -> tuple[str, ...]:
+    import diffusers
+
+    try:
+        class_name = network_config(folder)["_class_name"]
+        Header.of(folder / NETWORK_WEIGHTS, key)
+        _, faults = _laid_out(getattr(diffusers, class_name), folder, None)
+        return tuple(f"{key}: {problem}" for problem in faults.problems("vae", NETWORK_WEIGHTS, class_name))
+    except UsageError as error:
+        return tuple(error.problems)
+    except Exception as error:  # raised by a constructor for a configuration that it does not support
+        reason = " ".join(str(error).split())[:200]
+        return (f"{key}: no network can be made of its configuration ({type(error).__name__}: {reason})",)
 
 
 def count_weights(model: Model) -> int:

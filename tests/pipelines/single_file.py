@@ -1,11 +1,14 @@
 """A diffusers pipeline written as one file in the original layout (Rombach et al. 2022), as sdopt reads it."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from sdopt.pipelines.random_weights import empty_network
 
 _RESNET = {
     "norm1": "in_layers.0",
@@ -38,6 +41,8 @@ def _denoiser_name(name: str, config: Any) -> str:
     outside = {
         "time_embedding.linear_1": "time_embed.0",
         "time_embedding.linear_2": "time_embed.2",
+        "add_embedding.linear_1": "label_emb.0.0",
+        "add_embedding.linear_2": "label_emb.0.2",
         "conv_in": "input_blocks.0.0",
         "conv_norm_out": "out.0",
         "conv_out": "out.2",
@@ -88,3 +93,57 @@ def _autoencoder_name(name: str, levels: int) -> str:
     }.items():
         name = name.replace(theirs, ours)
     return name
+
+
+def original_names(folder: Path) -> dict[str, list[int]]:
+    """Returns the names and shapes of the tensors of a published model's single file, by its architecture's folder."""
+    parts = json.loads((folder / "model_index.json").read_text())
+    xl = "text_encoder_2" in parts
+    networks = {name: empty_network(folder / name, *parts[name]) for name in ("unet", "vae", "text_encoder")}
+    found: dict[str, list[int]] = {}
+    for name, tensor in networks["unet"].state_dict().items():
+        found["model.diffusion_model." + _denoiser_name(name, networks["unet"].config)] = list(tensor.shape)
+    levels = len(networks["vae"].config.block_out_channels)
+    for name, tensor in networks["vae"].state_dict().items():
+        renamed = _autoencoder_name(name, levels)
+        by_pixel = ".attn_1." in renamed and tensor.ndim == 2
+        found["first_stage_model." + renamed] = [*tensor.shape, *([1, 1] if by_pixel else [])]
+    text = networks["text_encoder"]
+    if text.config.hidden_size == 1024:
+        return found | _open_clip(text, "cond_stage_model.model.")
+    prefix = "conditioner.embedders.0" if xl else "cond_stage_model"
+    for name, tensor in text.state_dict().items():
+        found[f"{prefix}.transformer.text_model.{name.removeprefix('text_model.')}"] = list(tensor.shape)
+    if xl:
+        second = empty_network(folder / "text_encoder_2", *parts["text_encoder_2"])
+        found |= _open_clip(second, "conditioner.embedders.1.model.")
+    return found
+
+
+def _open_clip(network: Any, prefix: str) -> dict[str, list[int]]:
+    """Returns the tensors of a text encoder as OpenCLIP names them, with one matrix for queries, keys and values."""
+    outside = {
+        "embeddings.position_embedding.weight": "positional_embedding",
+        "embeddings.token_embedding.weight": "token_embedding.weight",
+        "final_layer_norm.weight": "ln_final.weight",
+        "final_layer_norm.bias": "ln_final.bias",
+        "text_projection.weight": "text_projection",
+    }
+    inside = {
+        "encoder.layers.": "transformer.resblocks.",
+        "layer_norm1": "ln_1",
+        "layer_norm2": "ln_2",
+        ".fc1.": ".c_fc.",
+        ".fc2.": ".c_proj.",
+        ".self_attn": ".attn",
+    }
+    found = {}
+    for key, tensor in network.state_dict().items():
+        name, shape = key.removeprefix("text_model."), list(tensor.shape)
+        if match := re.match(r"(.*self_attn\.)[qkv]_proj\.(.*)", name):
+            name, shape = f"{match[1]}in_proj_{match[2]}", [3 * shape[0], *shape[1:]]
+        renamed = outside.get(name, name)
+        for theirs, ours in inside.items():
+            renamed = renamed.replace(theirs, ours)
+        found[prefix + renamed] = shape
+    return found

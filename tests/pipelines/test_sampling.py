@@ -1,0 +1,135 @@
+"""How a model wants to be sampled: its own scheduler and the marks in its file are kept, or the choice is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from safetensors.torch import load_file, save_file
+
+from sdopt.errors import ConflictError
+from sdopt.library.planning import plan_for
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.loading import load_pipeline, sampling_problems, sampling_remarks
+from sdopt.pipelines.sampling import marks_in, unsuited
+from sdopt.schema import Model, Scheduler, Task
+from tests.pipelines.single_file import original_layout
+
+EMOJI = PACKAGED / "emoji"
+DDIM = Scheduler()
+PLMS = Scheduler("PNDMScheduler", {"skip_prk_steps": True})
+EULER = Scheduler("EulerDiscreteScheduler")
+LCM = Scheduler("LCMScheduler")
+EDM = "EDMDPMSolverMultistepScheduler"
+
+
+def own(**values: Any) -> dict[str, Any]:
+    """The configuration of a model's own scheduler, as Stable Diffusion has it but for the given values."""
+    levels = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    return {"_class_name": "PNDMScheduler", **levels, "prediction_type": "epsilon", **values}
+
+
+@pytest.mark.parametrize(
+    ("values", "scheduler", "said"),
+    [
+        ({"_class_name": EDM}, DDIM, f"has other noise levels than the model's own {EDM}"),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, DDIM, "for models of another family"),
+        ({"_class_name": "SomebodysScheduler"}, DDIM, "SomebodysScheduler, which diffusers does not have"),
+        ({}, Scheduler(EDM), "cannot have the noise levels of the model's own PNDMScheduler"),
+        ({"rescale_betas_zero_snr": True}, PLMS, "has no rescale_betas_zero_snr"),
+        ({"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, DDIM, "choose scheduler=unipc"),
+        ({"prediction_type": "flow_prediction"}, EULER, "cannot sample prediction_type=flow_prediction"),
+    ],
+)
+def test_what_would_draw_other_images_is_refused(values: dict[str, Any], scheduler: Scheduler, said: str) -> None:
+    [found] = unsuited(own(**values), scheduler)
+    assert found.startswith(f"scheduler.class_name={scheduler.class_name}: ")
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    ("values", "scheduler"),
+    [
+        ({"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}, DDIM),
+        ({"_class_name": "DDIMScheduler", "rescale_betas_zero_snr": True}, EULER),
+        ({}, LCM),
+        ({"_class_name": "LCMScheduler"}, DDIM),
+        ({"_class_name": EDM, "prediction_type": "epsilon"}, Scheduler(EDM)),
+        ({"prediction_type": "odd"}, Scheduler(options={"prediction_type": "epsilon"})),
+    ],
+)
+def test_what_is_kept_or_chosen_passes(values: dict[str, Any], scheduler: Scheduler) -> None:
+    assert not unsuited(own(**values), scheduler)
+
+
+@pytest.mark.parametrize(
+    ("names", "metadata", "marks"),
+    [
+        ([], {}, {}),
+        (["v_pred"], {}, {"prediction_type": "v_prediction"}),
+        (["v_pred", "ztsnr"], {}, {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True}),
+        ([], {"modelspec.prediction_type": "v"}, {"prediction_type": "v_prediction"}),
+        ([], {"modelspec.prediction_type": "epsilon"}, {"prediction_type": "epsilon"}),
+        ([], {"modelspec.architecture": "stable-diffusion-v2-768-v"}, {"prediction_type": "v_prediction"}),
+        ([], {"ss_v_parameterization": "True"}, {"prediction_type": "v_prediction"}),
+        ([], {"ss_zero_terminal_snr": "True"}, {"rescale_betas_zero_snr": True}),
+        ([], {"ss_zero_terminal_snr": "False"}, {}),
+        (["v_pred"], {"modelspec.prediction_type": "epsilon"}, {"prediction_type": "epsilon and v_prediction"}),
+        (["edm_mean"], {}, {"_class_name": "EDM (edm_mean)"}),
+    ],
+)
+def test_marks_of_a_file(tmp_path: Path, names: list[str], metadata: dict[str, str], marks: dict[str, Any]) -> None:
+    file = tmp_path / "marked.safetensors"
+    save_file({"a": torch.zeros(1), **{name: torch.zeros(0) for name in names}}, file, metadata)
+    assert marks_in(file) == marks
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The reference model in one file that asks for noise prediction with zero terminal signal-to-noise ratio."""
+    path = tmp_path_factory.mktemp("marked") / "emoji.safetensors"
+    original_layout(load_pipeline(Model(), DDIM, Task(), "cpu", {"dtype": torch.float32}), path)
+    tensors = load_file(path) | {"ztsnr": torch.zeros(0)}
+    save_file(tensors, path, {"modelspec.prediction_type": "epsilon"})
+    return Model(weights="path", path=str(path))
+
+
+def test_marks_are_taken_over_and_said(marked: Model) -> None:
+    pipe: Any = load_pipeline(marked, DDIM, Task(), "cpu", {"dtype": torch.float32})
+    wanted = DDIMScheduler.from_pretrained(
+        EMOJI, subfolder="scheduler", prediction_type="epsilon", rescale_betas_zero_snr=True
+    )
+    assert torch.equal(pipe.scheduler.alphas_cumprod, wanted.alphas_cumprod)
+    assert pipe.scheduler.config.prediction_type == "epsilon"
+    [remark] = sampling_remarks(marked, DDIM)
+    assert "is marked to be sampled with prediction_type=epsilon, rescale_betas_zero_snr=true" in remark
+    assert "has no rescale_betas_zero_snr" in sampling_problems(marked, PLMS)[0]
+
+
+def test_an_option_overrides_a_mark(marked: Model) -> None:
+    chosen = Scheduler(options={"prediction_type": "v_prediction", "rescale_betas_zero_snr": False})
+    pipe: Any = load_pipeline(marked, chosen, Task(), "cpu", {"dtype": torch.float32})
+    assert pipe.scheduler.config.prediction_type == "v_prediction"
+    assert not pipe.scheduler.config.rescale_betas_zero_snr
+    assert not sampling_remarks(marked, chosen)
+
+
+def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(EMOJI, tmp_path / "model"))
+    file = folder / "scheduler" / "scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"_class_name": "LCMScheduler"}))
+    model = Model(weights="path", path=str(folder))
+    assert "its own scheduler is LCMScheduler" in sampling_remarks(model, DDIM)[0]
+    assert not sampling_remarks(model, LCM)
+
+
+def test_a_program_s_own_pipeline_keeps_its_family() -> None:
+    from diffusers import EDMEulerScheduler
+
+    pipe: Any = load_pipeline(Model(), DDIM, Task(), "cpu", {"dtype": torch.float32})
+    pipe.scheduler = EDMEulerScheduler()
+    with pytest.raises(ConflictError, match="has other noise levels than the model's own EDMEulerScheduler"):
+        plan_for(pipe, {"scheduler": "ddim"}, (), (), None)
