@@ -106,9 +106,11 @@ def nothing_but_tensors(pipe: "DiffusionPipeline") -> list[str]:
     processors = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
     if own := sorted(kind.__name__ for kind in processors if not kind.__module__.startswith("diffusers.")):
         return [f"keeps a graph, which would not run the Python code of {', '.join(own)} again"]
-    if hooked := [name or "the denoiser" for name, module in denoiser.named_modules() if _hooks(module)]:
-        return [f"keeps a graph, which would not run the hooks of {hooked[0]} again: remove them first"]
-    return []
+    changed = [name for name, module in denoiser.named_modules() if _hooks(module) or "forward" in vars(module)]
+    if not changed:
+        return []
+    place = changed[0] or "the denoiser"
+    return [f"keeps a graph, which would not run the hooks or the own forward of {place} again: remove them first"]
 
 
 def _hooks(module: torch.nn.Module) -> bool:

@@ -87,6 +87,8 @@ class Lora(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
+        if getattr(self, "scale", 1) == 0:
+            return ["lora.scale=0 leaves the LoRA out: choose lora=none"]
         if self.lacking(ctx) or (is_on_hub(self.path) and not self._cached):
             return []  # conflicts are checked before anything is fetched
         found = []
@@ -112,8 +114,8 @@ class Lora(Optimization):
         return [lora_file(self.path, name, fetch) for name in self.names]
 
     def _lines(self, *then: str) -> tuple[str, ...]:
-        """Returns diffusers code that loads the LoRA, and then the lines `then`; () for packaged LoRAs."""
-        if self.path is None:
+        """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""
+        if self.path is None or (self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names)):
             return ()
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
         return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
@@ -127,7 +129,11 @@ class Lora(Optimization):
 
 @dataclass(frozen=True)
 class Loaded(Lora):
-    """Loads a LoRA as separate layers, which can be unloaded and cost two extra products per layer."""
+    """Loads a LoRA as separate layers, which can be unloaded and cost two extra products per layer.
+
+    A file is refused by name unless all of it arrives in the model's networks: one for another model or with unknown
+    layers, a DoRA, LoHa, LoKr, LoCon with a third matrix, (IA)³, OFT or full difference, weights that are not finite.
+    """
 
     scale: float = bounded(1.0, ge=-100, le=100)
     """Scale of the update."""
@@ -259,7 +265,7 @@ def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
     networks = networks_of_a_lora(pipe)
     layers = [layer for network in networks for layer in lora_layers(network)]
     active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
-    encoded, encoding = vars(pipe).get(ENCODED_BY_LORA, (0, 0))
+    encoded, encoding = vars(pipe).get(_ENCODING, (0, 0))
     facts: dict[str, Any] = {"layers": len(layers) + encoded, "active": active + encoded}
     summary = f"{facts['active']} of {facts['layers']} LoRA layers are active"
     if trace.is_compiled(denoiser_of(pipe)) or any(unwrapped(each) is not each for each in text_encoders_of(pipe)):
@@ -294,7 +300,7 @@ def _draws_with(layers: Sequence[Any], trace: Trace) -> bool:
     return bool(np.abs(own - whole).sum() < np.abs(own - without).sum())
 
 
-ENCODED_BY_LORA = "_sdopt_lora_in_text_encoders"
+_ENCODING = "_sdopt_lora_in_text_encoders"
 """Attribute of a pipeline whose text encoders are removed: the number of their LoRA layers, and of those that ran."""
 
 
@@ -305,7 +311,7 @@ def encoding_noted(pipe: "DiffusionPipeline") -> Iterator[None]:
     layers = [layer for network in networks for layer in lora_layers(network)]
     with _running(layers) as ran:
         yield
-    vars(pipe)[ENCODED_BY_LORA] = len(layers), len(ran)
+    vars(pipe)[_ENCODING] = len(layers), len(ran)
 
 
 @contextmanager

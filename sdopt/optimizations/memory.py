@@ -21,7 +21,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.assumptions import plain_weights
 from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import compiles
-from sdopt.optimizations.lora import ENCODED_BY_LORA, encoding_noted
+from sdopt.optimizations.lora import encoding_noted
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
@@ -264,8 +264,9 @@ class PrecomputedEmbeddings(Optimization):
             known = {"prompt", "negative_prompt", "num_images_per_prompt", *_EMBEDDINGS}
             if further := sorted((given & encodes) - known):
                 raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
-            if vars(pipe).get(ENCODED_BY_LORA, (0, 0))[0] and "scale" in (inputs.get("cross_attention_kwargs") or {}):
-                raise UsageError("memory=precomputed_embeddings: a LoRA's scale was not encoded: leave it out")
+            if "scale" in (inputs.get("cross_attention_kwargs") or {}):
+                scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
+                raise UsageError(f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before")
             own = given.intersection(_EMBEDDINGS)
             if own and "prompt" in given:
                 raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")

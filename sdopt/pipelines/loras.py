@@ -156,18 +156,34 @@ def _misfits(file: Path, _state: tuple[int, int], model: Model) -> tuple[str, ..
         return ("holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",)
     if half := [module for module, found in matrices.items() if len(found) < 2]:
         return (f"has only one of the two matrices of {half[0]}",)
-    return tuple(_not_finite(file) or _of_another_family(file, model) or _lost(file, model) or _idle(file))
+    return tuple(_malformed(file) or _of_another_family(file, model) or _lost(file, model) or _idle(file))
 
 
-def _not_finite(file: Path) -> list[str]:
-    for name, tensor in _read(file).items():
-        if not tensor.is_floating_point() and not name.endswith(_ALPHA):
+def _malformed(file: Path) -> list[str]:
+    """Returns what is wrong with the tensors of a LoRA, whatever the model."""
+    tensors = _read(file)
+    for name, tensor in tensors.items():
+        alpha, matrix = name.endswith(_ALPHA), _MATRIX.fullmatch(name)
+        if not tensor.is_floating_point() and not alpha:
             return [f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}, which is no type of weights"]
-        if name.endswith(_ALPHA) and tensor.numel() != 1:
-            return [f"holds {tensor.numel()} numbers in {name}, which must be one"]
+        if (alpha and tensor.numel() != 1) or (matrix and (tensor.ndim < 2 or not tensor.numel())):
+            return [f"holds {name} of shape {list(tensor.shape)}, which is no {'number' if alpha else 'matrix'}"]
         if not tensor.float().isfinite().all():
             return [f"holds numbers in {name} that are not finite (NaN or infinite)"]
+    if tensors_of(file) is not None and _SETTINGS in _metadata(file):
+        return [f"has weights of 8 bits or alphas beside {_SETTINGS}, of which diffusers would lose one: save it anew"]
     return []
+
+
+_SETTINGS = "lora_adapter_metadata"
+"""diffusers' key in the header of a file for the adapter's own settings, such as its scale."""
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(file, "np") as opened:
+        return dict(opened.metadata() or {})
 
 
 def _idle(file: Path) -> list[str]:
@@ -187,13 +203,9 @@ def _of_another_family(file: Path, model: Model) -> list[str]:
 
     Self-attention has the same widths in Stable Diffusion 1.x and 2.x.
     """
-    from safetensors import safe_open
-
-    unet = part_config(model, "unet")
+    unet, marks = part_config(model, "unet"), _metadata(file)
     if unet is None:
         return []
-    with safe_open(file, "np") as opened:
-        marks = opened.metadata() or {}
     own = "xl" if is_sdxl(model) else "v2" if unet.get("cross_attention_dim") == _WIDTH_OF_SD2 else "v1"
     for key in ("ss_base_model_version", "modelspec.architecture"):
         mark = marks.get(key, "").lower()

@@ -143,7 +143,7 @@ PARTS: dict[str, Part] = {
     "ip_adapter": (with_ip_adapter, {"ip_adapter_image_embeds": [torch.ones(4, 1, 32)]}),
     "controlnet": (with_controlnet, {"image": [PICTURE] * 2}),
     "two_controlnets": (lambda pipe: with_controlnet(pipe, 2), {"image": [[PICTURE] * 2] * 2}),
-    "t2i_adapter": (with_t2i_adapter, {"image": PICTURE}),
+    "t2i_adapter": (with_t2i_adapter, {"image": [PICTURE] * 2}),
     "pag": (lambda pipe: like("StableDiffusionPAGPipeline", pipe, pag_applied_layers="mid"), {"pag_scale": 3.0}),
     "freeu": (with_freeu, {}),
     "lora": (with_lora, {"cross_attention_kwargs": {"scale": 0.5}}),
@@ -152,7 +152,6 @@ PARTS: dict[str, Part] = {
     "hook": (with_hook, {}),
     "distillation": (with_distillation, {}),
     "word": (with_word, {"prompt": ["a <cat>", "a red <cat> on a box"]}),
-    "clip_skip": (lambda pipe: pipe, {"clip_skip": 1}),
     "callback": (lambda pipe: pipe, {"callback_on_step_end": dimmed}),
     "embeddings": (lambda pipe: pipe, GIVEN),
 }
@@ -186,10 +185,11 @@ REFUSED = {
     "distillation guidance_interval": "takes the guidance scale as an input",
     "pag trace": "exchanges the attention processors",
     "processor trace": "would not run the Python code of Doubled",
-    "hook trace": "would not run the hooks of up_blocks.0",
+    "hook trace": "would not run the hooks or the own forward of up_blocks.0",
+    "forward trace": "own forward of the denoiser",
     "lora fused_qkv": "would ignore the LoRA",
     "lora deepcache": "cannot pass cross_attention_kwargs on",
-    "clip_skip precomputed": "clip_skip was not encoded",
+    "lora precomputed": "scales a LoRA in the text encoders too",
 }  # fmt: skip
 """What is refused, with the reason: when options are applied, or by the call whose arguments they cannot honour."""
 
@@ -233,6 +233,101 @@ def require(part: str, options: list[str]) -> None:
 @pytest.mark.parametrize("part", ["ip_adapter", "controlnet"])
 def test_the_commonest_parts(part: str) -> None:
     require(part, ["vanilla", "math", "deepcache", "guidance_interval", "precomputed"])
+
+
+@pytest.fixture
+def pipe() -> StableDiffusionPipeline:
+    return loaded()
+
+
+def test_what_changes_later_than_an_option_that_keeps_it_is_refused(pipe: Pipe) -> None:
+    with_ip_adapter(pipe)
+    embeds = PARTS["ip_adapter"][1]
+    sdopt.optimize(pipe, caching="deepcache")
+    drawn(pipe, **embeds)
+    for change, words in (
+        (lambda: pipe.enable_freeu(s1=0.2, s2=0.2, b1=1.8, b2=1.9), "at up_blocks.0"),
+        (lambda: pipe.set_ip_adapter_scale(0.3), "processor"),
+        (lambda: with_lora(pipe), "caching=deepcache: keeps the denoiser as it was"),
+    ):
+        change()
+        with pytest.raises(UsageError, match=words):
+            drawn(pipe, **embeds)
+        sdopt.undo(pipe)
+        if not hasattr(pipe.unet.up_blocks[0], "s1"):
+            sdopt.optimize(pipe, caching="deepcache")
+            drawn(pipe, **embeds)
+
+
+def test_embeddings_of_ones_own_beside_encoded_prompts(pipe: Pipe) -> None:
+    before = drawn(pipe, **GIVEN)
+    sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=["a red apple", "a blue fish"])
+    assert np.abs(drawn(pipe, **GIVEN) - before).max() < 1e-3
+    with pytest.raises(UsageError, match="give prompt or prompt_embeds"):
+        drawn(pipe, prompt_embeds=GIVEN["prompt_embeds"])
+    with pytest.raises(UsageError, match="clip_skip was not encoded"):
+        drawn(pipe, clip_skip=1)
+
+
+def test_a_fused_lora_cannot_be_scaled_by_a_call(pipe: Pipe) -> None:
+    sdopt.optimize(pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", lora="fused")
+    with pytest.raises(UsageError, match="the LoRA is in the weights"):
+        drawn(pipe, cross_attention_kwargs={"scale": 0.5})
+
+
+def test_a_second_lora_would_switch_off_the_first(pipe: Pipe) -> None:
+    with pytest.raises(ConflictError, match="has a LoRA already"):
+        sdopt.optimize(
+            with_lora(pipe), f"lora.path={LORAS}", "lora.weight_name=high_contrast.safetensors", lora="loaded"
+        )
+
+
+def test_what_was_done_to_networks_is_refused(pipe: Pipe) -> None:
+    unet = pipe.unet
+    for change, words in (
+        (lambda: setattr(pipe, "unet", torch.compile(unet)), "pipe.unet is compiled already"),
+        (pipe.vae.decoder.compile, "pipe.vae is compiled already"),
+        (
+            lambda: pipe.unet.enable_group_offload(torch.device("cpu"), offload_type="leaf_level"),
+            "hooks move the weights of pipe.unet",
+        ),
+    ):
+        change()
+        with pytest.raises(ConflictError, match=words):
+            sdopt.optimize(pipe, attention="vanilla")
+        pipe.unet, pipe.vae.decoder._compiled_call_impl = unet, None
+    pipe = loaded()
+    pipe.unet.to(torch.float8_e4m3fn)
+    with pytest.raises(ConflictError, match="are quantized already"):
+        sdopt.optimize(pipe, layout="channels_last")
+
+
+def test_gligen_is_part_of_the_blocks(pipe: Pipe) -> None:
+    for option in ("deepcache", "tome"):
+        with pytest.raises(ConflictError, match="GLIGEN"):
+            sdopt.optimize(with_gligen(pipe), caching=option)
+
+
+def test_a_step_is_compiled_where_nothing_else_sees_the_latents(pipe: Pipe) -> None:
+    for part in ("controlnet", "pag"):
+        with pytest.raises(ConflictError, match="guidance and the scheduler's step"):
+            sdopt.optimize(PARTS[part][0](pipe), compiler="whole_step")
+    sdopt.optimize(pipe, compiler="whole_step")
+    with pytest.raises(UsageError, match="guidance_rescale="):
+        drawn(pipe, guidance_rescale=0.7)
+
+
+def test_steps_without_guidance_run_half_of_all_that_has_a_row_per_sample(pipe: Pipe) -> None:
+    """As diffusers draws with a guidance scale of just above 1, which leaves the prediction with the prompt."""
+    control, call = with_controlnet(pipe), PARTS["controlnet"][1]
+
+    def guided(pipe: Pipe, _step: int, _timestep: Any, _tensors: dict[str, Any]) -> dict[str, Any]:
+        pipe._guidance_scale = 4.5
+        return {}
+
+    wanted = drawn(control, guidance_scale=1 + 1e-6, callback_on_step_end=guided, **call)
+    sdopt.optimize(control, "caching.start=0.5", "caching.stop=1.0", caching="guidance_interval")
+    assert np.abs(drawn(control, guidance_scale=4.5, **call) - wanted).max() < 2e-3
 
 
 @pytest.mark.slow
