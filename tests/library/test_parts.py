@@ -245,11 +245,12 @@ def test_what_changes_later_than_an_option_that_keeps_it_is_refused(pipe: Pipe) 
     embeds = PARTS["ip_adapter"][1]
     sdopt.optimize(pipe, caching="deepcache")
     drawn(pipe, **embeds)
-    for change, words in (
-        (lambda: pipe.enable_freeu(s1=0.2, s2=0.2, b1=1.8, b2=1.9), "at up_blocks.0"),
+    changes: list[tuple[Callable[[], Any], str]] = [
+        (lambda: with_freeu(pipe), "at up_blocks.0"),
         (lambda: pipe.set_ip_adapter_scale(0.3), "processor"),
         (lambda: with_lora(pipe), "caching=deepcache: keeps the denoiser as it was"),
-    ):
+    ]
+    for change, words in changes:
         change()
         with pytest.raises(UsageError, match=words):
             drawn(pipe, **embeds)

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.caching import Caching, _branches
 from sdopt.optimizations.compiler.aot import digest
@@ -319,7 +320,7 @@ class TestDeepCache:
     def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
         unet = small_unet("emoji")
         unet.forward = DeepCache(unet, 3, 0, 0)
-        with pytest.raises(ValueError, match="does not support the argument mid_block_additional_residual"):
+        with pytest.raises(UsageError, match="cannot pass mid_block_additional_residual on"):
             unet(torch.randn(1, 8, 8, 8), 1, torch.randn(1, 4, 144), mid_block_additional_residual=torch.zeros(1))
 
     def test_steps_are_counted_from_the_start_of_each_image_with_any_scheduler(self, session: Load) -> None:
