@@ -25,8 +25,7 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    from rich.console import Console
-
+    from sdopt.terminal import console as terminal
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> int:
 
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     folder: Path = arguments.folder or Path("outputs/overhead") / begun
-    console = Console()
+    console = terminal()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with console.status("creating the database"):

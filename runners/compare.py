@@ -22,15 +22,14 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from rich.console import Console
-
     from sdopt.config.composer import tracking_of
     from sdopt.report.comparing import comparison_of
+    from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_result
 
     tracking = tracking_of(arguments.overrides)
     (first, _), (second, _) = (find_result(name, tracking) for name in (arguments.A, arguments.B))
-    Console().print(comparison_of(first, second))
+    terminal().print(comparison_of(first, second))
     return 0
 
 

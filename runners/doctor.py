@@ -58,8 +58,6 @@ def main(argv: list[str]) -> int:
 
 
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
-    from rich.console import Console
-
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
@@ -69,9 +67,10 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.hardware.ceilings import measure_ceilings
     from sdopt.hardware.probe import list_cards
     from sdopt.locks import reserve
+    from sdopt.terminal import console as terminal
     from sdopt.worker.calls import in_process
 
-    console = Console()
+    console = terminal()
     add_working_folder()
     with composer_of(arguments.overrides, arguments.config_dir) as composer:
         machine, context, planned = _machine(composer.current.hardware, context)
@@ -166,10 +165,11 @@ def _as_json(found: "Diagnosis") -> str:
 
 def _save(found: "Diagnosis", path: Path) -> None:
     from sdopt.doctor.tables import sheet_yaml
+    from sdopt.errors import command_line
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(sheet_yaml(found))
-    print(f"sdopt run --config-dir {path.parent.parent} hardware={path.stem}", file=sys.stderr)
+    path.write_text(sheet_yaml(found), encoding="utf-8")
+    print(command_line("run", "--config-dir", path.parent.parent, f"hardware={path.stem}"), file=sys.stderr)
 
 
 if __name__ == "__main__":

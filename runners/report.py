@@ -35,19 +35,19 @@ def main(argv: list[str]) -> int:
         "<!-- sdopt:end -->, instead of writing a report; FOLDER holds a result, and is relative to the page",
     )
     parser.add_argument(
-        "--check", action="store_true", help="with --readme: change nothing, and exit with 1 if the page is out of date"
+        "--check", action="store_true", help="with --readme: change nothing, and exit with 2 if the page is out of date"
     )
     arguments = parser.parse_intermixed_args(argv)
-    overrides = [word for word in arguments.results if word.startswith("tracking") and "=" in word]
-    names = [word for word in arguments.results if word not in overrides]
 
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
+    from sdopt.config.overrides import names_and_overrides
     from sdopt.errors import UsageError, print_problems
     from sdopt.tracking.reporting import find_source, track_report, write_report
 
+    names, overrides = names_and_overrides(arguments.results)
     if arguments.readme:
         return _embed(arguments.readme, arguments.check)
     if not names:
@@ -67,6 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _embed(page: Path, check: bool) -> int:
     """Updates the results in a page, or with `check` only says whether they are up to date; returns the exit code."""
+    from sdopt.errors import UsageError, command_line
     from sdopt.report.embedded import embed
     from sdopt.results.files import write_atomically
 
@@ -75,8 +76,7 @@ def _embed(page: Path, check: bool) -> int:
         print(f"{page}: is up to date")
         return 0
     if check:
-        print(f"sdopt: {page}: is out of date; run `sdopt report --readme {page}`", file=sys.stderr)
-        return 1
+        raise UsageError(f"{page}: is out of date; run `{command_line('report', '--readme', page)}`")
     write_atomically(page, text.encode())
     print(f"{page}: written")
     return 0

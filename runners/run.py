@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from . import end_with_code, exit_code_of, interrupts_deferred
 
 if TYPE_CHECKING:
-    from sdopt.config.command import Folders
+    from sdopt.launching import Launched
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Runs the study or the sweep that the command line asks for; returns the exit code."""
-    from sdopt.config.command import is_informative
+    from sdopt.config.command import CommandLine
     from sdopt.worker.forkserver import start_fork_server
 
-    informative = is_informative(argv)
+    informative = CommandLine.of(argv).informative
     if not informative:
         # Started before heavy imports here, so that the server imports them in parallel.
         start_fork_server()
@@ -33,34 +33,37 @@ def main(argv: list[str]) -> int:
 @contextmanager
 def _starting() -> Iterator[Callable[[], None]]:
     """Shows in a terminal that the command is starting; yields a function that ends the display."""
-    from rich.console import Console
+    from sdopt.terminal import console as terminal
 
-    with Console().status("starting: importing PyTorch and diffusers, composing the study") as status:
+    with terminal().status("starting: importing PyTorch and diffusers, composing the study") as status:
         yield status.stop
 
 
-def _run(argv: list[str], launch: "Callable[[list[str]], Folders]") -> int:
+def _run(argv: list[str], launch: "Callable[[list[str]], Launched]") -> int:
+    from sdopt.errors import command_line
     from sdopt.launching import InterruptedStudy, summarise_sweep
     from sdopt.report.sweep import exit_code
 
     code = 0
     try:
-        folders = launch(argv)
+        launched = launch(argv)
     except InterruptedStudy as interrupt:
         print("sdopt: interrupted", file=sys.stderr)
-        folders, code = interrupt.folders, exit_code_of(interrupt)
-        if folder := folders.sweep or folders.run:
-            print(f"What was measured is kept; `sdopt run resume={folder}` continues the study.", file=sys.stderr)
-    if folders.occupied:
+        launched, code = interrupt.launched, exit_code_of(interrupt)
+        if launched.folder is not None and launched.folder.is_dir():
+            again = command_line("run", f"resume={launched.folder}")
+            print(f"What was measured is kept; `{again}` continues the study.", file=sys.stderr)
+    if launched.occupied:
         return max(code, 2)
-    if folders.sweep is not None:
-        from rich.console import Console
-
+    if launched.folder is None:
+        return code
+    if launched.sweep:
         from sdopt.gate.judge import worst_code
+        from sdopt.terminal import console as terminal
 
-        found = worst_code((summarise_sweep(folders.sweep, Console()), 3 if folders.lost else 0))
+        found = worst_code((summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0))
         return code or found
-    return code or (exit_code(folders.run) if folders.run else 0)
+    return code or exit_code(launched.folder)
 
 
 if __name__ == "__main__":

@@ -56,15 +56,14 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import independent_children, start_fork_server
 
     start_fork_server()
-    from rich.console import Console
-
     from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.search.command import begun, prepare
     from sdopt.search.terminal import space_table
+    from sdopt.terminal import console as terminal
 
     dry = asks_dry_run(arguments.overrides)
     overrides = [override for override in arguments.overrides if key_of(override) != "dry_run"]
-    console = Console()
+    console = terminal()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -21,15 +21,14 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from rich.console import Console
-
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError, print_problems
     from sdopt.report.table import answer_group, show, sweep_table
     from sdopt.report.verdicts import verdict_table
+    from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
 
-    console = Console()
+    console = terminal()
     found = find_results(arguments.result, tracking_of(arguments.overrides))
     if found.sweep and len(found.studies) > 1:
         console.print(sweep_table(found.sweep.rows, console.width))

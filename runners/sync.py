@@ -36,13 +36,14 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
+    from sdopt.config.overrides import names_and_overrides
     from sdopt.errors import UsageError, print_problems
     from sdopt.gate.judge import worst_code
     from sdopt.report.sweep import read_sweep
     from sdopt.tracking.remote import download, is_address
 
-    named = [argument for argument in arguments if "=" not in argument or is_address(argument)]
-    tracking = tracking_of([argument for argument in arguments if argument not in named])
+    named, overrides = names_and_overrides(arguments)
+    tracking = tracking_of(overrides)
     if tracking.kind == "none":
         raise UsageError("tracking=none: names no store to log to; choose one with tracking.uri=…")
     copies = {download(name): name.rstrip("/") for name in named if is_address(name)}
@@ -52,9 +53,10 @@ def main(argv: list[str]) -> int:
     problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
-        above = path.parent.parent
+        # A job's folder may lie several folders below that of its sweep.
+        above = next((up for up in list(path.parents)[1:6] if (up / "multirun.yaml").is_file()), None)
         logged = _logged(shown(path.parent), partial(_log_result, path, tracking), shown, problems)
-        if logged and (above / "multirun.yaml").is_file():
+        if logged and above is not None:
             sweeps[above] = None
     for folder in sweeps:
         sweep = read_sweep(folder)

@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
+    from sdopt.errors import UnavailableError
     from sdopt.tracking.store import ui_pages
 
     tracking = tracking_of(arguments.overrides)
@@ -57,7 +58,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(command, start_new_session=True)
     try:
-        return server.wait()
+        if (code := server.wait()) == 0:
+            return 0
+        raise UnavailableError(f"MLflow's server ended with exit code {code}; what it printed says why")
     except KeyboardInterrupt:
         return 0
     finally:

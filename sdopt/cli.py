@@ -4,6 +4,9 @@ import importlib
 import sys
 from pathlib import Path
 
+from sdopt.errors import UsageError
+from sdopt.guard import end_with_code
+
 COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
     "search": "find the fastest combination of options that passes the gate, within limits",
@@ -44,8 +47,10 @@ Exit codes: 0 done; 1 a regression; 2 usage, configuration or conflict; 3 someth
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
-    _put_working_folder_last()
-    arguments = sys.argv[1:] if argv is None else argv
+    return end_with_code(_run)(sys.argv[1:] if argv is None else argv)
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_HELP.format(commands="\n".join(f"  {name:<18} {text}" for name, text in COMMANDS.items())))
         return 0 if arguments else 2
@@ -63,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    _require_working_folder()
     # A wheel carries the runners inside the package; a checkout has them at the top.
     package = Path(__file__).parent
     inside = (package / "runners").is_dir()
@@ -72,9 +78,19 @@ def main(argv: list[str] | None = None) -> int:
     return int(runner.main(arguments[1:]))
 
 
-def _put_working_folder_last() -> None:
-    """Undoes what `python -m` does: a file there named `queue.py` would replace Python's own module."""
-    here, checkout = Path.cwd(), Path(__file__).parents[1]
+def _require_working_folder() -> None:
+    """Undoes what `python -m` does: a file there named `queue.py` would replace Python's own module.
+
+    Raises:
+        UsageError: the working folder was removed, or cannot be entered.
+    """
+    try:
+        here, checkout = Path.cwd(), Path(__file__).parents[1]
+    except OSError as error:
+        raise UsageError(
+            f"the working folder cannot be used ({error.strerror}): it was removed, or is closed to this user; change "
+            "to another folder"
+        ) from error
     if sys.path[0] in ("", str(here)) and here != checkout:
         sys.path.append(sys.path.pop(0))
 

@@ -36,12 +36,12 @@ def complete(request: str, commands: Collection[str]) -> int:
 
 
 def _hydra(request: str, command: str = "") -> int:
-    from sdopt.config.command import Folders, run_hydra
+    from sdopt.config.command import run_hydra
     from sdopt.config.paths import CONF, CONFIG_NAME
 
     own = command if command and (CONF / f"{command}.yaml").is_file() else CONFIG_NAME
     with redirect_stdout(StringIO()) as out:
-        run_hydra(_no_job, ["-sc", request], Folders(), program="sdopt", config_name=own)
+        run_hydra(_no_job, ["-sc", request], program="sdopt", config_name=own)
     sys.stdout.write(out.getvalue())
     return 0
 

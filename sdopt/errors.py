@@ -1,9 +1,12 @@
 """Errors that a user can cause or meet; they are printed as single lines, never as a traceback."""
 
 import errno
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
@@ -78,6 +81,29 @@ def way_out(error: Exception) -> str:
     elif isinstance(error, ImportError | RuntimeError):
         number = next((number for words, number in _MESSAGES.items() if words in str(error).lower()), None)
     return next((f"; {way}" for numbers, way in _WAYS_OUT.items() if number in numbers), "")
+
+
+def os_problem(error: OSError, folder: Path | None = None) -> str:
+    """Returns a line on an error of the operating system: the file, what is wrong with it, and how to solve it."""
+    reason = error.strerror or " ".join(str(error).split())
+    where = error.filename if isinstance(error.filename, str) and error.filename else folder
+    return f"{f'{where}: ' if where else ''}{reason}{'' if ';' in reason else way_out(error)}"
+
+
+def command_line(*words: object) -> str:
+    """Returns a command of sdopt as it can be pasted into a shell: `sdopt run resume='my folder'`."""
+    return " ".join(["sdopt", *(shell_word(str(word)) for word in words)])
+
+
+def shell_word(word: str) -> str:
+    """Quotes what a shell would not take literally; of `key=value` only the value, as people write it."""
+    key, sign, value = word.partition("=")
+    if not (sign and re.fullmatch(r"[\w.+~@/-]+", key)):
+        key, sign, value = "", "", word
+    plain = shlex.quote(value) if value or not sign else ""
+    # Hydra's own quotes are single ones.
+    readable = f'"{value}"' if "'" in value and not set(value) & set('"$`\\!\n') else plain
+    return f"{key}{sign}{readable}"
 
 
 def print_problems(problems: Iterable[str]) -> None:

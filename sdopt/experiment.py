@@ -5,7 +5,7 @@ The command line, the Python API, launchers in other processes and tests all run
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,13 +13,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rich.console import Console
-from rich.markup import escape
 
-from sdopt.config.command import current_folders
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, command_line, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge, left_unjudged
 from sdopt.gate.rule_checks import require_measured
@@ -45,6 +43,8 @@ from sdopt.study.reservation import reserved
 from sdopt.study.resume import is_elsewhere, merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
+from sdopt.terminal import console as terminal
+from sdopt.terminal import working
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, start_ahead, sync_command
@@ -66,6 +66,8 @@ class Experiment:
         in_sweep: whether the study is a job of a sweep; else it is an error if all its candidates have conflicts.
         console: prints progress and tables.
         brief: whether to skip tables and reports, because another program reads the result.
+        command: the command that runs the study, as recorded in the result.
+        ready: called before the study prints for the first time, to end the display of its start.
     """
 
     composer: HydraComposer
@@ -73,13 +75,19 @@ class Experiment:
     context: StartContext
     timeline: Timeline
     in_sweep: bool = False
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=terminal)
     brief: bool = False
+    command: Sequence[str] = ()
+    ready: Callable[[], None] = lambda: None
 
     @property
     def config(self) -> RunConfig:
         """The configuration common to all variants."""
         return self.composer.current
+
+    @property
+    def _resumed(self) -> str:
+        return command_line("run", f"resume={self.folder}")
 
     def run(self) -> StudyResult | None:
         """Runs all steps; returns the result, or None for a dry run.
@@ -98,8 +106,6 @@ class Experiment:
             # The baseline is measured twice.
             measured = [*runnable_of(plan, result), plan.baseline]
             show_plan(result, forecast(measured, result, Path("outputs")), self.console)
-            if (folders := current_folders()) is not None:
-                folders.dry = True
             return None
         if (self.folder / "result.json").is_file():
             result = self._continued(result, plan)
@@ -153,9 +159,7 @@ class Experiment:
     def _require_free_folder(self) -> None:
         # A sweep job that is submitted again continues its own result.
         if (self.folder / "result.json").is_file() and not (self.in_sweep or self.config.resume):
-            raise OccupiedError(
-                f"{self.folder}: holds a result; continue it with `sdopt run resume={self.folder}`, or choose another"
-            )
+            raise OccupiedError(f"{self.folder}: holds a result; continue it with `{self._resumed}`, or choose another")
         (self.folder / "error.json").unlink(missing_ok=True)
         for left in self.folder.glob("*.tmp"):  # left by a process that was killed while writing
             left.unlink(missing_ok=True)
@@ -179,17 +183,15 @@ class Experiment:
         require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("waiting for the fork server, and asking for the device")
         machine = self._find_machine(plan, until_done)
-        if (folders := current_folders()) is not None:
-            folders.ready()
+        self.ready()
         if not config.dry_run:
             self.timeline.enter("fetching models")
             self._fetch([variant for variant in plan.variants if not variant.conflicts(machine.device)])
         self.timeline.enter("composing and planning")
         machine = replace(machine, warnings=(*machine.warnings, *self._remarks(plan.variants)))
         print_problems(machine.warnings)
-        command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
-        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, list(self.command)), machine
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
@@ -307,16 +309,10 @@ class Experiment:
             return
         settings = Settings.of(config.quality, config.model, machine.device.torch_name, config.hardware.threads)
         try:
-            with self.console.status("quality") as status:
-                evaluate_apart(
-                    result,
-                    self.folder,
-                    settings,
-                    self.context,
-                    lambda name: status.update(f"quality: {escape(name)}"),
-                )
+            with working(self.console, "quality") as say:
+                evaluate_apart(result, self.folder, settings, self.context, say)
         except (EvaluationError, UsageError) as error:
-            again = f"`sdopt run resume={self.folder}` computes it without measuring again"
+            again = f"`{self._resumed}` computes it without measuring again"
             print_problems([f"quality could not be computed: {error}; {again}"])
         write_at_last(result, self.folder)
 
@@ -341,7 +337,7 @@ class Experiment:
         self._write_reports(result)
         failed = [row.name for row in result.variants if row.status.failure]
         if failed and not self.in_sweep:
-            print_problems([f"`sdopt run resume={self.folder} retry_failed=true` measures again: {', '.join(failed)}"])
+            print_problems([f"`{self._resumed} retry_failed=true` measures again: {', '.join(failed)}"])
 
     def _write_reports(self, result: StudyResult) -> None:
         missing: dict[str, list[str]] = {}
@@ -359,7 +355,7 @@ class Experiment:
         if self.config.tracking.kind == "none":
             return
         try:
-            with self.console.status("logging to MLflow"):
+            with working(self.console, "logging to MLflow"):
                 logged = log_study(result, self.folder, self.config.tracking)
         except (TrackingError, UsageError) as error:
             print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])

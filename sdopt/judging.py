@@ -19,6 +19,7 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement
 from sdopt.schema import Tracking
+from sdopt.terminal import console as terminal
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import find_result, find_results
 from sdopt.tracking.runs import update_verdicts
@@ -40,7 +41,7 @@ class Judging:
     against: str | None = None
     waived: Sequence[str] = ()
     output: Path | None = None
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=terminal)
 
     def judge_all(self, name: str) -> int:
         """Judges the result of a run, those of a sweep, or that of an MLflow run; prints and writes the verdicts.

@@ -5,23 +5,29 @@ This module is the entry point of the command line and of the Python API; `Exper
 
 import errno
 import math
+import os
+import shutil
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sdopt.analysis.figures import flat_figures
-from sdopt.config.command import Folders, current_folders, enter_working_folder, is_informative, run_hydra
+from sdopt.config.command import CommandLine, add_working_folder, run_hydra
+from sdopt.config.composed import Command
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import reject_null_groups
-from sdopt.config.hydra_job import in_sweep, job_folder, with_resumed
-from sdopt.config.messages import explain, in_one_line
+from sdopt.config.hydra_job import job_folder, with_resumed
+from sdopt.config.messages import in_one_line
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ENDINGS,
@@ -30,6 +36,8 @@ from sdopt.errors import (
     SdoptError,
     UnavailableError,
     UsageError,
+    command_line,
+    os_problem,
     print_problems,
     way_out,
 )
@@ -61,113 +69,212 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
         KeyboardInterrupt: Ctrl-C; completed measurements are kept in the folder.
     """
     argv = [*(("--config-dir", str(config_dir)) if config_dir is not None else ()), *overrides]
-    if is_informative(argv) or {"-m", "--multirun"} & set(argv):
-        raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
-    folder = launch(argv).run
+    folder = launch(argv, one_study=True).folder
     if folder is None or not (folder / "result.json").is_file():
         raise UsageError("dry_run=true: a dry run has no result; use the command `sdopt run … dry_run=true`")
     return load_result(folder)
 
 
-def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief: bool = False) -> Folders:
-    """Runs the studies of a command line, and returns their folders.
+@dataclass
+class Launched:
+    """What a command has run.
+
+    Attributes:
+        folder: of the run or of the sweep; None if nothing was to be measured.
+        sweep: whether it is a sweep's.
+        lost: whether a launcher lost a job of a sweep, for example because its machine went down.
+        occupied: whether a job of a sweep refused its folder, because another process writes it.
+    """
+
+    folder: Path | None = None
+    sweep: bool = False
+    lost: bool = False
+    occupied: bool = False
+
+
+def launch(
+    argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief: bool = False, one_study: bool = False
+) -> Launched:
+    """Runs the studies of a command line, and returns where they are.
 
     Args:
         argv: overrides and Hydra's flags; `resume=<folder>` expands into the command line recorded in the folder.
         ready: called before the first study prints, after imports and composition.
-        brief: whether to skip tables and reports, for a caller that reads the results.
+        brief: whether to skip tables and reports of a single study, for a caller that reads the results.
+        one_study: whether a sweep, and what prints something instead of measuring, is refused.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
         UnavailableError: a file or a folder could not be read or written.
         InterruptedStudy: Ctrl-C; the error has the folders of the studies that had started.
     """
-    argv = with_resumed(argv)
-    reject_null_groups(argv)
-    folders = Folders(ready=ready, brief=brief)
+    launched = Launched()
     try:
-        run_hydra(job, argv, folders)
-        if folders.error is not None:
-            raise folders.error
-    except SdoptError:
-        raise
-    except KeyboardInterrupt as error:
-        raise InterruptedStudy(folders) from error
-    except Exception as error:
-        # Before a job has a folder, the command line is the cause of an error.
-        begun = any(folder.is_dir() for folder in folders.jobs)
-        if folders.sweep is not None and begun and not isinstance(error, OSError):
-            # Jobs record their own errors; this error is from the launcher, for a job that died without a message.
-            folders.lost = True
-            problem = f"a job of {folders.sweep} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
-            print_problems([f"{problem}; `sdopt run resume={folders.sweep} retry_failed=true` measures the rest"])
-            return folders
-        explained = _explained(error, folders, begun)
-        if explained is error:
+        line = CommandLine.of(with_resumed(argv))
+        if one_study and (line.informative or line.multirun):
+            raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
+        add_working_folder()
+        if line.informative:
+            run_hydra(_no_job, argv)
+            return launched
+        command = Command.of(line)
+        if one_study and command.sweep:
+            raise UsageError(
+                "hydra.mode=MULTIRUN: sdopt.run measures one study; for sweeps use the command `sdopt run`"
+            )
+        launched.folder, launched.sweep = command.folder, command.sweep
+        try:
+            if command.sweep:
+                ready()  # jobs may print from other processes
+                sweep = SweepJob(_this_process())
+                command.run(sweep)
+                launched.occupied = bool(sweep.occupied)
+            else:
+                _run_one(command, ["sdopt", "run", *argv], ready, brief)
+        except (SdoptError, KeyboardInterrupt):
             raise
-        raise explained from error
-    if folders.dry:
-        folders.remove_plans()
-    return folders
+        except Exception as error:
+            launched.lost = _lost_job(error, command)
+    except KeyboardInterrupt as interrupt:
+        raise InterruptedStudy(launched) from interrupt
+    if command.dry:
+        _remove_plans(command.folder)
+        launched.folder = None
+    return launched
 
 
-def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
-    """Translates an error that ended a command for the user; returns internal errors of sdopt unchanged."""
-    cause: BaseException | None = error
-    while cause is not None:  # OmegaConf wraps errors of resolvers
-        if isinstance(cause, UsageError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
-        problem = _os_problem(error, folders.run or folders.sweep)
-        if begun:
-            return UnavailableError(problem)
-        unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
-        key = "hydra.sweep.dir" if folders.sweep else "hydra.run.dir"
-        if unwritable:
-            problem = f"{error.filename or folders.run or folders.sweep}: {error.strerror}"
-            return UsageError(f"{problem}; choose a writable folder with {key}=…")
-        return UsageError(problem)
-    return error if begun or way_out(error) else UsageError(explain(error) or type(error).__name__)
+def _run_one(command: Command, given: Sequence[str], ready: Callable[[], None], brief: bool) -> None:
+    """Measures the study of a single run. Raises what ended it, after it is recorded in the folder."""
+    errors: list[Exception] = []
+
+    def job(_cfg: DictConfig) -> Any:
+        folder = job_folder()
+        try:
+            assert command.composer is not None
+            timeline = Timeline("Python, Hydra and their imports", process_begun())
+            experiment = partial(Experiment, command=given, ready=ready, brief=brief)
+            return _measured(command.composer, folder, timeline, experiment)
+        except Exception as error:
+            _record(error, folder, in_a_sweep=False)
+            # Raising here would make Hydra print the overrides of the job first.
+            errors.append(error)
+            return math.nan
+
+    command.run(job)
+    if errors:
+        raise errors[0]
 
 
-class InterruptedStudy(KeyboardInterrupt):
-    """Raised for Ctrl-C during studies; `folders` has their folders."""
+@dataclass(frozen=True)
+class SweepJob:
+    """The job of a sweep: measures the study of one Hydra job, in the process that the launcher chooses.
 
-    def __init__(self, folders: Folders) -> None:
-        super().__init__()
-        self.folders = folders
+    Errors are printed, and recorded in the folder's `error.json`, so that a sweep continues with its other jobs.
 
-
-def job(_cfg: DictConfig) -> Any:
-    """Measures the study of one Hydra job, in the process that the launcher chooses.
-
-    Errors are recorded in the folder's `error.json`, so that a sweep continues with its other jobs.
-
-    Returns:
-        The objective for a sweeper, or NaN if there is none.
+    Attributes:
+        process: the process of the command.
+        occupied: the folders that another process writes, of jobs that ran in that process.
     """
-    folder = job_folder()
-    enter_working_folder()
-    try:
-        with independent_children(), _ended_by_signals(), lock_folder(folder) as ours:
-            if not ours:
-                raise OccupiedError(f"{folder}: another process is measuring there")
-            composer = HydraComposer.of_this_job()
-            # In a sweep, a job starts when the previous one ends, not when the process started.
-            timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
-            result = Experiment(
-                composer, folder, start_fork_server(), timeline, in_sweep=in_sweep(), brief=_is_brief()
-            ).run()
-    except Exception as error:
-        _keep_error(error, folder)
-        return math.nan
+
+    process: tuple[str, int]
+    occupied: list[Path] = field(default_factory=list)
+
+    def __call__(self, cfg: DictConfig) -> Any:
+        """Measures a study; returns the objective for a sweeper, or NaN if there is none."""
+        folder, elsewhere = job_folder(), self.process != _this_process()
+        if elsewhere:
+            with suppress(OSError):  # a machine without the command's folder may not need it
+                os.chdir(HydraConfig.get().runtime.cwd)
+        add_working_folder()
+        try:
+            with _ended_by_signals() if elsewhere else nullcontext():
+                composer = HydraComposer.of_this_job(cfg)
+                # A job starts when the previous one ends, not when the process started.
+                timeline = Timeline("Python, Hydra and their imports")
+                task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+                experiment = partial(Experiment, command=["sdopt", "run", *task], in_sweep=True)
+                return _measured(composer, folder, timeline, experiment)
+        except Exception as error:
+            found = _record(error, folder, in_a_sweep=True)
+            if isinstance(error, OccupiedError):
+                self.occupied.append(folder)
+            if not isinstance(error, SdoptError | OSError) and not way_out(error):
+                traceback.print_exception(error)
+            print_problems(found.problems)
+            return math.nan
+
+
+def _measured(composer: HydraComposer, folder: Path, timeline: Timeline, experiment: Callable[..., Experiment]) -> Any:
+    """Measures a study in a folder that is locked meanwhile; returns the objective."""
+    with independent_children(), lock_folder(folder) as ours:
+        if not ours:
+            raise OccupiedError(f"{folder}: another process is measuring there")
+        result = experiment(composer, folder, start_fork_server(), timeline).run()
     return _objective(composer.current, result) if result else math.nan
 
 
-def _is_brief() -> bool:
-    folders = current_folders()
-    return folders is not None and folders.brief
+def _no_job(_cfg: object) -> None:
+    """Does nothing: what only prints something runs no job."""
+
+
+def _this_process() -> tuple[str, int]:
+    return socket.gethostname(), os.getpid()
+
+
+def _lost_job(error: Exception, command: Command) -> bool:
+    """Says which job of a sweep a launcher lost, and returns True.
+
+    Raises:
+        Exception: the error, explained, if it is another one.
+    """
+    folder = command.folder
+    begun = any(path.is_dir() for path in folder.iterdir()) if command.sweep and folder.is_dir() else folder.is_dir()
+    if command.sweep and begun and not isinstance(error, OSError):
+        # Jobs record their own errors; this error is from the launcher, for a job that died without a message.
+        again = command_line("run", f"resume={folder}", "retry_failed=true")
+        problem = f"a job of {folder} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
+        print_problems([f"{problem}; `{again}` measures the rest"])
+        return True
+    explained = _explained(error, command, begun)
+    if explained is error:
+        raise error
+    raise explained from error
+
+
+def _explained(error: Exception, command: Command, begun: bool) -> Exception:
+    """Translates an error that ended a command for the user; returns internal errors of sdopt unchanged."""
+    if isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
+        problem = os_problem(error, command.folder)
+        if begun:
+            return UnavailableError(problem)
+        unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+        key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
+        if unwritable:
+            problem = f"{error.filename or command.folder}: {error.strerror}"
+            return UsageError(f"{problem}; choose a writable folder with {key}=…")
+        return UsageError(problem)
+    return error if begun or way_out(error) else UsageError(in_one_line(error) or type(error).__name__)
+
+
+def _remove_plans(folder: Path) -> None:
+    """Removes the folder of a dry run, if it holds nothing but what Hydra wrote there, and the empty ones above it."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in folder.absolute().parents:
+        if parent == Path.cwd() or Path.cwd() not in parent.parents:
+            break
+        with suppress(OSError):  # other runs lie there
+            parent.rmdir()
+
+
+class InterruptedStudy(KeyboardInterrupt):
+    """Raised for Ctrl-C during studies; `launched` says where they are."""
+
+    def __init__(self, launched: Launched) -> None:
+        super().__init__()
+        self.launched = launched
 
 
 @contextmanager
@@ -177,7 +284,7 @@ def _ended_by_signals() -> Iterator[None]:
     Else a closed terminal or a limit of processor time would end the job without its last round. submitit ignores
     SIGTERM: the job would continue without its workers, and end with a partial result.
     """
-    if current_folders() is not None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}
@@ -192,24 +299,14 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _keep_error(error: Exception, folder: Path) -> None:
-    """Records the error of a job. A job of a sweep prints the error; `launch` raises the error of a single run."""
-    found = _job_error(error, folder, in_sweep())
-    folders = current_folders()
-    if isinstance(error, OccupiedError):
-        # An error.json would be mistaken for an error of the process that occupies the folder.
-        if folders is not None:
-            folders.occupied = True
-    else:
+def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
+    """Records what ended a job in its folder's `error.json`, and returns it."""
+    found = _job_error(error, folder, in_a_sweep)
+    # An error.json would be mistaken for an error of the process that occupies the folder.
+    if not isinstance(error, OccupiedError):
         with suppress(OSError):  # the disk may be full
             write_error(found, folder)
-    if folders is not None and not in_sweep():
-        # Raising here would make Hydra print the overrides of the job first.
-        folders.error = error
-        return
-    if not isinstance(error, SdoptError | OSError) and not way_out(error):
-        traceback.print_exception(error)
-    print_problems(found.problems)
+    return found
 
 
 def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
@@ -221,13 +318,8 @@ def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
     if isinstance(error, UnavailableError):
         return JobError(error.exit_code, error.problems)
     if isinstance(error, OSError):
-        return JobError(UnavailableError.exit_code, [_os_problem(error, folder)])
+        return JobError(UnavailableError.exit_code, [os_problem(error, folder)])
     return JobError(UnavailableError.exit_code, [f"{type(error).__name__}: {error}{way_out(error)}"])
-
-
-def _os_problem(error: OSError, folder: Path | None) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename or folder}: {reason}{'' if ';' in reason else way_out(error)}"
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
@@ -260,7 +352,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
         return sweep.exit_code
     console.print(sweep_table(sweep.rows, console.width))
     try:
-        (folder / "sweep.md").write_text(sweep_markdown(sweep.rows))
+        (folder / "sweep.md").write_text(sweep_markdown(sweep.rows), encoding="utf-8")
     except OSError as error:
         print_problems([f"no table: {folder / 'sweep.md'}: {error.strerror}"])
     try:
@@ -270,7 +362,8 @@ def summarise_sweep(folder: Path, console: Console) -> int:
         print_problems([f"no report: {error}"])
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
-        print_problems([f"`sdopt run resume={folder} retry_failed=true` measures again what failed"])
+        again = command_line("run", f"resume={folder}", "retry_failed=true")
+        print_problems([f"`{again}` measures again what failed"])
     studies = list(sweep.studies.values())
     # A resumed sweep may disable tracking, which only the jobs of that run have recorded.
     if all(study.config.tracking.kind == "mlflow" for study in studies):

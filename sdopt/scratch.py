@@ -32,7 +32,7 @@ def own_folder() -> Path:
     if folder is None or not folder.is_dir():
         try:
             remove_abandoned()
-            folder = Path(tempfile.mkdtemp(prefix=f"sdopt-{os.getpid()}-"))
+            folder = Path(tempfile.mkdtemp(prefix=f"sdopt-{os.getpid()}-", dir=_short_folder()))
             _lock(folder)
         except OSError as error:
             raise UsageError(
@@ -42,6 +42,21 @@ def own_folder() -> Path:
         # Runs after multiprocessing has removed its own files there; a forked child does not run it.
         Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
     return folder
+
+
+_LONGEST = 50
+"""Bytes of the path of a temporary folder, so that the sockets in it stay below the 108 that Linux allows."""
+
+
+def _short_folder() -> str:
+    """Returns the folder for temporary files; another one if its path is too long for sockets."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) <= _LONGEST:
+        return folder
+    short = next((name for name in ("/tmp", "/var/tmp") if os.access(name, os.W_OK | os.X_OK)), None)
+    if short is None:
+        raise UsageError(f"TMPDIR={folder}: the path is too long for sockets; name one of at most {_LONGEST} bytes")
+    return short
 
 
 def cache_folder() -> Path:
@@ -65,7 +80,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 def remove_abandoned() -> None:
     """Removes the folders of this user's processes that have ended without removing them."""
-    for mark in Path(tempfile.gettempdir()).glob(f"sdopt-*/{_OWNER}"):
+    for mark in Path(_short_folder()).glob(f"sdopt-*/{_OWNER}"):
         with suppress(OSError):
             ours = {path.lstat().st_uid for path in (mark, mark.parent)} == {os.getuid()}
             if ours and not mark.parent.is_symlink() and _is_free(mark):

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from hydra._internal.hydra import Hydra
 from omegaconf import OmegaConf
 
 from sdopt.pipelines.loading import load_pipeline
@@ -57,20 +56,6 @@ def read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(read))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def composed_once() -> Iterator[None]:
-    """Spares what Hydra composes of each command only to see whether it sets `hydra.mode`."""
-    ask = Hydra.get_mode
-
-    def mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        set_by_user = any("hydra.mode" in override for override in overrides)
-        return ask(self, config_name, overrides) if set_by_user else None
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", mode)
         yield
 
 

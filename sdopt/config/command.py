@@ -1,105 +1,93 @@
-"""Runs Hydra on a command line, and records the folder of the run or the sweep."""
+"""Reads a command line as Hydra does, and runs Hydra with it. Imports nothing heavy."""
 
+import argparse
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 
-from sdopt.config.overrides import quoted
+from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
 
-INFORMATIVE = (
-    *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--package"),
-    *("--shell-completion", "-sc"),
-)
+_INFORMATIVE = ("help", "hydra_help", "version", "cfg", "info", "package", "resolve", "shell_completion")
 """Flags with which Hydra prints something and runs no job."""
 
-_OTHER_CONFIGURATION = ("--config-name", "-cn", "--config-path", "-cp")
+_REFUSED = ("config_name", "config_path", "experimental_rerun")
 
 
-@dataclass
-class Folders:
-    """Where one command writes; both are None until Hydra has composed its first job."""
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; `sdopt run --help` lists the groups and keys, and --hydra-help Hydra's flags")
 
-    run: Path | None = None
-    sweep: Path | None = None
-    occupied: bool = False
-    """Whether a job refused its folder because another process writes it: its files do not belong to this command."""
-    lost: bool = False
-    """Whether a launcher lost a job of a sweep, for example because its machine went down."""
-    error: Exception | None = None
-    """What ended the job of a single run."""
-    dry: bool = False
-    """Whether a job only showed its plan: then its folders are removed."""
-    brief: bool = False
-    """Whether the command reads results itself, so that studies show and write no tables and no reports."""
-    ready: Callable[[], None] = lambda: None
-    """Called before the command prints for the first time, to end the display of its start."""
+
+def _parser() -> argparse.ArgumentParser:
+    """Returns a parser of Hydra's flags, which may stand anywhere among the overrides."""
+    parser = _Parser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for flags in (
+        *(("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m")),
+        ("--shell-completion", "-sc"),
+    ):
+        parser.add_argument(*flags, action="store_true")
+    for flags in (("--cfg", "-c"), ("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn")):
+        parser.add_argument(*flags)
+    for flags in (("--config-dir", "-cd"), ("--experimental-rerun",)):
+        parser.add_argument(*flags)
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    return parser
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command line asks for.
+
+    Attributes:
+        overrides: in their order, those of Hydra's own keys among them.
+        config_dir: a folder of the user's own groups.
+        multirun: whether `-m` is among the flags.
+        informative: whether Hydra only prints something.
+    """
+
+    overrides: tuple[str, ...]
+    config_dir: Path | None
+    multirun: bool
+    informative: bool
+
+    @classmethod
+    def of(cls, argv: Sequence[str]) -> "CommandLine":
+        """Reads a command line. Raises UsageError if a flag does not exist, or is not for sdopt."""
+        given = _parser().parse_intermixed_args(list(argv))
+        for flag in _REFUSED:
+            if getattr(given, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')}: sdopt composes its own configuration; add groups with --config-dir, "
+                    "and presets with experiment=…"
+                )
+        folder = Path(given.config_dir).expanduser() if given.config_dir is not None else None
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"--config-dir {folder}: no such folder")
+        if folder is not None and not os.access(folder, os.R_OK | os.X_OK):
+            raise UsageError(f"--config-dir {folder}: cannot be read; make it readable")
+        informative = any(getattr(given, flag) for flag in _INFORMATIVE)
+        return cls(tuple(given.overrides), folder, given.multirun, informative)
 
     @property
-    def jobs(self) -> list[Path]:
-        """The folders that jobs have so far."""
-        if self.run is not None:
-            return [self.run]
-        return [path for path in self.sweep.iterdir() if path.is_dir()] if self.sweep and self.sweep.is_dir() else []
+    def task(self) -> list[str]:
+        """The overrides without those of Hydra's own keys."""
+        return [override for override in self.overrides if not parsed_override(override).is_hydra_override()]
 
-    def remove_plans(self) -> None:
-        """Removes the folders of a dry run, if they hold nothing but what Hydra wrote there."""
-        folder = self.run or self.sweep
-        if folder is None:
-            return
-        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-        if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        self.run = self.sweep = None
-        for parent in folder.absolute().parents:
-            if parent == Path.cwd() or Path.cwd() not in parent.parents:
-                break
-            with suppress(OSError):  # other runs lie there
-                parent.rmdir()
-
-
-_current: ContextVar[Folders | None] = ContextVar("folders", default=None)
-
-
-def current_folders() -> Folders | None:
-    """Returns the folders of the command that runs in this process, or None in the process of a launcher."""
-    return _current.get()
-
-
-class RememberFolder(Callback):
-    """Notes the folder of the run or the sweep. Hydra calls it in the process of the command, with any launcher."""
-
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Notes the folder of a single run."""
-        if (folders := current_folders()) is not None:
-            with suppress(OmegaConfBaseException):  # Hydra says so when it makes the folder
-                folders.run = Path(config.hydra.run.dir)
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Notes the folder of a sweep."""
-        if (folders := current_folders()) is not None:
-            folders.dry = bool(config.get("dry_run"))
-            with suppress(OmegaConfBaseException):
-                folders.sweep = Path(config.hydra.sweep.dir)
-                # A launcher's process may begin in another folder: for each job the sweep's folder is this one.
-                with read_write(config), open_dict(config):
-                    config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folders.sweep.absolute()))}")
-            folders.ready()  # jobs may print from other processes
+    @property
+    def hydra(self) -> list[str]:
+        """The overrides of Hydra's own keys."""
+        return [override for override in self.overrides if parsed_override(override).is_hydra_override()]
 
 
 def _folder_named(study: str) -> str:
@@ -112,19 +100,6 @@ def _folder_named(study: str) -> str:
 OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
 
 
-def is_informative(argv: Sequence[str]) -> bool:
-    """Returns whether a command line only asks Hydra to print something."""
-    return any(argument.partition("=")[0] in INFORMATIVE for argument in argv)
-
-
-def enter_working_folder() -> None:
-    """Changes to the folder of the command, so that relative paths and modules resolve in a launcher's process too."""
-    if current_folders() is None:
-        with suppress(OSError):  # a machine without that folder may not need it
-            os.chdir(HydraConfig.get().runtime.cwd)
-    add_working_folder()
-
-
 def add_working_folder() -> None:
     """Lets `_target_` name modules of the working folder; appends it to `sys.path`, so that none shadows a library."""
     if str(Path.cwd()) not in sys.path:
@@ -132,18 +107,13 @@ def add_working_folder() -> None:
 
 
 def run_hydra(
-    job: Callable[[DictConfig], Any],
-    argv: Sequence[str],
-    folders: Folders,
-    program: str = "sdopt run",
-    config_name: str = CONFIG_NAME,
+    job: Callable[[DictConfig], Any], argv: Sequence[str], program: str = "sdopt run", config_name: str = CONFIG_NAME
 ) -> None:
-    """Composes what a command line asks for, and runs the job with it: once, or in a sweep once per combination.
+    """Runs Hydra with a command line.
 
     Args:
-        job: a function at the top of a module, so that a launcher can send it to another process.
+        job: see `Command.run`.
         argv: overrides and Hydra's flags.
-        folders: receives the folders of the command.
         program: the name of the command in `--help`.
         config_name: the primary configuration in `conf/`.
 
@@ -151,24 +121,14 @@ def run_hydra(
         UsageError: Hydra refuses the command line.
         Exception: whatever a job or a launcher raises.
     """
-    for argument in argv:
-        if (name := argument.partition("=")[0]) in _OTHER_CONFIGURATION:
-            raise UsageError(
-                f"{name}: sdopt composes its own configuration; add groups with --config-dir, and presets with "
-                "experiment=…"
-            )
-    add_working_folder()
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
-    token = _current.set(folders)
     try:
         with _arguments([program, *argv]), _errors_raised():
             main()
     except SystemExit as error:
-        # argparse has printed its message.
+        # Hydra or argparse has printed its message.
         if error.code:
             raise UsageError([]) from error
-    finally:
-        _current.reset(token)
 
 
 @contextmanager

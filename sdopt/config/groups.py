@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from sdopt.config.overrides import parsed_override
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.config.typed import build_typed
@@ -69,11 +70,47 @@ def data_sheets() -> Mapping[str, Sheet]:
     return sheets
 
 
-def reject_null_groups(overrides: Sequence[str]) -> None:
-    """Raises UsageError if an override sets a group to null, on which Hydra would end with a traceback."""
+def require_overrides(overrides: Sequence[str]) -> None:
+    """Checks what Hydra would misunderstand, or answer with a message that names no way out.
+
+    Raises:
+        UsageError: a line for each override that is none, or that chooses in a packaged group in a way that it cannot.
+    """
+    problems = []
     for override in overrides:
-        key, _, value = override.partition("=")
-        if value == "null" and (CONF / key).is_dir() and key != "experiment":
-            options = ", ".join(sorted(path.stem for path in (CONF / key).glob("*.yaml")))
-            advice = f"{key}=[] chooses nothing" if default_choice(key).endswith("]") else "a group cannot be empty"
-            raise UsageError(f"{key}=null: {advice}; choose one of {options}")
+        try:
+            parsed = parsed_override(override)
+        except UsageError as error:
+            problems += error.problems
+            continue
+        group = str(parsed.key_or_group)
+        default, plain = default_options().get(group), override.lstrip("+~").partition("@")[0].partition("=")[0]
+        if parsed.package is not None:
+            way = f"write {plain}=…" if group in default_options() else "leave out what follows the @"
+            problems.append(f"{override}: an option has its own place in the configuration; {way}")
+        elif not (CONF / group).is_dir() or isinstance(parsed.value(), dict):
+            continue
+        elif (parsed.is_add() and isinstance(default, str | None) and group in default_options()) or (
+            parsed.is_force_add()
+        ):
+            problems.append(f"{override}: this group has a default; leave out the +: {override.lstrip('+')}")
+        elif parsed.is_delete() and isinstance(default, str):
+            problems.append(f"{override}: a group cannot be empty; {group}={default} is the default")
+        elif not parsed.is_delete() and parsed.value() is None:
+            options = ", ".join(options_of(group))
+            advice = "a group cannot be empty" if isinstance(default, str) else f"{group}=[] chooses nothing"
+            advice = "leave it out to choose nothing" if group == "experiment" else advice
+            problems.append(f"{override}: {advice}; choose one of {options}")
+    if problems:
+        raise UsageError(problems)
+
+
+def require_chosen(cfg: Mapping[Any, Any]) -> None:
+    """Raises UsageError if a configuration lacks a group of options: it would be neither the default nor a choice."""
+    lacking = [
+        f"{group}: nothing is chosen; {group}={default} is the default"
+        for group, default in default_options().items()
+        if isinstance(default, str) and group not in SECTIONS and group not in cfg
+    ]
+    if lacking:
+        raise UsageError(lacking)

@@ -1,16 +1,16 @@
 """Reads the properties of a Hydra job that sdopt needs: its folder, and how to run it again."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
-from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted, without_plus
+from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result
@@ -33,7 +33,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
                 "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
             )
         return list(argv)
-    folder = Path(without_plus(named[0]).removeprefix("resume=")).expanduser()
+    folder = _folder_of(without_plus(named[0]).removeprefix("resume="))
     beside = [argument for argument in argv if argument != named[0]]
     kept = [
         argument
@@ -63,6 +63,15 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         f"{folder_key}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
+
+
+def _folder_of(value: str) -> Path:
+    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has."""
+    folder = Path(value).expanduser()
+    if not folder.exists():
+        with suppress(UsageError):
+            folder = Path(str(parsed_override(f"resume={value}").value())).expanduser()
+    return folder
 
 
 def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[str]]:
@@ -106,11 +115,6 @@ def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
 
 def _key_in(argument: str) -> str:
     return without_plus(argument).partition("=")[0]
-
-
-def in_sweep() -> bool:
-    """Returns whether the running Hydra job is part of a sweep."""
-    return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def job_folder() -> Path:

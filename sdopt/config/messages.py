@@ -21,9 +21,12 @@ def explain(error: Exception) -> str:
         near = difflib.get_close_matches(option[2], known, n=2)
         advice = f"did you mean {' or '.join(near)}? " if near else ""
         choices = f"the options are {', '.join(known)}" if known else "there is no such group"
+        if plugin := re.fullmatch(r"hydra/(launcher|sweeper)", option[1]):
+            name = option[2].partition("_")[0]
+            choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
         return f"{option[1]}={option[2]}: unknown option; {advice}{choices}"
     if unknown is None:
-        return _within_list(str(getattr(error, "override", ""))) or message
+        return message
     if designs := _designs_with(unknown[1]):
         chosen = " or ".join(f"study={design}" for design in designs)
         return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well"
@@ -32,16 +35,6 @@ def explain(error: Exception) -> str:
         return f"{unknown[1]}: unknown key; did you mean {' or '.join(near)}? `sdopt run --help` lists all"
     added = f"a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
     return f"{unknown[1]}: unknown key; `sdopt run --help` lists all; {added}"
-
-
-def _within_list(override: str) -> str:
-    """Returns how to write options within a list, if an override has them as on a command line; else ""."""
-    key, _, value = override.partition("=")
-    options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
-    if not options:
-        return ""
-    written = ", ".join(f"{option.replace('=', ':', 1)} instead of {option}" for option in options)
-    return f"{key}: in a list, write {written}"
 
 
 def _designs_with(key: str) -> list[str]:

@@ -1,12 +1,15 @@
 """Reads and merges Hydra overrides."""
 
+import re
 from collections.abc import Collection, Sequence
 from functools import cache
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, shell_word
 
 
 def without_plus(argument: str) -> str:
@@ -41,16 +44,40 @@ def _within(key: str, nodes: Collection[str]) -> bool:
 
 
 @cache
+def parsed_override(override: str) -> Override:
+    """Parses an override.
+
+    Raises:
+        UsageError: the text is no override.
+    """
+    try:
+        return OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        key, sign, value = override.partition("=")
+        if written := _within_list(override):
+            raise UsageError(written) from error
+        reason = str(error).splitlines()[0]
+        way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
+        raise UsageError(f"{override}: not an override ({reason}); {way}") from error
+
+
+def _within_list(override: str) -> str:
+    """Returns how to write options within a list, if an override has them as on a command line; else ""."""
+    key, _, value = override.partition("=")
+    options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
+    if not options:
+        return ""
+    written = ", ".join(f"{option.replace('=', ':', 1)} instead of {option}" for option in options)
+    return f"{key}: in a list, write {written}"
+
+
 def key_of(override: str) -> str:
     """Returns `compiler` for `compiler=inductor` and `+compiler=mine`; `compiler.mode` for `compiler.mode=default`.
 
     Raises:
         UsageError: the text is no override.
     """
-    try:
-        return str(OverridesParser.create().parse_override(override).key_or_group)
-    except HydraException as error:
-        raise UsageError(f"{override}: not an override ({str(error).splitlines()[0]}); write key=value") from error
+    return str(parsed_override(override).key_or_group)
 
 
 def asks_dry_run(overrides: Sequence[str]) -> bool:
@@ -61,6 +88,12 @@ def asks_dry_run(overrides: Sequence[str]) -> bool:
     """
     given = [override for override in overrides if key_of(override) == "dry_run"]
     return bool(given) and given[-1].partition("=")[2].lower() == "true"
+
+
+def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Separates names of results from overrides of the tracking group. A path that exists is a name, whatever it is."""
+    overrides = [word for word in words if re.match(r"[+~]*tracking(\.\w+)*=", word) and not Path(word).exists()]
+    return [word for word in words if word not in overrides], overrides
 
 
 def group_of(key: str) -> str:

@@ -1,5 +1,6 @@
 """Reads the results of a command's jobs from their folders: the exit code, and for a sweep one table."""
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -92,19 +93,35 @@ class Sweep:
 
 def read_sweep(folder: Path) -> Sweep:
     """Collects `result.json` and `error.json` of every job of a sweep's folder; one that is damaged is an error."""
-    jobs = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: (len(path.name), path.name))
+    names = sorted(_jobs(folder), key=lambda name: (len(name), name))
     studies: dict[str, StudyResult] = {}
     errors: dict[str, JobError] = {}
     unreadable: list[str] = []
-    for job in jobs:
+    for name in names:
+        job = folder / name
         try:
             if (job / "result.json").is_file():
-                studies[job.name] = read_result(job)
+                studies[name] = read_result(job)
             if (error := read_error(job)) is not None:
-                errors[job.name] = error
-            elif job.name not in studies and (job / ".hydra").is_dir():
-                errors[job.name] = JobError(UnavailableError.exit_code, [_NOTHING])
+                errors[name] = error
+            elif name not in studies and (job / ".hydra").is_dir():
+                errors[name] = JobError(UnavailableError.exit_code, [_NOTHING])
         except UsageError as damaged:
-            errors[job.name] = JobError(damaged.exit_code, damaged.problems)
+            errors[name] = JobError(damaged.exit_code, damaged.problems)
             unreadable += damaged.problems
     return Sweep(folder, studies, errors, unreadable)
+
+
+def _jobs(folder: Path) -> set[str]:
+    """Returns the folders of a sweep's jobs: `hydra.sweep.subdir` may put them at any depth, as in `a/b=1`."""
+    found: set[Path] = set()
+    deep = (folder / "multirun.yaml").is_file()
+    for here, folders, files in os.walk(folder):
+        path = Path(here)
+        if path != folder and (".hydra" in folders or {"result.json", "error.json"} & set(files)):
+            found.add(path)
+            folders.clear()  # what lies in a job's folder is its own
+        elif path != folder and not deep:
+            folders.clear()
+        folders[:] = [name for name in folders if name != ".hydra"]
+    return {path.relative_to(folder).as_posix() for path in found}

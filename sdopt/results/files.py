@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from sdopt.errors import ENDINGS, UsageError
+from sdopt.errors import ENDINGS, UsageError, command_line
 from sdopt.results.checks import problems_of
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 
@@ -46,7 +46,8 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
             advice = f"the result is in {saved}: make room and move it here"
             break
         else:
-            advice = f"what was measured since its last write is lost: make room and run `sdopt run resume={folder}`"
+            again = command_line("run", f"resume={folder}")
+            advice = f"what was measured since its last write is lost: make room and run `{again}`"
         raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
 
 

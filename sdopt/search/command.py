@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import data_sheets, reject_null_groups
+from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.locks import lock_folder
@@ -66,7 +66,7 @@ def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
     """
     config = search_config(overrides, config_dir)
     _, given = split(overrides)
-    reject_null_groups(given)
+    require_overrides(given)
     with composer_of(given, config_dir) as composer:
         run = composer.current
         machine, _ = find_machine(start_fork_server(), run.hardware, data_sheets)

@@ -12,6 +12,13 @@ from typing_extensions import override
 
 from sdopt.study.timeline import Timeline
 
+_SILENCE_S = 30
+"""Seconds after which a line is printed where there is no live display, although the phase is the same."""
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
 
 class _TimeLeft(TimeRemainingColumn):
     """The remaining time, in words; empty while it is unknown."""
@@ -37,7 +44,8 @@ class Progress:
         self._quiet = quiet
         self._rounds = 0
         self._last = ""
-        self._begun = time.monotonic()
+        self._line = "starting"
+        self._begun = self._said = time.monotonic()
         self._bar = RichProgress(
             SpinnerColumn(),
             # A line too long for the terminal is cut here, so that the remaining time always shows.
@@ -84,12 +92,22 @@ class Progress:
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
         # Without a terminal, one line per variant and per round is enough.
-        line = text if number else f"{variant}: {phase}"
+        self._line = text if number else f"{variant}: {phase}"
         wanted = number is not None or phase in ("loading", "evidence", "images")
-        if not self._quiet and not self._console.is_terminal and wanted and line != self._last:
-            self._last = line
-            seconds = time.monotonic() - self._begun
-            self._console.print(f"[{seconds:6.1f} s] {line}", markup=False, highlight=False)
+        if wanted and self._line != self._last:
+            self._say()
+
+    def _say(self) -> None:
+        """Prints a line where there is no live display: what is worked on, what is done, and what remains."""
+        if self._quiet or self._console.is_terminal:
+            return
+        self._last, self._said = self._line, time.monotonic()
+        task, seconds = self._bar.tasks[self._task], self._said - self._begun
+        done = ""
+        if task.total and task.completed:
+            left = seconds / task.completed * (task.total - task.completed)
+            done = f" ({task.completed:.0f} of {task.total:.0f} calls, about {_in_words(left)} left)"
+        self._console.print(f"[{seconds:6.1f} s] {self._line}{done}", markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Prints a warning that cannot wait until the end of the study."""
@@ -102,3 +120,5 @@ class Progress:
         task = self._bar.tasks[self._task]
         if task.total is not None and task.completed > task.total:
             self._bar.update(self._task, total=task.completed)
+        if time.monotonic() - self._said > _SILENCE_S:
+            self._say()

@@ -1,0 +1,204 @@
+"""Composes `conf/` and the user's own groups by Hydra's public calls."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
+
+from sdopt.config.groups import require_chosen, require_overrides
+from sdopt.config.messages import in_one_line
+from sdopt.config.overrides import group_of, key_of, parsed_override
+from sdopt.config.parse import SECTIONS
+from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.errors import UsageError
+
+_PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A composed configuration without Hydra's own node, and the option chosen on each axis."""
+
+    cfg: DictConfig
+    choices: dict[str, Any]
+
+
+_packaged: dict[tuple[str, ...], Composition] = {}
+_packaged_files: dict[tuple[str, str], DictConfig | None] = {}
+"""What was composed of packaged files alone, which do not change while a program runs."""
+
+
+class Compositions:
+    """Makes the compositions of one job, each once. Hydra must be initialized.
+
+    Args:
+        hydra_overrides: overrides of Hydra's own keys; a search path among them leads to the user's own groups.
+    """
+
+    def __init__(self, hydra_overrides: Sequence[str]) -> None:
+        self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
+        self._loader = GlobalHydra.instance().config_loader()
+        sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
+        self.packaged = not self._searchpath and sources <= _PACKAGED
+        """Whether there are no groups and presets of the user's own."""
+        self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
+        self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}
+
+        self._axes: dict[str, dict[str, str] | None] = {}
+
+    def of(self, overrides: Sequence[str], composed: tuple[DictConfig, DictConfig] | None = None) -> Composition:
+        """Composes overrides.
+
+        Args:
+            overrides: those of a command line.
+            composed: what Hydra has composed of them already, and its own node.
+
+        Raises:
+            UsageError: Hydra cannot compose them.
+        """
+        key = tuple(overrides)
+        if key not in self._made:
+            require_overrides(overrides)
+            with composition_errors():
+                self._made[key] = self._read(overrides, *(composed or self._compose(overrides)))
+        return self._made[key]
+
+    def option(self, group: str, option: str) -> DictConfig | None:
+        """Composes the file of an option alone; returns None if that fails, as it does for a preset."""
+        key = group, option
+        if key not in self._files:
+            try:
+                self._files[key] = self._read_file(group, option)
+            except (HydraException, OmegaConfBaseException, ValueError, OSError):
+                self._files[key] = None
+        return self._files[key]
+
+    def options(self, group: str) -> list[str]:
+        """Lists the options of a group on the search path; none if there is no such group."""
+        return self._loader.get_group_options(group, ObjectType.CONFIG, CONFIG_NAME, self._searchpath)
+
+    def axes(self, override: str) -> dict[str, str] | None:
+        """Returns the options that an override of a group chooses, by axis; None if it is no choice of options.
+
+        Raises:
+            UsageError: two of them exclude each other.
+        """
+        if override not in self._axes:
+            self._axes[override] = self._find_axes(override)
+        return self._axes[override]
+
+    def _find_axes(self, override: str) -> dict[str, str] | None:
+        group = key_of(override)
+        if "." in group or "=" not in override or override.startswith("~"):
+            return None
+        value = parsed_override(override).value()
+        found: list[tuple[str, str]] = []
+        for name in value if isinstance(value, list) else [value]:
+            file = self.option(group, str(name))
+            if file is None:
+                return None
+            found += [(axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]]
+        return _distinct(found)
+
+    def _compose(self, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
+        cfg = compose(CONFIG_NAME, [*self._searchpath, *overrides], return_hydra_config=True)
+        return cfg, cfg.hydra
+
+    def _read(self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> Composition:
+        choices = {str(group): option for group, option in hydra.runtime.choices.items()}
+        OmegaConf.set_struct(cfg, None)
+        with open_dict(cfg):
+            cfg.pop("hydra", None)
+        require_chosen(cfg)
+        if any(_combines(cfg, str(key), choices) for key in cfg):
+            # The choices that Hydra lists omit the options of a group that was chosen as a list.
+            merged = self._loader.compute_defaults_list(CONFIG_NAME, [*self._searchpath, *overrides], RunMode.RUN)
+            choices |= _axes_of(merged.defaults)
+        return Composition(cfg, choices)
+
+    def _read_file(self, group: str, option: str) -> DictConfig:
+        """Composes an option's file: a file that builds on no other needs no Hydra for it."""
+        for source in [] if self._searchpath else self._loader.get_sources():
+            if source.is_config(f"{group}/{option}"):
+                found = source.load_config(f"{group}/{option}")
+                package = found.header.get("package") or group.replace("/", ".")
+                if "defaults" in found.config or "_" in (package[0], package[-1]):
+                    break
+                cfg = OmegaConf.create()
+                OmegaConf.update(cfg, package, found.config, force_add=True)
+                return cfg
+        return compose(None, [*self._searchpath, f"+{group}={option}"])
+
+
+@contextmanager
+def composition_errors() -> Iterator[None]:
+    """Raises what Hydra and OmegaConf raise as UsageError, each a line that names its key."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
+        cause: BaseException | None = error
+        while cause is not None:  # OmegaConf wraps what a resolver raises
+            if isinstance(cause, UsageError):
+                raise cause from error
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, YAMLError):  # it says where, and its own file and line
+            raise UsageError(" ".join(str(error).split())) from error
+        key = getattr(error, "full_key", None)
+        raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else in_one_line(error)) from error
+
+
+def axes_in(cfg: DictConfig) -> list[str]:
+    """Returns the axes of the optimizations in a configuration."""
+    found = []
+    for key in [key for key in map(str, cfg) if key not in SECTIONS]:
+        if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)) and OmegaConf.is_dict(cfg[key]):
+            node = cfg[key]
+            names = [] if node is None else [name for name in node if not OmegaConf.is_missing(node, name)]
+            below = [f"{key}.{name}" for name in names if OmegaConf.is_dict(node[name])]
+            found += [key] if "_target_" in names else below
+    return found
+
+
+def _distinct(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns options by axis. Raises UsageError if two lie on one axis, or one within another."""
+    options: dict[str, str] = {}
+    for axis, option in found:
+        if options.setdefault(axis, option) != option:
+            raise UsageError(f"{group_of(axis)}=[{options[axis]},{option}]: both set {axis}; choose one of them")
+    for axis, option in options.items():
+        group, _, name = axis.rpartition(".")
+        if group in options:
+            whole = options[group]
+            raise UsageError(
+                f"{group}=[{whole},{option}]: {group}/{whole}.yaml sets {group} itself; to combine it with {name}, "
+                f"begin the file with `# @package {group}.{whole}`"
+            )
+    return options
+
+
+def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
+    """Returns the option of each axis, from the files that Hydra merges and where it puts them."""
+    found = []
+    for file in merged:
+        group, _, option = str(file.config_path).rpartition("/")
+        # A file that another option of its group builds on is part of that option.
+        if group_of(group) not in ("", "hydra") and file.package and not str(file.parent).startswith(f"{group}/"):
+            found.append((file.package, option))
+    return _distinct(found)
+
+
+def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
+    """Returns whether a group was chosen as a list, or by an option that sets a key within it."""
+    if key in SECTIONS or OmegaConf.is_missing(cfg, key) or not OmegaConf.is_dict(cfg[key]):
+        return False
+    return key not in choices or "_target_" not in cfg[key]

@@ -1,0 +1,49 @@
+"""Where a command prints: a live display in an interactive terminal, plain lines everywhere else."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+_WIDE = 160
+"""Columns of what is no terminal: nobody can widen a log file, and lines there may be long."""
+
+
+def console(stderr: bool = False) -> Console:
+    """Returns the console of a command.
+
+    Cursor movements and spinners are for an interactive terminal alone: `FORCE_COLOR` and `TTY_COMPATIBLE`, which CI
+    systems set, ask for colours in a log and not for them. `NO_COLOR` takes the colours away, anywhere.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    live = bool(stream.isatty()) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    forced = os.environ.get("FORCE_COLOR", "") not in ("", "0") or os.environ.get("TTY_COMPATIBLE") == "1"
+    found = Console(
+        stderr=stderr,
+        force_terminal=live,
+        color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
+        width=None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else _WIDE,
+    )
+    if found.is_jupyter:
+        return Console()
+    return found
+
+
+@contextmanager
+def working(shown: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Says what a command works on; yields a function that says more: a spinner in a terminal, lines elsewhere."""
+    if shown.is_terminal or shown.is_jupyter:
+        with shown.status(escape(what)) as status:
+            yield lambda more: status.update(f"{escape(what)}: {escape(more)}")
+        return
+    said: list[str] = []
+
+    def say(more: str) -> None:
+        if more not in said:
+            said.append(more)
+            shown.print(f"{what}: {more}", markup=False, highlight=False, soft_wrap=True)
+
+    yield say
