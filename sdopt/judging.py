@@ -92,7 +92,7 @@ class Judging:
                 for _ in write_reports(result, folder):
                     pass
                 self._track(result, folder)
-        return exit_code(judgements, gate.report_only)
+        return exit_code(judgements, gate)
 
     def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:
         earlier, then = find_result(against, self.config.tracking)

@@ -379,6 +379,9 @@ class Gate:
     extended further cannot pass. The first look fixes the number."""
     report_only: bool = False
     """Whether verdicts are only shown and logged, with exit code 0."""
+    inconclusive_passes: bool = False
+    """Whether a variant about which the measurements do not decide ends with exit code 0 instead of 3, as on a busy
+    runner of CI. What could not be measured or compared still ends with 3."""
     replicates: int = bounded(3, ge=1, le=1000)
     """Processes per variant if `protocol.replicates` is null."""
     prompt_count: int = bounded(24, ge=1, le=1_000_000)

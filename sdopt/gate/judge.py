@@ -125,14 +125,15 @@ def left_unjudged(result: StudyResult) -> bool:
     return judging and any(row.status.measured for row in result.candidates)
 
 
-def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int:
+def exit_code(judgements: Sequence[Judgement], gate: Gate) -> int:
     """Returns 0 if all judgements pass, 1 for a regression, and 3 if something could not be judged."""
-    if report_only:
+    if gate.report_only:
         return 0
     verdicts = {judgement.verdict for judgement in judgements}
     if Verdict.FAIL in verdicts:
         return 1
-    return 3 if verdicts - {Verdict.PASS} else 0
+    passing = {Verdict.PASS, Verdict.INCONCLUSIVE} if gate.inconclusive_passes else {Verdict.PASS}
+    return 3 if verdicts - passing else 0
 
 
 def worst_code(codes: Iterable[int]) -> int:

@@ -38,9 +38,7 @@ def _code_of(result: StudyResult) -> int:
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared or left_unjudged(result) else 0
-    if result.judgements and not result.config.gate.report_only:
-        return worst_code((code, judged_code(result.judgements)))
-    return code
+    return worst_code((code, judged_code(result.judgements, result.config.gate)))
 
 
 _LOST = "the study has not ended: its process still runs, was killed, or lost its machine"

@@ -14,11 +14,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.analysis.answer import answer_of
 from sdopt.analysis.measures import measure_named, with_shape
 from sdopt.errors import print_problems
 from sdopt.gate.looks import spent_of
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import escaped, markdown
+from sdopt.report.rows import rows_of, table_of
 from sdopt.report.tones import RICH, TONES
 from sdopt.results.files import write_atomically
 from sdopt.results.records import StudyResult
@@ -83,6 +85,12 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
     return (
         f"## sdopt gate: {escaped(result.name)} ({escaped(result.gate)})\n\n{summary}\n{markdown(heads, rulings, [])}"
     )
+
+
+def summary_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
+    """Returns the summary of a step in CI: the answer, the table of speed-ups, and then the verdicts."""
+    speedups = markdown(*table_of(rows_of(result)), [])
+    return f"**{escaped(answer_of(result).sentence)}**\n\n{speedups}\n{verdict_markdown(result, judgements)}"
 
 
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:
@@ -168,7 +176,7 @@ def append_step_summary(result: StudyResult, judgements: Sequence[Judgement]) ->
             room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
-            stream.write(_shortened(verdict_markdown(result, judgements) + "\n", room))
+            stream.write(_shortened(summary_markdown(result, judgements) + "\n", room))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         print_problems([f"GITHUB_STEP_SUMMARY={target}: the summary cannot be written ({reason}); verdicts are kept"])

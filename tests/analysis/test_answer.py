@@ -21,6 +21,7 @@ from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.results.samples import ShapeSamples
 from sdopt.results.scores import BrokenImage, Score
 from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
+from sdopt.schema import Gate
 from sdopt.tracking.projection import variant_tags
 from tests.records import reconfigure
 
@@ -267,7 +268,7 @@ class TestWithAGate:
     def test_a_claim_that_fails_the_gate_is_never_called_unproven(self, study: StudyResult) -> None:
         """More processes may settle what is unproven; the gate fails only what they would not change."""
         self.judged(study, Verdict.FAIL, "no benefit: speedup 1×", [])
-        assert exit_code(study.judgements) == 1
+        assert exit_code(study.judgements, Gate()) == 1
         assert only(study).worth is Worth.NO_BENEFIT
         assert answer_of(study).sentence.startswith("Leave layout=channels_last off: 1.21× [1.08, 1.35], no gain (")
         assert variant_tags(study, study.variant(NAME))["worth"] == "no gain"

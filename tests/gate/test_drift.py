@@ -232,7 +232,7 @@ def test_a_variant_that_one_result_lacks_does_not_pass(
         "it": Verdict.NOT_COMPARABLE,
     }
     assert f"only the {which} result has it" in found[1].rulings[0].reason
-    assert exit_code(found) == 3
+    assert exit_code(found, Gate()) == 3
 
 
 class TestContents:

@@ -333,7 +333,7 @@ class TestItMustPay:
         found = verdict(result, Rule("mse", "exact"))
         assert found.verdict is Verdict.INCONCLUSIVE
         assert "straddles a gain of 1.0 %" in paying(found).reason
-        assert exit_code([found]) == 3
+        assert exit_code([found], Gate()) == 3
 
     def test_rounds_of_one_process_prove_nothing(self) -> None:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
@@ -597,8 +597,17 @@ class TestCodesAndReports:
     )
     def test_exit_codes(self, verdicts: list[Verdict], code: int) -> None:
         judgements = [Judgement("c", "r", "", Contract.LOSSY, verdict, []) for verdict in verdicts]
-        assert exit_code(judgements) == code
-        assert exit_code(judgements, report_only=True) == 0
+        assert exit_code(judgements, Gate()) == code
+        assert exit_code(judgements, Gate(report_only=True)) == 0
+
+    def test_an_inconclusive_result_may_pass(self) -> None:
+        def code(*verdicts: Verdict) -> int:
+            judgements = [Judgement("c", "r", "", Contract.LOSSY, verdict, []) for verdict in verdicts]
+            return exit_code(judgements, Gate(inconclusive_passes=True))
+
+        assert code(Verdict.PASS, Verdict.INCONCLUSIVE) == 0
+        assert code(Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE) == 3
+        assert code(Verdict.INCONCLUSIVE, Verdict.FAIL) == 1
 
     @pytest.mark.parametrize(
         ("verdict", "errors", "code"),
@@ -643,7 +652,7 @@ class TestCodesAndReports:
         assert (suite.get("failures"), suite.get("errors")) == ("1", "1")
         summary = (tmp_path / "summary.md").read_text()
         assert "| a \\| &lt;b&gt;" in summary
-        assert summary == verdict_markdown(result, result.judgements) + "\n"
+        assert summary.endswith(verdict_markdown(result, result.judgements) + "\n")
 
     def test_claims_of_benefit_are_held_together_in_the_report(self) -> None:
         result = study(variant("quick", seconds=0.05, claims=["latency"]))

@@ -9,7 +9,7 @@ import pytest
 
 from sdopt.contract import Contract
 from sdopt.report.junit import junit
-from sdopt.report.verdicts import append_step_summary, verdict_markdown
+from sdopt.report.verdicts import append_step_summary, summary_markdown
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
@@ -100,8 +100,11 @@ def test_a_summary_stays_below_githubs_limit(
 ) -> None:
     target = tmp_path / "summary.md"
     summarise(result, target, monkeypatch)
-    whole = verdict_markdown(result, result.judgements) + "\n"
+    whole = summary_markdown(result, result.judgements) + "\n"
     assert target.read_text() == whole
+    first, _, heading = whole.splitlines()[:3]
+    assert "×" in first  # the answer
+    assert "speed-up" in heading
     for _ in range(2):
         summarise(result, target, monkeypatch, times=300)
         assert target.stat().st_size <= 2**20
