@@ -31,19 +31,18 @@ _BESIDE = (".lora_B.bias", "lora_magnitude_vector")
 """Parts of the names of what peft keeps beside the two matrices: a bias, and the magnitudes of DoRA."""
 
 _KINDS = {
-    "dora_scale": "a DoRA's magnitudes in LyCORIS's naming",
-    ".hada_": "a LoHa",
-    ".lokr_": "a LoKr",
-    "lora_mid": "a LoCon with a third matrix (CP decomposition)",
-    ".diff": "a full difference of weights",
-    "oft_": "an OFT or a BOFT",
-    ".on_input": "an IA³",
-    ".a1.": "a GLoRA",
-    ".b1.": "a GLoRA",
-    "bundle_emb": "trained words (textual inversion)",
-    "_norm": "a difference of norms",
+    r"dora_scale$": "a DoRA's magnitudes in LyCORIS's naming",
+    r"\.hada_": "a LoHa",
+    r"\.lokr_": "a LoKr",
+    r"lora_mid": "a LoCon with a third matrix (CP decomposition)",
+    r"\.diff(_b)?$": "a full difference of weights",
+    r"[._]b?oft_": "an OFT or a BOFT",
+    r"\.on_input$": "an IA³",
+    r"\.[ab][12]\.": "a GLoRA",
+    r"^bundle_emb": "trained words (textual inversion)",
+    r"\.[wb]_norm$": "a difference of norms",
 }
-"""Other formats than LoRA, by a part of the names of their tensors."""
+"""Other formats than LoRA, by a pattern of the names of their tensors."""
 
 _ADAPTER = "sdopt_check"
 
@@ -150,7 +149,7 @@ def _misfits(file: Path, _state: tuple[int, int], model: Model) -> tuple[str, ..
         if match:
             matrices.setdefault(match[1], set()).add("down" if match[2] in ("A", "down") else "up")
         elif not name.endswith(_ALPHA) and not any(part in name for part in _BESIDE):
-            kind = next((kind for part, kind in _KINDS.items() if part in name), "no matrix of a LoRA")
+            kind = next((kind for part, kind in _KINDS.items() if re.search(part, name)), "no matrix of a LoRA")
             return (f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",)
     if not matrices:
         return ("holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",)

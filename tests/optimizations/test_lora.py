@@ -226,7 +226,7 @@ class TestArrival:
             (lambda: beside(a1__weight=torch.ones(4, 4)), {}, "a GLoRA"),
             (lambda: beside(on_input=torch.tensor(True)), {}, "an IA³"),
             (lambda: kohya() | {"bundle_emb.cat.string_to_param.*": torch.ones(1, 144)}, {}, "trained words"),
-            (lambda: beside(extra=torch.ones(1)), {}, "no matrix of a LoRA"),
+            (lambda: {"model.diffusion_model.out.weight": torch.ones(1)}, {}, "no matrix of a LoRA"),
             (lambda: {"a.alpha": torch.ones(1)}, {}, "holds no LoRA"),
             (
                 lambda: {name: each for name, each in kohya().items() if name != f"{KOHYA}.lora_up.weight"},
