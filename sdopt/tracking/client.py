@@ -191,7 +191,7 @@ def perform(
                     pause *= 2
         except _LateError:
             raise TrackingError(
-                f"{cause or 'not done'} within {deadline_s:g} s"
+                f"{cause or 'no complete answer'} within {deadline_s:g} s"
                 + ("; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else "")
             ) from None
         finally:

@@ -76,7 +76,7 @@ class _Process:
             # Until it begins, it waits for other processes, which have a deadline of their own.
             begun = channel.recv()
             if begun == BEGUN and not channel.poll(deadline_s + CLEANING_S + 5):
-                raise TrackingError(f"not done within {deadline_s:g} s")
+                raise TrackingError(f"no complete answer within {deadline_s:g} s")
             answer = channel.recv() if begun == BEGUN else begun
         except (EOFError, OSError) as error:
             raise TrackingError(f"the process that runs MLflow has ended{self._last_words()}") from error
@@ -163,6 +163,7 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     Raises:
         UsageError: only the user can change what keeps a result from being logged.
     """
+    _require_address(tracking)
     file = file_of(tracking)
     try:
         if file is not None and (problem := _why_unwritable(file.absolute())):

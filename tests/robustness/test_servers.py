@@ -1,11 +1,14 @@
 """Tracking servers that hang, fail, die or are something else: the result is safe, and one line says what to do."""
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -19,11 +22,15 @@ from tests.robustness.damage import RESULT
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 
+NONE: Mapping[str, str] = MappingProxyType({})
+
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
-def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: Mapping[str, str] = NONE) -> None:
     handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name, value)
     handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()
     handler.wfile.write(body)
@@ -51,6 +58,26 @@ def drops(handler: BaseHTTPRequestHandler) -> None:
 
 def forbids(handler: BaseHTTPRequestHandler) -> None:
     respond(handler, 403, b'{"error_code": "PERMISSION_DENIED", "message": "not you"}')
+
+
+def knows_nobody(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 401, b"<html>401</html>")
+
+
+def asks_to_wait(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 429, b"slow down", {"Retry-After": "3600"})
+
+
+def is_elsewhere(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 301, b"", {"Location": "https://elsewhere.example"})
+
+
+def drips(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    while not handler.server.released.wait(0.2):  # type: ignore[attr-defined]
+        handler.wfile.write(b" ")
 
 
 def dies_after_the_parent_run(handler: BaseHTTPRequestHandler) -> None:
@@ -95,12 +122,27 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     found.server_close()
 
 
-ANSWERS = (hangs, fails, is_another, is_empty, drops, forbids, dies_after_the_parent_run)
+ANSWERS = {
+    hangs: "does not answer|no complete answer",
+    fails: "it fails",
+    is_another: "web page",
+    is_empty: "",
+    drops: "does not answer",
+    forbids: "403, .* permission",
+    knows_nobody: "401, .* MLFLOW_TRACKING_USERNAME",
+    asks_to_wait: "429, .* wait",
+    is_elsewhere: "redirects",
+    drips: r"no complete answer within 3 s; .*tracking\.deadline_s",
+    dies_after_the_parent_run: "does not answer",
+}
 
 
-@pytest.mark.parametrize("server", ANSWERS, ids=lambda answer: answer.__name__, indirect=True)
-def test_what_it_does_is_one_line(server: str, tmp_path: Path) -> None:
-    tracking = Tracking(uri=server, images=False)
+@pytest.mark.parametrize(
+    ("server", "said"), ANSWERS.items(), ids=[answer.__name__ for answer in ANSWERS], indirect=["server"]
+)
+def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path) -> None:
+    tracking = Tracking(uri=server, images=False, deadline_s=3)
+    began = time.monotonic()
     for work in (
         lambda: log_study(read_result(RESULT), tmp_path, tracking),
         lambda: download_result("a" * 32, tracking),
@@ -111,3 +153,5 @@ def test_what_it_does_is_one_line(server: str, tmp_path: Path) -> None:
         [problem] = caught.value.problems
         assert server in problem
         assert "\n" not in problem
+        assert re.search(said, problem)
+    assert time.monotonic() - began < 120

@@ -3,10 +3,11 @@
 import json
 import shutil
 import socket
+import sqlite3
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import chdir
+from contextlib import chdir, closing
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +24,9 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Tracking
-from sdopt.tracking.client import Logged, TrackingError, cause_of
-from sdopt.tracking.runs import log_study, update_verdicts
-from sdopt.tracking.store import require_mlflow, shown_by, ui_pages
+from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
+from sdopt.tracking.runs import digest_of, download_result, log_study, update_verdicts
+from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure, retime
 
@@ -319,6 +320,94 @@ class TestOnce:
         log_study(result, folder, store.tracking)
         parent, _ = store.of_study(result)
         assert parent.data.tags["sdopt.status"] == "finished"
+
+
+@needs_mlflow
+class TestPlaces:
+    """A store that is not what it was: renamed, deleted, moved, copied."""
+
+    @pytest.fixture
+    def own(self, tmp_path: Path) -> Store:
+        return Store(tmp_path / "a")
+
+    def test_a_renamed_experiment_has_what_was_logged(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+        first = log_study(*copied, own.tracking)
+        own.client.rename_experiment(first.experiment, "another name")
+        again = log_study(*copied, own.tracking)
+        assert (again.run, again.new) == (first.run, False)
+        assert own.client.get_experiment_by_name("shared") is None
+
+    def test_a_deleted_experiment_is_named_before_measuring(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+        first = log_study(*copied, own.tracking)
+        own.client.delete_experiment(first.experiment)
+        with pytest.raises(UsageError, match=r"deleted: restore it .*experiments restore --experiment-id"):
+            require_store(own.tracking, "shared")
+        with pytest.raises(RefusedError, match="restore"):
+            log_study(*copied, own.tracking)
+        own.client.restore_experiment(first.experiment)
+        assert not log_study(*copied, own.tracking).new
+
+    @pytest.mark.parametrize("how", ["moved", "copied"])
+    def test_a_database_finds_its_artifacts_where_it_is(
+        self, own: Store, copied: tuple[StudyResult, Path], how: str
+    ) -> None:
+        first = log_study(*copied, own.tracking)
+        before = sorted(own.folder.rglob("*"))
+        there = own.folder.with_name("b")
+        own.folder.rename(there) if how == "moved" else shutil.copytree(own.folder, there)
+        now = Store(there)
+        assert download_result(first.run, now.tracking).id == copied[0].id
+        copied[0].id = uuid.uuid4().hex
+        further = log_study(*copied, now.tracking)
+        assert further.new
+        where = there / "artifacts" / "shared" / further.run / "artifacts"
+        assert now.client.get_run(further.run).info.artifact_uri == where.as_uri()
+        assert (where / "result.json").is_file()
+        assert sorted(own.folder.rglob("*")) == ([] if how == "moved" else before)
+
+    @pytest.mark.parametrize(
+        ("uri", "said"),
+        [
+            ("./mlruns", "folders"),
+            ("file:./mlruns", "folders"),
+            ("sqlite:///:memory:", "names no database"),
+            ("", "names no database"),
+            ("http://localhost:500O", "Port"),
+            ("ftp://somewhere", "ftp"),
+            ("mysql+nodriver://a:secret@somewhere/b", "nodriver"),
+        ],
+    )
+    def test_what_keeps_no_result_is_refused_before_measuring(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, said: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UsageError, match=said) as caught:
+            require_store(Tracking(uri=uri), "shared")
+        assert "tracking.uri=" in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_another_database_and_other_tables_are_refused(self, tmp_path: Path, own: Store) -> None:
+        with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:
+            other.execute("CREATE TABLE mine (x)")
+        with pytest.raises(UsageError, match="other tables"):
+            require_store(Tracking(uri=f"sqlite:///{tmp_path}/other.db"), "shared")
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UsageError, match=r"artifacts cannot be written .*tracking\.artifacts"):
+            require_store(Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "file")), "shared")
+
+    def test_of_two_that_log_the_same_at_once_one_is_kept(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+        """The other had begun, or had even ended."""
+        result, folder = copied
+        first = log_study(result, folder, own.tracking)
+        tags = {"sdopt.study_id": result.id, "sdopt.role": "study"}
+        begun = own.client.create_run(first.experiment, tags=tags).info.run_id
+        ended = own.client.create_run(first.experiment, tags=tags | {"sdopt.digest": digest_of(result)}).info.run_id
+        kept = log_study(result, folder, own.tracking)
+        assert kept.run == min(first.run, ended)
+        left = {run.info.run_id for run in own.runs("shared")}
+        assert kept.run in left
+        assert not left & {begun, max(first.run, ended)}
 
 
 @needs_mlflow
