@@ -172,6 +172,9 @@ def perform(
     before = signal.signal(signal.SIGALRM, late)
     # A database is written by one process at a time, also if containers share no other folder than its own.
     file = file_of(tracking)
+    if file is not None:
+        with suppress(OSError):  # said where it is opened
+            file.parent.mkdir(parents=True, exist_ok=True)
     cause, pause = "", 0.5
     with exclusive(Path(f"{file}.lock")) if file else nullcontext():
         begun()
@@ -205,8 +208,8 @@ def _require_database(tracking: Tracking) -> None:
         return
     from sqlalchemy import create_engine, inspect
 
-    if (file := file_of(tracking)) is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    if (file := file_of(tracking)) is not None and not file.exists():
+        _make_database(file)
     engine = create_engine(tracking.uri)
     try:
         tables = inspect(engine).get_table_names()
@@ -214,6 +217,21 @@ def _require_database(tracking: Tracking) -> None:
         engine.dispose()
     if tables and not {"experiments", "alembic_version"} & set(tables):
         raise RefusedError(f"it holds other tables ({', '.join(tables[:3])}), not MLflow's: choose another")
+
+
+def _make_database(file: Path) -> None:
+    """Makes a SQLite database under another name first: no process meets it half made, also where locks do not hold."""
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
+        try:
+            os.link(made, file)
+        except FileExistsError:  # another process was faster
+            return
+        except OSError:  # a file system without links
+            made.replace(file)
 
 
 def file_of(tracking: Tracking) -> Path | None:
