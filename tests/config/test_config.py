@@ -498,3 +498,40 @@ def test_tracking_alone_can_be_composed() -> None:
     assert tracking_of(["tracking.uri=http://localhost:1"]).uri == "http://localhost:1"
     with pytest.raises(UsageError, match=r"tracking\.kind=other: choose one of mlflow, none"):
         tracking_of(["tracking.kind=other"])
+
+
+class TestSwappedNodes:
+    """A variant of options is put together from nodes; Hydra would compose the same of all overrides."""
+
+    @pytest.mark.parametrize(
+        ("job", "overrides"),
+        [
+            ([], ["compiler=inductor", "compiler.mode=max-autotune"]),
+            (["compiler=inductor", "compiler.mode=max-autotune"], ["compiler=inductor"]),
+            (["memory=vae_tiling", "memory.vae_tiling.tile_size=64"], ["memory=vae_tiling", "memory=vae_slicing"]),
+            (["precision=bf16", "memory=[vae_slicing]"], ["memory=[]", "workload.steps=3"]),
+            (["experiment=quickstart"], ["attention=math"]),
+        ],
+    )
+    @pytest.mark.parametrize("plain", [False, True])
+    def test_are_what_hydra_composes(
+        self,
+        composer: Composers,
+        job: list[str],
+        overrides: list[str],
+        plain: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        swapped = composer(job).variant("x", overrides, plain)
+        monkeypatch.setattr(HydraComposer, "_swapped", lambda *_: None)
+        assert composer(job).variant("x", overrides, plain) == swapped
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["+precision@x=bf16", "precision@x=bf16", "++precision=bf16", "+precision=bf16", "~precision", "precision=[]"],
+)
+def test_a_group_is_chosen_in_one_way(composer: Composers, override: str) -> None:
+    [found] = problems(composer, override)
+    assert "precision" in found
+    assert "Multiple values" not in found

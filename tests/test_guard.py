@@ -1,0 +1,101 @@
+"""Exit code 1 means a regression, and nothing else: every other way out of a command has another code."""
+
+import os
+import shlex
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from sdopt.cli import main
+from sdopt.errors import UnavailableError, UsageError, command_line, shell_word
+from sdopt.guard import end_with_code
+from sdopt.terminal import console
+
+WAYS_OUT = {
+    "usage": (UsageError("a"), 2),
+    "conflicts": (UsageError(["a", "b"]), 2),
+    "unavailable": (UnavailableError("a"), 3),
+    "a file": (FileNotFoundError(2, "No such file or directory", "a"), 3),
+    "no memory": (MemoryError(), 3),
+    "a module": (ModuleNotFoundError("No module named 'a'"), 3),
+    "a defect": (ZeroDivisionError("a"), 3),
+    "argparse": (SystemExit(2), 2),
+    "a library's exit": (SystemExit(1), 3),
+    "a library's message": (SystemExit("a"), 3),
+    "an exit": (SystemExit(0), 0),
+    "Ctrl-C": (KeyboardInterrupt(), 130),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_each_way_out_has_its_code(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error, code = WAYS_OUT[way]
+
+    @end_with_code
+    def command(_argv: list[str]) -> int:
+        raise error
+
+    assert command([]) == code
+    assert ("Traceback" in capsys.readouterr().err) == (way == "a defect")
+
+
+def test_what_a_command_returns_stays() -> None:
+    assert [end_with_code(lambda _argv, n=n: n)([]) for n in (0, 1, 2, 3)] == [0, 1, 2, 3]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("command", ["run", "show", "gate", "doctor", "sync"])
+def test_a_working_folder_that_is_gone_is_a_usage_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([command]) == 2
+    assert "working folder" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+
+
+@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2>&-", "| head -c 1"])
+def test_output_that_nobody_reads_ends_no_command(redirected: str, tmp_path: Path) -> None:
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m sdopt.cli --help {redirected}"
+    ended = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_ascii_terminal_is_spelt_for(tmp_path: Path) -> None:
+    code = "from sdopt.guard import end_with_code as g; g(lambda _: print('≈1.5× … ü ☃ \\udc80') or 0)([])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "~1.5x ... u ? ?\n")
+
+
+@pytest.mark.parametrize("folder", ["plain/a", "my out/it s", "a=b,c", "it's", 'say "it"', "$HOME", "ü", "[x]", "-x"])
+def test_a_printed_command_can_be_pasted(folder: str) -> None:
+    assert shlex.split(command_line("run", f"resume={folder}")) == ["sdopt", "run", f"resume={folder}"]
+    assert shlex.split(command_line("sync", folder)) == ["sdopt", "sync", folder]
+
+
+def test_only_the_value_is_quoted() -> None:
+    assert shell_word("resume=my out") == "resume='my out'"
+    assert shell_word("workload.prompts='a b'") == "workload.prompts=\"'a b'\""
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_colours_for_a_log_move_no_cursor(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(sys, "stdout", out := StringIO())
+    shown = console()
+    with shown.status("working"):
+        shown.print("[red]done[/]")
+    assert out.getvalue() == "\x1b[31mdone\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", out := StringIO())
+    console().print("[red]done[/]")
+    assert out.getvalue() == "done\n"
