@@ -24,10 +24,12 @@ Exit codes: 0 done; 2 usage or configuration; 3 the data cannot be fetched, or t
 
 
 def _help() -> str:
-    from sdopt.config.training import training_keys
+    from sdopt.config.training import training_config
     from sdopt.training.config import STAGES
 
-    return _HELP.format(stages=", ".join(STAGES), keys=indented(training_keys()))
+    from .reference import own_keys
+
+    return _HELP.format(stages=", ".join(STAGES), keys=indented(own_keys(training_config([]))))
 
 
 @end_with_code

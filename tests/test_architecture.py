@@ -42,9 +42,11 @@ FLOORS = (
     "pipelines",
     "results",
     "reference",
+    "apart",
+    "terminal",
+    "guard",
     "schema",
     "contract",
-    "apart",
     "errors",
 )
 """Top floor first; `sdopt` is the package's own `__init__.py`. A new room is added here, above all that it imports."""

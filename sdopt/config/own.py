@@ -1,7 +1,6 @@
 """Composes the configuration of a command that has a file of its own in `conf/`, beside that of `sdopt run`."""
 
 import difflib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
@@ -14,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.messages import in_one_line
 from sdopt.config.paths import CONF
-from sdopt.config.reference import key_rows
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 
@@ -51,18 +49,6 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
     if problems:
         raise UsageError(problems)
     return config
-
-
-def own_keys(plain: Any) -> Iterator[str]:
-    """Yields each key of a configuration with its value, type and range, and its meaning on the next line."""
-    for group, section in [("", plain), *((key, part) for key, part in vars(plain).items() if is_dataclass(part))]:
-        for name, kind, _, meaning in key_rows(group, type(section)):
-            key = name.strip("`").removeprefix(".")
-            value = getattr(section, key.rpartition(".")[2])
-            if not is_dataclass(value):
-                shown = json.dumps(value).strip('"')
-                yield f"{key}={shown}  ({kind.replace('`', '')})"
-                yield f"    {meaning}"
 
 
 def _explain(error: Exception, command: str, kind: type) -> str:

@@ -1,9 +1,9 @@
 """Composes the configuration of `sdopt train-reference`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sdopt.config.own import own_config, own_keys
+from sdopt.config.own import own_config
 from sdopt.errors import UsageError
 from sdopt.training.config import TrainReferenceConfig
 
@@ -22,8 +22,3 @@ def training_config(overrides: Sequence[str]) -> TrainReferenceConfig:
             "the stages that train the companions keep their files"
         )
     return config
-
-
-def training_keys() -> Iterator[str]:
-    """Yields each key with its value, type and range, and its meaning on the next line."""
-    yield from own_keys(training_config([]))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.config import reference
+from runners import reference
+from runners.reference import PAGE, axis_of, class_of, key_rows, main, option_comment
 from sdopt.config.paths import CONF
-from sdopt.config.reference import PAGE, axis_of, class_of, key_rows, main, option_comment
 
 
 def test_it_is_current(capsys: pytest.CaptureFixture[str]) -> None:

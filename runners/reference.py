@@ -1,16 +1,17 @@
 """Writes `conf/README.md`: every group, option and key, from the yaml files and the docstrings of their classes.
 
 After them it says which options are proven, and which are impossible, with which model and task.
-`python -m sdopt.config.reference` writes the page of a checkout; `--check` fails if it is out of date.
+`python -m runners.reference` writes the page of a checkout; `--check` fails if it is out of date.
 """
 
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import Any, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.groups import default_options
-from sdopt.config.option_matrix import TITLE, option_matrix
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
 from sdopt.report.markdown import markdown
 from sdopt.study.designs import Design
+
+from .option_matrix import TITLE, option_matrix
 
 HEAD, PAGE = CONF / "README.head.md", CONF / "README.md"
 PRESETS = "experiment"
@@ -39,7 +41,7 @@ def page() -> str:
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
     parts += [part for group in groups for part in _section(group)]
     parts.append(option_matrix())
-    parts.append("<!-- Written by python -m sdopt.config.reference from the yaml files, docstrings and records. -->")
+    parts.append("<!-- Written by python -m runners.reference from the yaml files, docstrings and records. -->")
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,6 +120,18 @@ def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
             yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), meanings[field.name]
 
 
+def own_keys(plain: Any) -> Iterator[str]:
+    """Yields each key of a configuration with its value, type and range, and its meaning on the next line."""
+    for group, section in [("", plain), *((key, part) for key, part in vars(plain).items() if is_dataclass(part))]:
+        for name, kind, _, meaning in key_rows(group, type(section)):
+            key = name.strip("`").removeprefix(".")
+            value = getattr(section, key.rpartition(".")[2])
+            if not is_dataclass(value):
+                shown = json.dumps(value).strip('"')
+                yield f"{key}={shown}  ({kind.replace('`', '')})"
+                yield f"    {meaning}"
+
+
 def _type_name(hint: Any, field: Field[Any]) -> str:
     limits: Mapping[str, Any] = field.metadata
     if "choices" in limits:
@@ -167,7 +181,7 @@ def _attribute_docs(cls: type) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m sdopt.config.reference", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m runners.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     arguments = parser.parse_args(argv)
     if not HEAD.is_file():
@@ -182,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == content:
         return 0
-    print(f"{PAGE} is out of date; run python -m sdopt.config.reference", file=sys.stderr)
+    print(f"{PAGE} is out of date; run python -m runners.reference", file=sys.stderr)
     return 1
 
 
