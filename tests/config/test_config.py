@@ -115,7 +115,7 @@ class TestMistakes:
             ),
             ("workload.size=[]", "workload.size=[]: must name at least one"),
             ("workload.size=[64,null]", "workload.size: "),
-            ("workload.size=64px", "workload.size: Value '64px'"),
+            ("workload.size=64px", "workload.size=64px: must be a whole number"),
             ("workload.batch_size=null", "workload.batch_size: "),
             ("workload.batch_size=[1,0]", "workload.batch_size=[1, 0]: must be at least 1"),
             ("workload.batch_size=[2,2]", "workload.batch_size=[2, 2]: names one twice"),
