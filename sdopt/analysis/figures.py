@@ -186,7 +186,7 @@ class Figures:
 
     @property
     def call_ms(self) -> dict[str, float]:
-        """Milliseconds of one call by stage; a denoiser step counts as often as a call runs it."""
+        """Milliseconds of one call by stage; of the denoiser, the sum of its steps, which a cache makes unequal."""
         calls = self.variant.denoiser_calls or self.variant.config.workload.steps
         return {
             stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
@@ -363,11 +363,12 @@ def _estimate(variant: VariantResult, estimator: str) -> float | None:
 
 
 def _stages(variant: VariantResult) -> dict[str, float]:
+    """Returns the mean milliseconds of each stage: only means add up to the call, where steps differ."""
     samples: dict[str, list[float]] = {}
     for measurement in variant.measurements:
         for stage, times in measurement.stages_s.items():
             samples.setdefault(stage, []).extend(times)
-    return {stage: 1000 * float(np.median(times)) for stage, times in samples.items() if times}
+    return {stage: 1000 * float(np.mean(times)) for stage, times in samples.items() if times}
 
 
 def _compute(result: StudyResult, variant: VariantResult, images_per_s: float) -> Compute | None:

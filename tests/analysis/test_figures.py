@@ -120,6 +120,17 @@ class TestOneFigureEverywhere:
         passed = logged_metrics(result, result.variant(edge.candidate))["gate/passed"]
         assert passed == 0, "the run of a variant is about all its comparisons"
 
+    def test_stages_and_their_rest_add_up_to_the_call(self, result: StudyResult) -> None:
+        """Also where a cache makes most steps short."""
+        row = result.variant("baseline")
+        call = {"text_encoder": [0.01], "denoiser_step": [0.02, 0.003, 0.003, 0.019, 0.003], "vae_decoder": [0.03]}
+        twice = {stage: times + [2 * seconds for seconds in times] for stage, times in call.items()}
+        row.denoiser_calls = 5
+        for stages_s, seconds in ((call, 0.088), (twice, 1.5 * 0.088)):
+            for measurement in row.measurements:
+                measurement.stages_s = {} if measurement.replicate else stages_s
+            assert sum(figures_by_variant(result)["baseline"].call_ms.values()) == pytest.approx(1000 * seconds)
+
     def test_every_measure_is_a_field_of_a_comparison(self, result: StudyResult) -> None:
         for name, measure in RULED.items():
             assert measure.recorded(result.comparisons[0]) is getattr(result.comparisons[0], name)
