@@ -140,7 +140,7 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
         len(samples.calls),
         repeated=len(process.given) == count,
         interference=meter.stop(answer.seconds),
-        held_gib=process.worker.held_gib(),
+        held_gib=answer.held_gib,
         gpu=answer.gpu,
     )
     samples.calls.append(call)

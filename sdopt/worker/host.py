@@ -179,11 +179,8 @@ class PipelineHost:
         found = Compiled(compile_s, int(graphs), int(written), earlier_s)
         if found.graphs:
             _freeze()
-        return TimedCall(seconds, state, found, peak, image=self._sample(number, draw, pixels))
-
-    def held_gib(self) -> float:
-        """Returns the memory held now, including that of child processes."""
-        return self._memory.held_gib()
+        held_gib = self._memory.held_gib()
+        return TimedCall(seconds, state, found, held_gib, peak, image=self._sample(number, draw, pixels))
 
     def _sample(self, number: int, draw: Draw, pixels: np.ndarray) -> SampledImage:
         """Returns one image of a call, at a position that changes from call to call."""

@@ -89,10 +89,6 @@ class Worker:
         """
         return self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
 
-    def held_gib(self) -> float:
-        """Returns the memory that the process holds now; reading that of a compiler's many processes takes time."""
-        return self._ask(PipelineHost.held_gib)
-
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""
         return self._ask(PipelineHost.memory_so_far)

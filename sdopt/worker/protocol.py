@@ -59,6 +59,8 @@ class TimedCall:
     gpu: GpuState | None
     """The state of the device right after the call; None on a CPU, and without NVML."""
     compiled: Compiled
+    held_gib: float
+    """Memory that the worker holds after the call, with all that it started."""
     memory: Memory | None = None
     """The peak memory of the call, if requested."""
     image: SampledImage | None = None
