@@ -20,7 +20,7 @@ from sdopt.study.preparation import OutOfMemory, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
-from sdopt.worker.protocol import SampledImage, WorkerError
+from sdopt.worker.protocol import Batch, SampledImage, WorkerError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,11 +68,12 @@ class _Inspection:
 
     def _take_stages(self, process: VariantProcess) -> None:
         for _ in range(self.run.protocol.stage_calls):
-            for _, stages in self._ask([process], "stages", PipelineHost.time_stages):
+            for _, found in self._ask([process], "stages", PipelineHost.time_stages):
+                stages = found.stages_s
                 process.row.denoiser_calls = len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
                 for stage, samples in stages.items():
                     process.measurement.stages_s.setdefault(stage, []).extend(samples)
-                process.images += [image for _, image in self._ask([process], "stages", PipelineHost.by_seed) if image]
+                process.images.append(found.image)
             self.run.progress.advance()
 
     def _take_evidence(self) -> None:
@@ -121,13 +122,14 @@ class _Inspection:
             together = [drawing for drawing in passes if drawing.wants(batch) and living([drawing.process])]
             requests = [drawing.request(batch) for drawing in together]
             found = self._answered([drawing.process for drawing in together], "images", requests)
-            for process, records in found:
-                next(drawing for drawing in together if drawing.process is process).receive(records)
+            for process, answer in found:
+                next(drawing for drawing in together if drawing.process is process).receive(answer)
                 run.progress.advance()
         for drawing in passes:
             if drawing.drawn:
-                for process, figures in self._ask([drawing.process], "images", PipelineHost.pass_figures):
-                    process.measurement.pass_s, process.measurement.pass_held_gib = figures
+                measurement = drawing.process.measurement
+                measurement.pass_s = [batch.seconds for batch in drawing.batches]
+                measurement.pass_held_gib = [batch.held_gib for batch in drawing.batches]
             if living([drawing.process]):
                 row = drawing.process.row
                 row.content_key, row.images = drawing.finish()
@@ -177,6 +179,7 @@ class _Pass:
         self._images = ImageCache(None) if OPTIONS in process.row.inputs else run.images
         self._cached = False
         self.records: list[ImageRecord] = []
+        self.batches: list[Batch] = []
 
     @property
     def whole(self) -> bool:
@@ -201,13 +204,14 @@ class _Pass:
         """Returns whether a batch is to be drawn."""
         return batch < self.draw.calls and not self._cached
 
-    def request(self, batch: int) -> Callable[[], Callable[[], list[ImageRecord]]]:
+    def request(self, batch: int) -> Callable[[], Callable[[], Batch]]:
         """Returns a function that begins one batch."""
         return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, self._folder)
 
-    def receive(self, records: Sequence[ImageRecord]) -> None:
+    def receive(self, batch: Batch) -> None:
         """Notes images that were drawn."""
-        self.records += records
+        self.batches.append(batch)
+        self.records += batch.records
 
     def finish(self) -> tuple[str, list[ImageRecord]]:
         """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""

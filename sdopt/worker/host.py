@@ -40,7 +40,7 @@ from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.failures import describe_error
 from sdopt.worker.inputs import prompts_and_noise
-from sdopt.worker.protocol import Compiled, SampledImage, TimedCall, TracedCall
+from sdopt.worker.protocol import Batch, Compiled, SampledImage, StagedCall, TimedCall, TracedCall
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -117,8 +117,6 @@ class PipelineHost:
         self._latents: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None
         self._settings = process_settings()
-        self._by_seed: SampledImage | None = None
-        self._pass: tuple[list[float], list[float]] = [], []
         self._threads = 1
         self.in_calls_s = 0.0
         """Seconds spent in calls of the pipeline, from prompts to images."""
@@ -261,8 +259,8 @@ class PipelineHost:
         ]
         return TracedCall(evidence, trace.denoiser_busy_s, trace.counts(), changed_settings(self._settings))
 
-    def time_stages(self) -> dict[str, list[float]]:
-        """Returns the seconds of each stage of one instrumented call; for the denoiser, one sample per step.
+    def time_stages(self) -> StagedCall:
+        """Times each stage of one instrumented call; of the denoiser, each step.
 
         The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise. On CUDA,
         the times are between events on the device's stream, so that observing does not serialise the call.
@@ -279,16 +277,12 @@ class PipelineHost:
             _, pixels = self._read(inputs=inputs)
         self._synchronize()
         self._require_asked(pixels, draw)
-        self._by_seed = self._sample(number, draw, pixels)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
-        return {
+        stages_s = {
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
             for stage, spans in clock.seconds().items()
         }
-
-    def by_seed(self) -> SampledImage | None:
-        """Returns an image of the last instrumented call."""
-        return self._by_seed
+        return StagedCall(stages_s, self._sample(number, draw, pixels))
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image. Raises the model's own error if it cannot run on the meta device."""
@@ -297,21 +291,21 @@ class PipelineHost:
         work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
         return tflop_per_image(self._pipe, *work, savings, bool(variant.negatives))["total"]
 
-    def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
+    def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
 
         With the last batch, stores the final latents of all images beside them, in the order of the records.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
-            self._latents, self._pass = [], ([], [])
+            self._latents = []
         # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
         waited = waited_s(os.getpid())
         images, pixels, seconds = self._read_call(batch, draw)
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
-        self._pass[0].append(max(seconds - (waited_s(os.getpid()) - waited), seconds / 100))
-        self._pass[1].append(self._memory.held_gib())
+        worked_s = max(seconds - (waited_s(os.getpid()) - waited), seconds / 100)
+        held_gib = self._memory.held_gib()
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
         for number, (position, image_index) in enumerate(self._images_of(batch, draw)):
@@ -326,11 +320,7 @@ class PipelineHost:
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
-        return records
-
-    def pass_figures(self) -> tuple[list[float], list[float]]:
-        """Returns, for each call of the last pass, its seconds without waits for a core, and the GiB held after it."""
-        return self._pass
+        return Batch(records, worked_s, held_gib)
 
     def _images_of(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
         """Returns the prompt and the number of each image of a batch, except images that fill up a short batch."""

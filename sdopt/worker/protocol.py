@@ -6,6 +6,7 @@ import numpy as np
 
 from sdopt.results.records import Status
 from sdopt.results.samples import Evidence, GpuState, Memory
+from sdopt.results.scores import ImageRecord
 
 
 class WorkerError(Exception):
@@ -78,3 +79,24 @@ class TracedCall:
     """What ran, as sdopt itself counted it: see `Trace.counts`."""
     left_set: list[str]
     """Settings of the whole process that an option changed and did not restore, each with both values."""
+
+
+@dataclass(frozen=True)
+class StagedCall:
+    """One call whose stages were timed."""
+
+    stages_s: dict[str, list[float]]
+    """Seconds of each stage; of the denoiser, `denoiser_step`, one sample a step."""
+    image: SampledImage
+    """An image of the call, for which the pipeline itself drew the noise, from the seeds."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The images of one call of a pass."""
+
+    records: list[ImageRecord]
+    seconds: float
+    """Time of the call, less what it waited for a core."""
+    held_gib: float
+    """Memory that the worker holds after the call, with all that it started."""

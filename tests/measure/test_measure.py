@@ -71,7 +71,7 @@ class TestStages:
 
     def test_times_of_the_stages_are_within_the_call(self, session: Load) -> None:
         loaded = session("workload.steps=3")
-        samples = loaded.time_stages()
+        samples = loaded.time_stages().stages_s
         assert {stage: len(times) for stage, times in samples.items()} == {
             "text_encoder": 1,
             "denoiser_step": 3,

@@ -34,7 +34,7 @@ def pipeline(session: PipelineHost) -> DiffusionPipeline:
 
 
 def pixels(session: PipelineHost, folder: Path, batch: int = 0) -> np.ndarray:
-    records = session.generate(batch, timed_draw(session._variant), folder)
+    records = session.generate(batch, timed_draw(session._variant), folder).records
     return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
 
 
@@ -254,7 +254,7 @@ class TestPrecomputedEmbeddings:
         chosen = replace(variant("memory=precomputed_embeddings"), pictured=("a fox", "a boat"))
         loaded = PipelineHost(chosen, CPU)
         loaded.prepare()
-        [record] = loaded.generate(1, draw_of(chosen), tmp_path)
+        [record] = loaded.generate(1, draw_of(chosen), tmp_path).records
         assert record.prompt == "a boat" not in chosen.prompts
 
     @pytest.mark.parametrize("task", ["txt2img", "img2img", "inpaint"])

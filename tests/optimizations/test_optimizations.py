@@ -166,7 +166,7 @@ class TestEveryOption:
 
 
 def image(session: PipelineHost, folder: Path) -> np.ndarray:
-    [record] = session.generate(0, timed_draw(session._variant), folder)
+    [record] = session.generate(0, timed_draw(session._variant), folder).records
     return np.asarray(Image.open(folder / record.path), dtype=float)
 
 

@@ -95,7 +95,7 @@ class TestFixedVae:
 
     def test_draws_nearly_the_same(self, session: Load, xl: list[str], tmp_path: Path) -> None:
         def image(session: PipelineHost) -> np.ndarray:
-            [record] = session.generate(0, timed_draw(session._variant), tmp_path)
+            [record] = session.generate(0, timed_draw(session._variant), tmp_path).records
             return np.asarray(Image.open(tmp_path / record.path), dtype=float)
 
         assert np.abs(image(session(*fix(xl))) - image(session(*xl))).mean() < 2

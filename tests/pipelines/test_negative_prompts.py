@@ -53,7 +53,7 @@ def test_images_are_those_of_plain_diffusers(session: Load, model: list[str], fi
     without = pipe(**given | {"negative_prompt": None}, num_inference_steps=1, guidance_scale=4.0).images
     assert not np.array_equal(without, wanted)
     draw = replace(timed_draw(loaded._variant), batch_size=1)
-    records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path / "images")]
+    records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path / "images").records]
     assert [record.negative for record in records] == NEGATIVES
     embedded = session(*model, *work, file, "memory=precomputed_embeddings")
     seen, plain = calls_of(embedded._pipe), calls_of(pipe)

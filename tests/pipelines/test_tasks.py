@@ -39,7 +39,9 @@ def images(session: PipelineHost, folder: Path, batches: int = 1) -> list[np.nda
 
     folder.mkdir(parents=True)
     records = [
-        record for batch in range(batches) for record in session.generate(batch, timed_draw(session._variant), folder)
+        record
+        for batch in range(batches)
+        for record in session.generate(batch, timed_draw(session._variant), folder).records
     ]
     return [np.asarray(Image.open(folder / record.path)).astype(float) for record in records]
 
@@ -58,7 +60,7 @@ class TestTasks:
         assert {"vae_encoder": {"img2img": 1, "inpaint": 2}[task], "denoiser": 2, "vae_decoder": 1}.items() <= calls_of(
             loaded
         ).items()
-        samples = loaded.time_stages()
+        samples = loaded.time_stages().stages_s
         assert len(samples["denoiser_step"]) == 2
         assert samples["vae_encoder"][0] > 0
 

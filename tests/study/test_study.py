@@ -171,7 +171,7 @@ class TestNoise:
         loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
         draw = timed_draw(loaded._variant)
         assert draw.calls == 2
-        records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path)]
+        records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path).records]
         assert [(record.prompt_index, record.image_index) for record in records] == [
             (prompt, number) for prompt in range(3) for number in range(2)
         ]

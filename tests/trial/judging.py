@@ -265,7 +265,9 @@ def _generated(
         host.prepare()
         draw = draw_of(variant, drawing_batch([variant], config.quality.batch_size, judged=False))
         below = _folder_of(name)
-        records = [record for batch in range(draw.calls) for record in host.generate(batch, draw, folder / below)]
+        records = [
+            record for batch in range(draw.calls) for record in host.generate(batch, draw, folder / below).records
+        ]
         found[name] = [replace(record, path=f"{below}/{record.path}") for record in records]
     return found
 

@@ -26,10 +26,9 @@ class TestNoise:
     )
     def test_a_pipeline_that_draws_its_own_draws_the_same(self, session: Load, overrides: Sequence[str]) -> None:
         loaded = session(*overrides)
-        loaded.time_stages()
+        own = loaded.time_stages().image
         middle = timed_draw(loaded._variant).calls // 2
-        own, timed = loaded.by_seed(), loaded.time_once(number=middle).image
-        assert own is not None
+        timed = loaded.time_once(number=middle).image
         assert timed is not None
         assert (own.prompt_index, own.image_index) == (timed.prompt_index, timed.image_index)
         assert np.abs(own.pixels.astype(int) - timed.pixels).max() <= 1
@@ -37,10 +36,9 @@ class TestNoise:
     def test_a_seed_that_is_ignored_shows(self, session: Load) -> None:
         loaded = session("workload.prompt_count=2")
         OwnNoise().apply(loaded._pipe)
-        loaded.time_stages()
+        own = loaded.time_stages().image
         middle = timed_draw(loaded._variant).calls // 2
-        own, timed = loaded.by_seed(), loaded.time_once(number=middle).image
-        assert own is not None
+        timed = loaded.time_once(number=middle).image
         assert timed is not None
         assert np.abs(own.pixels.astype(int) - timed.pixels).max() > 10
 
