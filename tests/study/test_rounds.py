@@ -24,10 +24,10 @@ class Meter:
     def __init__(self, pid: int) -> None:
         assert pid > 1
 
-    def stop(self, seconds: float) -> Interference:
+    def stop(self, seconds: float) -> Interference | None:
         assert seconds > 0
         type(self).calls += 1
-        return Interference(0.5 if self.calls in self.disturbed else 0.0, 0.0)
+        return None if self.off else Interference(0.5 if self.calls in self.disturbed else 0.0, 0.0)
 
 
 @pytest.fixture
