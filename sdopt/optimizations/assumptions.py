@@ -74,7 +74,14 @@ def ungated_blocks(pipe: "DiffusionPipeline") -> list[str]:
 
 def two_halves(pipe: "DiffusionPipeline") -> list[str]:
     """For options that know the batch of a denoiser: each sample without, and then with the prompt."""
-    return _calls_of(pipe, ("", "ControlNet", "Adapter"), "the two halves of the batch")
+    return _calls_of(pipe, ("", "ControlNet"), "the two halves of the batch")
+
+
+def counted_steps(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that ask at each step how many there are."""
+    if hasattr(type(pipe), "num_timesteps"):
+        return []
+    return [f"needs the number of steps, which a {type(pipe).__name__} does not say"]
 
 
 def usual_guidance(pipe: "DiffusionPipeline") -> list[str]:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import own_blocks, two_halves, ungated_blocks
+from sdopt.optimizations.assumptions import counted_steps, own_blocks, two_halves, ungated_blocks
 from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
@@ -143,6 +143,8 @@ class DeepCaching(Caching):
 @dataclass(frozen=True)
 class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps,)
 
     spatial: int | None = bounded(2, ge=2, le=1000)
     """Self-attention is computed once per this number of steps; null computes it on every step."""

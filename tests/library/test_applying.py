@@ -101,7 +101,7 @@ class TestOptimize:
         assert np.abs(drawn(pipe) - before).max() < 1e-3
         assert sdopt.prove(pipe, "a green tree").engaged
         assert sdopt.prove(pipe).engaged
-        with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
+        with pytest.raises(UsageError, match="the prompt 'a blue car' was not encoded"):
             pipe("a blue car")
         with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
             pipe("a green tree", negative_prompt="grey")

@@ -177,6 +177,8 @@ REFUSED = {
     **dict.fromkeys((f"{part} {option}" for part in ("ip_adapter", "processor")
                      for option in ("default", "vanilla", "sliced", "fused_qkv")), "would replace the processors"),
     **dict.fromkeys((f"{part} deepcache" for part in ("controlnet", "two_controlnets")), "without a ControlNet"),
+    "t2i_adapter guidance_interval": "StableDiffusionAdapterPipeline has its own",
+    "t2i_adapter pyramid": "needs the number of steps",
     "t2i_adapter deepcache": "without a T2I-Adapter",
     "freeu deepcache": "without FreeU",
     "forward deepcache": "would replace the UNet's forward",
