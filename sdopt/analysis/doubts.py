@@ -37,6 +37,12 @@ SLOW, SLOW_SHARE = 2.0, 0.02
 KEPT_MIB, KEPT = 32.0, 0.05
 """Memory may grow by `KEPT_MIB` over the quality pass, or by the share `KEPT` of the peak, whichever is more."""
 
+STEADY_MIB = 0.1
+"""Memory may grow by this much with each image of the quality pass, even if it does so steadily."""
+
+_BLOCKS = 6
+"""Number of blocks of calls by which steady growth is told from single steps."""
+
 _STAGES_LIMIT = 1.5
 """Stages may take this many times as long as the variant's slowest call without stage timing."""
 
@@ -215,6 +221,38 @@ def kept_in_pass(variant: VariantResult) -> tuple[float, float] | None:
     return None
 
 
+def steady_growth(candidate: VariantResult, reference: VariantResult) -> Growth | None:
+    """Returns how steadily memory grows over the quality pass, in MiB with each image, more than the reference's.
+
+    The pass is cut into blocks of calls. An allocator's step is growth from one block to the next; what keeps a little
+    of each new prompt grows between all of them. None without a quality pass.
+    """
+    mine, other = _steps_of_pass(candidate), _steps_of_pass(reference)
+    if not mine.size:
+        return None
+    more = mine - max(0.0, float(other.mean()) if other.size else 0.0)
+    width = float(special.stdtrit(more.size - 1, 0.95)) * float(more.std(ddof=1)) / math.sqrt(more.size)
+    return Growth(float(more.mean()), STEADY_MIB, float(more.mean()) - width, float(more.mean()) + width)
+
+
+def _steps_of_pass(variant: VariantResult) -> np.ndarray:
+    """Returns the growth from block to block of the last quality pass, in MiB for each image; empty without a pass."""
+    for measurement in reversed(variant.measurements):
+        held = np.array(measurement.pass_held_gib)
+        if held.size >= _FEWEST_CALLS:
+            levels = [1024 * float(np.median(block)) for block in np.array_split(held, _BLOCKS)]
+            return np.diff(levels) * _BLOCKS / max(len(variant.images), held.size)
+    return np.array([])
+
+
+def creep_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says by how much memory grows with each image of the quality pass, if the bounds show steady growth."""
+    found = steady_growth(candidate, reference)
+    if found is None or found.low is None or found.low <= found.limit:
+        return []
+    return [f"memory grows steadily by {found.estimate:.2g} MiB with each image (at least {found.low:.2g} at 95 %)"]
+
+
 def other_studies(sessions: Iterable[MeasurementSession]) -> list[str]:
     """Returns a doubt that names the studies that were measured beside these sessions; [] if there were none."""
     others = sorted({other for session in sessions for other in session.disturbed_by})
@@ -270,6 +308,6 @@ def doubts_of(result: StudyResult) -> list[str]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair)]
+            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair), *creep_doubts(*pair)]
             found += [f"{candidate.name}: {doubt}" for doubt in doubts]
     return list(dict.fromkeys(found))

@@ -9,6 +9,7 @@ from sdopt.analysis.doubts import (
     SLOW,
     SLOW_SHARE,
     core_doubts,
+    creep_doubts,
     error_limit,
     growth,
     growth_doubts,
@@ -88,7 +89,7 @@ def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Rulin
 
 
 def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Rules on memory that grows in some calls only: over the whole quality pass, in the process that draws it."""
+    """Rules on memory that grows in some calls only, or a little with each: over the quality pass, in its process."""
     mine, other = kept_in_pass(candidate), kept_in_pass(reference)
     if mine is None:
         return []
@@ -98,6 +99,8 @@ def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ru
         f"in the quality pass memory grew by {more:.3g} MiB more than the reference's; the limit is {limit:.3g} MiB"
     )
     verdict = Verdict.PASS if more <= limit else Verdict.INCONCLUSIVE if more <= 2 * limit else Verdict.FAIL
+    if doubts := creep_doubts(candidate, reference):
+        verdict, reason = Verdict.FAIL, "; ".join([*doubts, reason])
     return [Ruling("growth when drawn", "", verdict, reason, more, None, None, limit)]
 
 

@@ -41,7 +41,7 @@ from sdopt.gate.rulings import (
     two_sided,
     unjudged,
 )
-from sdopt.gate.work import comparable, same_work, tripwires
+from sdopt.gate.work import comparable, effect_seen, same_work, tripwires
 from sdopt.quality.metrics import family_of
 from sdopt.results.comparisons import Comparison, Interval
 from sdopt.results.records import Promise, Status, StudyResult, VariantResult
@@ -95,6 +95,8 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
         rulings += [must_pay(answers, changes)] if answers else []
+        if context.promises and not any(answer.answer is Answer.GAIN for answer in answers):
+            rulings += effect_seen(changes, context.paired)
         if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
             rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(case.look)

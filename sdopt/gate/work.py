@@ -1,7 +1,10 @@
 """Checks whether two variants can be compared: both measured, on the same work, and neither with broken images."""
 
-from sdopt.gate.rulings import unjudged
+from collections.abc import Mapping, Sequence
+
+from sdopt.gate.rulings import find_scores, unjudged
 from sdopt.results.records import Status, VariantResult
+from sdopt.results.scores import Score
 from sdopt.results.verdicts import Ruling, Verdict
 
 
@@ -64,3 +67,17 @@ def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
             "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times per call, in the reference {other} times"
         )
     return Ruling("steps", "", Verdict.PASS, f"the denoiser ran {mine} times per call on both sides")
+
+
+def effect_seen(changes: Sequence[str] | None, paired: Mapping[str, Score]) -> list[Ruling]:
+    """Rules on options whose evidence is only their own word, such as that a hook is attached.
+
+    Args:
+        changes: how the trace of the candidate differs from the reference's (`sdopt.analysis.changes`).
+        paired: distances between the images of both, pair by pair.
+    """
+    errors = [error for score in find_scores(paired, "mse").values() for error in score.per_prompt]
+    if changes is None or changes or not errors or any(error != 0 for error in errors):
+        return []
+    seen = "sdopt's own trace and every image are the same as the reference's"
+    return [Ruling("engaged", "", Verdict.INCONCLUSIVE, f"that it took effect is only the option's own word: {seen}")]

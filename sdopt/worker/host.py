@@ -24,6 +24,7 @@ from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import usable_cores
 from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far, packages_so_far
+from sdopt.measure.garbage import garbage_of_block_collected
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.processes import waited_s
@@ -55,8 +56,6 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     os.environ |= variables(device, cache)
-    # Imported objects are no garbage: collecting through them took a fifth of a second before every timed call.
-    gc.freeze()
     # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device)
@@ -135,6 +134,13 @@ class PipelineHost:
         Returns:
             the seconds that it took.
         """
+        # Imported objects are no garbage, and looking through them takes a fifth of a second.
+        with garbage_of_block_collected():
+            load_s = self._load()
+        self._memory.loaded()
+        return load_s
+
+    def _load(self) -> float:
         start = time.perf_counter()
         # PyTorch sees all cores of the machine, even if the container is limited to fewer.
         self._threads = self._variant.hardware.threads or min(torch.get_num_threads(), usable_cores())
@@ -151,10 +157,7 @@ class PipelineHost:
             self._prompts_and_noise(0, timed_draw(self._variant, shape_index)) for shape_index in shape_indices
         ]
         self._synchronize()
-        load_s = time.perf_counter() - start
-        _freeze()
-        self._memory.loaded()
-        return load_s
+        return time.perf_counter() - start
 
     def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         """Times one call, from prompts to images, at the shape with index `shape_index`.
@@ -176,7 +179,7 @@ class PipelineHost:
         written, earlier_s = (now - then for now, then in zip(packages_so_far(), packages, strict=True))
         found = Compiled(compile_s, int(graphs), int(written), earlier_s)
         if found.graphs:
-            _freeze()
+            gc.collect()  # what a compiler leaves
         held_gib = self._memory.held_gib()
         return TimedCall(seconds, state, found, held_gib, peak, image=self._sample(number, draw, pixels))
 
@@ -193,7 +196,9 @@ class PipelineHost:
     def _read_call(self, number: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, float]:
         """Makes one call of a draw, and reads its images within the measured time: only then are they complete.
 
-        Timed calls and calls of the quality pass are both made here, so that no option can tell them apart.
+        Timed calls and calls of the quality pass are both made here, so that they are made alike. Python collects
+        garbage in them as it does in a user's program, over all objects: in a call that leaves little it never does,
+        and an option that makes it do so is that slow.
 
         Returns:
             the images as floats and as bytes, (n, height, width, 3), and the seconds that it took.
@@ -204,16 +209,12 @@ class PipelineHost:
         inputs = self._prompts_and_noise(number, draw)
         noise = inputs["latents"].clone() if "latents" in inputs else None
         self._last = None
-        gc.collect()
-        gc.disable()
-        try:
-            self._synchronize()
-            start = time.perf_counter()
-            images, pixels = self._read(inputs=inputs)
-            self._synchronize()
-            seconds = time.perf_counter() - start
-        finally:
-            gc.enable()
+        gc.collect(1)  # the garbage of the call before, and not through older objects
+        self._synchronize()
+        start = time.perf_counter()
+        images, pixels = self._read(inputs=inputs)
+        self._synchronize()
+        seconds = time.perf_counter() - start
         if noise is not None and not torch.equal(noise, inputs["latents"]):
             raise RuntimeError("it modifies the caller's noise tensor in place")
         self._require_asked(pixels, draw)
@@ -382,15 +383,6 @@ class PipelineHost:
     def _synchronize(self) -> None:
         if self._device.is_cuda:
             torch.cuda.synchronize()
-
-
-def _freeze() -> None:
-    """Excludes all present objects from garbage collection before each call.
-
-    A compiler leaves so many objects behind that scanning them takes longer than a short call.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:

@@ -193,6 +193,20 @@ class TestQualityPass:
         candidate.measurements[0].pass_held_gib = [0.5] * 40 + [0.5 + mib / 1024] * 56
         assert ruling(study(candidate), "growth when drawn").verdict is verdict
 
+    @pytest.mark.parametrize(
+        ("per_image", "verdict"), [(0.0, Verdict.PASS), (0.04, Verdict.PASS), (0.25, Verdict.FAIL)]
+    )
+    def test_memory_that_grows_with_every_prompt(self, per_image: float, verdict: Verdict) -> None:
+        """24 MiB over the pass, which is within the limit of what may be kept."""
+        candidate = variant("it")
+        candidate.measurements[0].pass_held_gib = [0.5 + per_image * number / 1024 for number in range(96)]
+        assert ruling(study(candidate), "growth when drawn").verdict is verdict
+
+    def test_an_allocators_steps_are_no_steady_growth(self) -> None:
+        candidate = variant("it")
+        candidate.measurements[0].pass_held_gib = [0.5] * 30 + [0.508] * 20 + [0.52] * 46
+        assert ruling(study(candidate), "growth when drawn").verdict is Verdict.PASS
+
     @pytest.mark.parametrize("rule", ["rarely slow", "growth when drawn"])
     @pytest.mark.parametrize("last_is_bad", [True, False])
     def test_of_several_passes_the_last_one_counts(self, rule: str, last_is_bad: bool) -> None:

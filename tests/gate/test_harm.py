@@ -133,6 +133,21 @@ class TestEvidence:
         found = verdict(result, Rule("speedup", "at_least", limit=0.5))
         assert paying(found).verdict is Verdict.INCONCLUSIVE
 
+    def test_a_word_that_nothing_supports_is_no_evidence(self) -> None:
+        """As of a hook that is attached, and changes neither the trace nor an image."""
+        rule = Rule("mse", "exact")
+        attached, other = variant("attached", contract="exact"), variant("other", contract="exact")
+        for measurement in attached.measurements:
+            measurement.traced = {"operators": 1.0}
+        exact = Score(0.0, [0.0] * PROMPTS)
+        found = verdict(study(attached, mse=exact), rule, contract="exact")
+        [ruling] = [r for r in found.rulings if r.rule == "engaged"]
+        assert (ruling.verdict, found.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
+        assert "only the option's own word" in ruling.reason
+        moved = Score(1e-9, [*[0.0] * (PROMPTS - 1), 1e-7])
+        for result in (study(attached, mse=moved), study(other, mse=exact)):  # other images, or another trace
+            assert not [r for r in verdict(result, rule, contract="exact").rulings if r.rule == "engaged"]
+
     def test_less_memory_is_a_change_by_itself(self) -> None:
         small = variant("small", memory=0.5, claims=["memory"])
         small.measurements = [replace(each, traced={"operators": 1.0}) for each in small.measurements]
