@@ -204,8 +204,10 @@ def _require_address(tracking: Tracking) -> None:
     """Raises UsageError if `tracking.uri` names no place in which a result is found again."""
     problem = ""
     try:
-        port = urlparse(tracking.uri).port
-        problem = "port 0 is no port" if port == 0 else ""
+        address = urlparse(tracking.uri)
+        problem = "port 0 is no port" if address.port == 0 else ""
+        if address.scheme in ("http", "https") and not address.hostname:
+            problem = "names no host"
     except ValueError as error:
         problem = str(error)
     file = file_of(tracking)
