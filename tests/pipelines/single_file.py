@@ -99,7 +99,9 @@ def original_names(folder: Path) -> dict[str, list[int]]:
     """Returns the names and shapes of the tensors of a published model's single file, by its architecture's folder."""
     parts = json.loads((folder / "model_index.json").read_text())
     xl = "text_encoder_2" in parts
-    networks = {name: empty_network(folder / name, *parts[name]) for name in ("unet", "vae", "text_encoder")}
+    networks: dict[str, Any] = {
+        name: empty_network(folder / name, *parts[name]) for name in ("unet", "vae", "text_encoder")
+    }
     found: dict[str, list[int]] = {}
     for name, tensor in networks["unet"].state_dict().items():
         found["model.diffusion_model." + _denoiser_name(name, networks["unet"].config)] = list(tensor.shape)

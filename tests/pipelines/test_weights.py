@@ -42,7 +42,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
     path = tmp_path_factory.mktemp("original") / "emoji.safetensors"
     pipe = load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32})
     original_layout(pipe, path)
-    return load_file(path)
+    return dict(load_file(path))
 
 
 def check(path: Path, variant: str | None = None) -> None:
@@ -70,7 +70,8 @@ def edit(file: Path, **values: Any) -> None:
 
 def shard(file: Path, form: str, index: str | None) -> None:
     """Splits a file into two; `form` takes the number of each."""
-    tensors, places = load_file(file), {}
+    tensors = load_file(file)
+    places: dict[str, str] = {}
     names = sorted(tensors)
     file.unlink()
     for number, half in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), 1):
