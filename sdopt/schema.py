@@ -55,7 +55,8 @@ class Model:
     revision: str | None = None
     """For `hub`: a branch, tag or commit; null is `main`."""
     variant: str | None = None
-    """Variant of the weight files, such as `fp16` for `….fp16.safetensors`; null reads files without a variant."""
+    """Variant of the weight files, such as `fp16` for `….fp16.safetensors`; of a part that has none of it, the files
+    without a variant are read. Null reads those of all parts."""
     size: int = bounded(64, ge=8, le=16384)
     """Height and width of the training images, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0, le=1000)
@@ -84,7 +85,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The sampler: a scheduler class of diffusers, and options that override the model's own."""
+    """The sampler: a scheduler class of diffusers, and options that override the model's own.
+
+    What the model was trained for stays as its own scheduler's configuration, or the marks in a single file (`v_pred`,
+    `ztsnr`, `modelspec.prediction_type`), say; a class that cannot keep it is a conflict.
+    """
 
     class_name: str = "DDIMScheduler"
     """Name of a scheduler class of diffusers."""
