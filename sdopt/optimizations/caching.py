@@ -268,8 +268,6 @@ class GuidanceInterval(Caching):
             found.append("the model takes the guidance scale as an input, so there is no guidance to skip: choose none")
         elif ctx.workload.guidance(ctx.model) <= 1:
             found.append("there is no guidance to skip: set workload.guidance_scale above 1")
-        elif (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
-            found.append("there is no guidance to skip: this model takes the guidance scale as an input of each step")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
         return found
