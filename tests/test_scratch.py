@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,18 +36,25 @@ def said(child: "subprocess.Popen[str]") -> Path:
     return Path(child.stdout.readline().strip())
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("then", ["pass", "sys.exit(3)", "raise KeyError", "raise KeyboardInterrupt"])
-def test_goes_at_the_end(then: str, tmp_path: Path) -> None:
-    with process(tmp_path, then) as child:
-        assert said(child).parent == tmp_path
-    assert list(tmp_path.iterdir()) == []
+def test_goes_at_the_end(then: str, short: Path) -> None:
+    with process(short, then) as child:
+        assert said(child).parent == short
+    assert list(short.iterdir()) == []
 
 
-def test_goes_with_the_next_one_after_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_goes_with_the_next_one_after_it_was_killed(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short))
     for other in ("sdopt-0", "sdopt-1-unmarked", "pymp-others"):
-        (tmp_path / other).mkdir()
-    with process(tmp_path, "time.sleep(600)") as living, process(tmp_path, "time.sleep(600)") as dying:
+        (short / other).mkdir()
+    with process(short, "time.sleep(600)") as living, process(short, "time.sleep(600)") as dying:
         kept, left = said(living), said(dying)
         remove_abandoned()
         assert kept.is_dir()
@@ -58,7 +66,7 @@ def test_goes_with_the_next_one_after_it_was_killed(tmp_path: Path, monkeypatch:
         assert not left.exists()
         assert list(kept.glob("test-*/file"))
         living.kill()
-    assert {path.name for path in tmp_path.iterdir()} == {kept.name, "sdopt-0", "sdopt-1-unmarked", "pymp-others"}
+    assert {path.name for path in short.iterdir()} == {kept.name, "sdopt-0", "sdopt-1-unmarked", "pymp-others"}
 
 
 def test_what_a_child_holds_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_the_command_writes_and_checks(page: Path) -> None:
     arguments = (page.parent, "report", "--readme", "PAGE.md")
     before = page.read_text()
     stale = sdopt(*arguments, "--check")
-    assert (stale.code, page.read_text()) == (1, before)
+    assert (stale.code, page.read_text()) == (2, before)
     assert "run `sdopt report --readme PAGE.md`" in stale.err
     assert sdopt(*arguments).code == 0
     assert (sdopt(*arguments, "--check").code, page.read_text() != before) == (0, True)

@@ -37,7 +37,7 @@ def test_every_package_that_an_option_imports_is_recorded() -> None:
     }
     besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors"}  # the last two only read files
     found = imported - {name.replace("_", "-") for name in sys.stdlib_module_names} - besides
-    assert {"torch", "peft", "sdnq", "tomesd"} <= found
+    assert {"torch", "sdnq", "tomesd"} <= found
     assert found <= set(_PACKAGES)
 
 

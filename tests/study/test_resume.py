@@ -1,6 +1,7 @@
 """Going on with what broke off: killed at any point, studies and sweeps are completed, and nothing is lost."""
 
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from sdopt.analysis.ratios import paired_rounds
 from sdopt.contract import Contract
+from sdopt.errors import command_line
 from sdopt.experiment import Experiment
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
@@ -240,7 +242,7 @@ class TestRefused:
     """What would not be the same study any more; nothing is measured, and the result stays as it is."""
 
     @pytest.mark.parametrize(
-        "beside", ["precision=bf16", "workload.steps=9", "protocol=gate", "--config-dir", "hydra.run.dir=x", "-n", "x"]
+        "beside", ["precision=bf16", "workload.steps=9", "protocol=gate", "--config-dir=/tmp", "hydra.run.dir=x", "x"]
     )
     def test_other_overrides(self, folder: Path, beside: str) -> None:
         resumed = resume(folder, beside)
@@ -316,7 +318,9 @@ class TestRefused:
         before = (folder / "result.json").read_bytes()
         found = sdopt(folder.parents[3], "run", *SMOKE, f'hydra.run.dir="{folder}"')
         assert found.code == 2
-        assert f"continue it with `sdopt run resume={folder}`" in found.err
+        command = command_line("run", f"resume={folder}")
+        assert f"continue it with `{command}`" in found.err
+        assert shlex.split(command)[-1] == f"resume={folder}"
         assert (folder / "result.json").read_bytes() == before
 
 

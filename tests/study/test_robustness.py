@@ -138,7 +138,7 @@ class TestDatabase:
         (tmp_path / "notes.txt").write_text("no database" * 100)
         finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri=sqlite:///{tmp_path}/notes.txt")
         assert finished.code == 2
-        assert "file is not a database; choose another with tracking.uri=…, or tracking=none" in finished.shown
+        assert "file is not a database" in finished.shown
         assert not list(tmp_path.rglob("result.json"))
 
     def test_on_a_read_only_disk(self, tmp_path: Path) -> None:
