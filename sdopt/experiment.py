@@ -359,8 +359,9 @@ class Experiment:
                 logged = log_study(result, self.folder, self.config.tracking)
         except (TrackingError, UsageError) as error:
             print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
-            command = sync_command(self.folder, self.config.tracking)
-            print(f"Nothing is lost: `{command}` logs it later.", file=sys.stderr)
+            here, there = command_line("sync", self.folder), sync_command(self.folder, self.config.tracking)
+            own = "" if here == there else f" here, `{there}` to that store"
+            print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
             return
         shown = shown_by(self.config.tracking, logged)
         self.console.print(f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True)

@@ -38,7 +38,9 @@ def _code_of(result: StudyResult) -> int:
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared or left_unjudged(result) else 0
-    return worst_code((code, judged_code(result.judgements, result.config.gate)))
+    # What `sdopt gate` has judged since, of a study that asked for no verdict, is that command's answer.
+    own = result.judgements if result.config.gate.judges else []
+    return worst_code((code, judged_code(own, result.config.gate)))
 
 
 _LOST = "the study has not ended: its process still runs, was killed, or lost its machine"

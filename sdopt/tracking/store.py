@@ -7,7 +7,6 @@ has what runs there.
 import atexit
 import os
 import re
-import shlex
 import sqlite3
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlparse
 
 from sdopt.apart import start_apart
-from sdopt.errors import UsageError, print_problems
+from sdopt.errors import UsageError, command_line, print_problems
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
@@ -246,7 +245,7 @@ def sync_command(folder: Path, tracking: Tracking) -> str:
     names = ("uri", "artifacts", "images", "deadline_s")
     own = [name for name in names if getattr(tracking, name) != getattr(usual, name)]
     values = [f"tracking.{name}={'null' if (value := getattr(tracking, name)) is None else value}" for name in own]
-    return shlex.join(["sdopt", "sync", str(folder), *values])
+    return command_line("sync", folder, *values)
 
 
 def shown_by(tracking: Tracking, logged: Logged) -> str:
@@ -254,7 +253,7 @@ def shown_by(tracking: Tracking, logged: Logged) -> str:
     if urlparse(tracking.uri).scheme in ("http", "https"):
         return f"{tracking.uri.rstrip('/')}/{_page(logged.experiment)}"
     store = [] if tracking.uri == Tracking().uri else [f"tracking.uri={tracking.uri}"]
-    return shlex.join(["sdopt", "ui", *store])
+    return command_line("ui", *store)
 
 
 def _page(experiment: str) -> str:

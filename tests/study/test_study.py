@@ -10,14 +10,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from sdopt.results.files import read_result
+from sdopt.contract import Contract
+from sdopt.report.sweep import exit_code
+from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.results.verdicts import Judgement, Verdict
+from sdopt.schema import Rule
 from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt, start, workers
 from tests.fixtures import Compose, Load
+from tests.records import reconfigure
 
 
 def rows(result: StudyResult) -> dict[str, VariantResult]:
@@ -48,6 +53,16 @@ class TestFinished:
         }
         assert "needs a CUDA device" in rows(result)["TensorFloat-32"].reason
         assert rows(result)["TensorFloat-32"].measurements == []
+
+    def test_what_another_gate_judged_later_does_not_change_its_exit_code(
+        self, result: StudyResult, tmp_path: Path
+    ) -> None:
+        result.gate, result.judgements = "strict", [Judgement("c", "r", "", Contract.LOSSY, Verdict.FAIL, [])]
+        write_result(result, tmp_path)
+        assert exit_code(tmp_path) == 0, "the study asked for no verdict"
+        reconfigure(result, "gate", rules={"lossy": [Rule("mse")]})
+        write_result(result, tmp_path)
+        assert exit_code(tmp_path) == 1
 
     def test_raw_samples(self, result: StudyResult) -> None:
         for row in result.variants:

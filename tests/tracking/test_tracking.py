@@ -525,7 +525,7 @@ class TestNothingIsLost:
         assert unlogged.code == 0
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err
-        assert f"`sdopt sync {unlogged.folder} tracking.uri={dead}` logs it later" in unlogged.err
+        assert f"`sdopt sync {unlogged.folder} tracking.uri={dead}` to that store later" in unlogged.err
         assert "Traceback" not in unlogged.err
 
         arguments = ["sync", str(unlogged.folder), *store.overrides]
