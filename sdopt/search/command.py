@@ -17,7 +17,6 @@ from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.plot import search_plot
 from sdopt.search.record import Entry, SearchRecord, shortened
 from sdopt.search.run import Search
 from sdopt.search.space import Space
@@ -126,8 +125,10 @@ def concluded(search: Search, judged: StudyResult | None, ended: bool = True) ->
     record = record_of(search, judged, ended)
     write_record(record, search.studies.folder)
     try:
+        from sdopt.search.plot import search_plot  # what draws is large, and a machine that only measures may lack it
+
         plot = search_plot(record)
-    except UnavailableError as error:
+    except (UnavailableError, ModuleNotFoundError) as error:
         print_problems([f"no {PLOT}: {error}"])
     else:
         if plot is not None:
