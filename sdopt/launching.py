@@ -53,20 +53,9 @@ from sdopt.worker.forkserver import independent_children, start_fork_server
 
 
 def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
-    """Measures a study like `sdopt run`, and returns its result.
+    """Measures a study in this process, and returns its result; see `sdopt.guest.run`, which programs call.
 
-    As with the command, the result, plots and images are also written to a folder in `outputs/runs/` and to MLflow;
-    `hydra.run.dir=…` and `tracking=none` change that. A variant that fails is a row with a status and a reason, not an
-    exception.
-
-    Args:
-        overrides: command-line overrides, such as `"experiment=quickstart"` and `"protocol.rounds=20"`.
-        config_dir: a folder with additional configuration groups, like `--config-dir`.
-
-    Raises:
-        UsageError: the overrides cannot be composed, or the study cannot run here; `problems` has a line for each.
-        UnavailableError: the study was aborted, for example by a full disk; completed measurements are kept.
-        KeyboardInterrupt: Ctrl-C; completed measurements are kept in the folder.
+    Raises UsageError, UnavailableError and KeyboardInterrupt as that does.
     """
     argv = [*(("--config-dir", str(config_dir)) if config_dir is not None else ()), *overrides]
     folder = launch(argv, one_study=True).folder
