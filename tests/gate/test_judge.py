@@ -623,6 +623,7 @@ class TestCodesAndReports:
         for edge in job.comparisons:
             edge.speedup = Interval(1.0)
         job.judgements = [Judgement("it", "baseline", "", Contract.EXACT, verdict, [])]
+        reconfigure(job, "gate", rules={"exact": [Rule("max_abs")]})
         failed = {str(number): JobError(error, ["why"]) for number, error in enumerate(errors, start=1)}
         assert Sweep(Path(), {"0": job}, failed).exit_code == code
 

@@ -642,7 +642,7 @@ class TestUi:
         ("uri", "said"),
         [
             (Tracking().uri, "sdopt ui"),
-            ("sqlite:////some where/m.db", "sdopt ui 'tracking.uri=sqlite:////some where/m.db'"),
+            ("sqlite:////some where/m.db", "sdopt ui tracking.uri='sqlite:////some where/m.db'"),
         ],
     )
     def test_is_what_shows_a_run_of_a_local_database(self, uri: str, said: str) -> None:
