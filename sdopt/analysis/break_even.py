@@ -64,8 +64,8 @@ def uncounted(found: BreakEven) -> BreakEven:
 def first_image_s(variant: VariantResult) -> float | None:
     """Returns the seconds from the start of loading to the end of the first call; None where they were not measured."""
     for measurement in variant.measurements:
-        if measurement.load_s is not None and measurement.cold_start_s is not None:
-            return measurement.load_s + measurement.cold_start_s
+        if measurement.load_s is not None and measurement.shapes[0].cold_start_s is not None:
+            return measurement.load_s + measurement.shapes[0].cold_start_s
     return None
 
 

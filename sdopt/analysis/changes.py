@@ -23,10 +23,12 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
 
 def traced(variant: VariantResult) -> dict[str, float]:
     """Returns what ran in the traced call of a variant, with the graphs that its first call compiled."""
-    found = next((measurement for measurement in variant.measurements if measurement.traced), None)
+    found = next((measurement for measurement in variant.measurements if measurement.shapes[0].traced), None)
     if found is None:
         return {}
-    return found.traced | ({"compiled graphs": float(found.graphs)} if found.graphs else {})
+    return found.shapes[0].traced | (
+        {"compiled graphs": float(found.shapes[0].graphs)} if found.shapes[0].graphs else {}
+    )
 
 
 def _differing(mine: dict[str, float], other: dict[str, float]) -> set[str]:

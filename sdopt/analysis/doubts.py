@@ -65,7 +65,9 @@ def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
     """Says in which processes the images of timed calls are not those that were drawn."""
     limit, found = error_limit(result, variant), []
     for measurement in variant.measurements:
-        errors = [(image.error, image.prompt_index) for image in measurement.timed_images if image.error is not None]
+        errors = [
+            (image.error, image.prompt_index) for image in measurement.shapes[0].timed_images if image.error is not None
+        ]
         wrong = [(error, prompt) for error, prompt in errors if not error <= limit]
         if wrong:
             worst, prompt = max(wrong)
@@ -79,11 +81,11 @@ def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
 
 def uncompared(variant: VariantResult) -> list[int]:
     """Returns the replicates of timed processes that have no image of a timed call compared with a drawn one."""
-    timed = {measurement.replicate for measurement in variant.measurements if measurement.latency_s}
+    timed = {measurement.replicate for measurement in variant.measurements if measurement.shapes[0].latency_s}
     compared = {
         measurement.replicate
         for measurement in variant.measurements
-        if any(image.error is not None for image in measurement.timed_images)
+        if any(image.error is not None for image in measurement.shapes[0].timed_images)
     }
     return sorted(timed - compared)
 
@@ -122,7 +124,7 @@ class _StageShares(NamedTuple):
 
 
 def _stage_shares(variant: VariantResult) -> _StageShares | None:
-    others = [seconds for measurement in variant.measurements for seconds in measurement.latency_s]
+    others = [seconds for measurement in variant.measurements for seconds in measurement.shapes[0].latency_s]
     for measurement in variant.measurements:
         calls = max((len(v) for k, v in measurement.stages_s.items() if k != "denoiser_step"), default=0)
         if calls and measurement.stages_s.get("denoiser_step") and others:
@@ -167,7 +169,7 @@ def _steps(variant: VariantResult) -> np.ndarray:
     """Returns the mean step of held memory from one timed call to the next, in MiB, of each process."""
     found = []
     for measurement in variant.measurements:
-        held = [call.held_gib for call in measurement.calls if call.held_gib is not None]
+        held = [call.held_gib for call in measurement.shapes[0].calls if call.held_gib is not None]
         steps = np.diff(held) * 1024
         if steps.size:
             kept = np.delete(steps, np.argmax(np.abs(steps))) if steps.size > 1 else steps
@@ -185,7 +187,7 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
 
 def core_doubts(variant: VariantResult) -> list[str]:
     """Says that timed calls used more cores than the run gives a process."""
-    known = (call.interference for m in variant.measurements for call in m.calls)
+    known = (call.interference for m in variant.measurements for call in m.shapes[0].calls)
     calls = [found.cores for found in known if found and found.cores is not None]
     threads = variant.config.hardware.threads
     if not calls or threads is None or float(np.median(calls)) <= threads + _MORE_CORES:
@@ -283,7 +285,7 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
 
 def uncounted(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says that nothing counted what disturbed the timed calls of two variants, so that `disturbances` saw none."""
-    timed = [m for side in (candidate, reference) for m in side.measurements if m.latency_s]
+    timed = [m for side in (candidate, reference) for m in side.measurements if m.shapes[0].latency_s]
     known = any(True for measurement in timed for _ in _deciding(measurement))
     if known or not timed or result.config.protocol.interference is None:
         return []
@@ -292,7 +294,7 @@ def uncounted(result: StudyResult, candidate: VariantResult, reference: VariantR
 
 def _deciding(measurement: Measurement) -> Iterator[float]:
     """Yields, for each timed call that decides, the share that others took, if it is known."""
-    for call in measurement.calls:
+    for call in measurement.shapes[0].calls:
         if call.disturbed is not None and not call.left_out:
             yield call.disturbed
 

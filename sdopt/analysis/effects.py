@@ -74,15 +74,15 @@ def _logs_of(cells: Sequence[VariantResult], baseline: VariantResult) -> dict[st
 
     If there were several sessions, times are relative to the baseline of each; contrasts within one stay the same.
     """
-    flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
+    flat = [measurement for cell in cells for measurement in cell.measurements if measurement.shapes[0].latency_s]
     several = len({measurement.session for measurement in flat}) > 1
-    in_blocks = any(measurement.latency_before_s for measurement in flat)
+    in_blocks = any(measurement.shapes[0].latency_before_s for measurement in flat)
     found = {}
     for cell in cells:
         if several:
             logs = {replicate: relative_logs(cell, baseline, replicate) for replicate in cell.samples}
         else:
-            timed = [measurement for measurement in cell.measurements if measurement.latency_s]
+            timed = [measurement for measurement in cell.measurements if measurement.shapes[0].latency_s]
             logs = {measurement.replicate: log_times(measurement, in_blocks) for measurement in timed}
         found[cell.name] = {replicate: values for replicate, values in logs.items() if values.size}
     return found

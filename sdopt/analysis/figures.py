@@ -300,7 +300,7 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
 
     They differ in a study of several sessions, because each comparison has the floor of its own sessions.
     """
-    floors = [comparison.floor for comparison in result.comparisons if comparison.floor is not None]
+    floors = [comparison.shapes[0].floor for comparison in result.comparisons if comparison.shapes[0].floor is not None]
     return (min(floors), max(floors)) if floors else None
 
 
@@ -328,8 +328,8 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         images_per_s=images / time.estimate if time else None,
         energy_per_image_j=None if energy is None else energy / images,
         cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
-        graphs=_median(measurement.graphs for measurement in measured),
-        recompiles=_median(measurement.recompiles for measurement in measured),
+        graphs=_median(measurement.shapes[0].graphs for measurement in measured),
+        recompiles=_median(measurement.shapes[0].recompiles for measurement in measured),
         compute=_compute(result, variant, images / time.estimate) if time else None,
         disturbance=_disturbance(variant),
         processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
@@ -352,7 +352,8 @@ def _latencies(variant: VariantResult) -> dict[str, float]:
     found: dict[str, float | None] = {
         **{_LABELS.get(name, name): _estimate(variant, name) for name in ("median", "mean")},
         "p95": float(np.quantile(samples, 0.95)) if samples else None,
-        **{name: _median(getattr(m, f"{name}_s") for m in variant.measurements) for name in ("cold_start", "compile")},
+        "cold_start": _median(m.shapes[0].cold_start_s for m in variant.measurements),
+        "compile": _median(m.shapes[0].compile_s for m in variant.measurements),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -383,13 +384,13 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     Gives the name (`bf16`) and TFLOP/s; None without a sheet, or if the types are unknown or not on it.
     """
     sheet = result.environment.sheet
-    shown = [e.facts.get("arithmetic") for m in variant.measurements for e in m.evidence]
+    shown = [e.facts.get("arithmetic") for m in variant.measurements for e in m.shapes[0].evidence]
     types = [kind for kinds in shown if isinstance(kinds, list) for kind in kinds]
     return peak_of(sheet, types) if sheet and types else None
 
 
 def _disturbance(variant: VariantResult) -> Disturbance | None:
-    calls = [call for measurement in variant.measurements for call in measurement.calls]
+    calls = [call for measurement in variant.measurements for call in measurement.shapes[0].calls]
     known = [call.disturbed for call in calls if call.disturbed is not None]
     found = [call.interference for call in calls if call.interference is not None]
     if not known:

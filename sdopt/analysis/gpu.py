@@ -30,9 +30,9 @@ def busy_share(variant: VariantResult) -> float | None:
 
 def _busy(measurement: Measurement) -> float | None:
     steps = measurement.stages_s.get("denoiser_step")
-    if measurement.denoiser_busy_s is None or not steps:
+    if measurement.shapes[0].denoiser_busy_s is None or not steps:
         return None
-    return min(1.0, measurement.denoiser_busy_s / float(np.mean(steps)))
+    return min(1.0, measurement.shapes[0].denoiser_busy_s / float(np.mean(steps)))
 
 
 def gpu_notes(result: StudyResult) -> list[str]:

@@ -50,11 +50,13 @@ class Measure:
 
     def recorded(self, comparison: Comparison) -> Interval | None:
         """Returns the interval that a study recorded, at the protocol's confidence."""
-        found: Interval | None = getattr(comparison, self.name)
+        found: Interval | None = getattr(comparison.shapes[0], self.name)
         return found
 
 
-SPEEDUP = Measure("speedup", "latency", True, "faster", "slower", log_speedup, lambda _, comparison: comparison.floor)
+SPEEDUP = Measure(
+    "speedup", "latency", True, "faster", "slower", log_speedup, lambda _, comparison: comparison.shapes[0].floor
+)
 
 MEMORY_RATIO = Measure(
     "memory_ratio",

@@ -38,10 +38,12 @@ class Noise:
 def noise_of(result: StudyResult) -> Noise | None:
     """Returns the noise of a study of identical variants; None if nothing was timed."""
     timed = [variant for variant in result.variants if variant.status.timed]
-    processes = [measured for variant in timed for measured in variant.measurements if len(measured.deciding_s) > 1]
+    processes = [
+        measured for variant in timed for measured in variant.measurements if len(measured.shapes[0].deciding_s) > 1
+    ]
     if not processes:
         return None
-    logs = [np.log(measured.deciding_s) for measured in processes]
+    logs = [np.log(measured.shapes[0].deciding_s) for measured in processes]
     within = float(np.mean([values.var(ddof=1) for values in logs]))
     peaks = [measured.peak[1] for measured in processes if measured.peak]
     ratios = [
@@ -71,7 +73,7 @@ def _between(logs: list[np.ndarray], within: float) -> float | None:
 
 def _mean_log_ratio(mine: Measurement, other: Measurement) -> float:
     """Returns the logarithm of a speed-up of one process each; in blocks relative to the baseline around them."""
-    in_blocks = bool(mine.latency_before_s or other.latency_before_s)
+    in_blocks = bool(mine.shapes[0].latency_before_s or other.shapes[0].latency_before_s)
     times = [log_times(measured, in_blocks) for measured in (mine, other)]
     rounds = min(map(len, times))
     return float((times[1][:rounds] - times[0][:rounds]).mean())

@@ -134,7 +134,7 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     flat = [pair for found in pairs.values() for pair in found]
     if _beside_their_own(flat):
         return _one_sample(np.array([values.mean() for values in logs]), "process")
-    in_blocks = any(m.latency_before_s for m, _ in flat)
+    in_blocks = any(m.shapes[0].latency_before_s for m, _ in flat)
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
     other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
     return _two_samples(other, mine)
@@ -148,8 +148,8 @@ def _logs_of(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> 
 def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
     """Returns whether processes can only be compared with the baseline next to them: in blocks, and across sessions."""
     several = len({mine.session for mine, _ in pairs}) > 1
-    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in pairs)
-    both = all(m.latency_before_s and r.latency_before_s for m, r in pairs)
+    in_blocks = any(m.shapes[0].latency_before_s or r.shapes[0].latency_before_s for m, r in pairs)
+    both = all(m.shapes[0].latency_before_s and r.shapes[0].latency_before_s for m, r in pairs)
     return several or (in_blocks and not both)
 
 
@@ -165,7 +165,7 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
     flat = [pair for found in pairs.values() for pair in found]
     if not flat:
         return None
-    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
+    in_blocks = any(m.shapes[0].latency_before_s or r.shapes[0].latency_before_s for m, r in flat)
 
     def largest(measurement: Measurement, beside: Measurement) -> float:
         times = log_times(measurement, in_blocks)
@@ -289,13 +289,17 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
     call = latency(reference, result.config.protocol.estimator, result.confidence)
-    found, speed = break_even(candidate, reference, call, comparison.speedup), comparison.speedup
-    if found and speed and (comparison.floor is None or not exceeds(speed.estimate, comparison.floor)):
+    found, speed = break_even(candidate, reference, call, comparison.shapes[0].speedup), comparison.shapes[0].speedup
+    if (
+        found
+        and speed
+        and (comparison.shapes[0].floor is None or not exceeds(speed.estimate, comparison.shapes[0].floor))
+    ):
         found = uncounted(found)
     comparison.break_even = found
     work = candidate.config.incomparable_work(reference.config)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
-    if comparison.speedup is None:
+    if comparison.shapes[0].speedup is None:
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 
@@ -311,9 +315,9 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
 
     A block that broke off before the baseline was measured again gives none.
     """
-    times: np.ndarray = np.log(measurement.deciding_s)
-    if measurement.latency_before_s:
-        before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
+    times: np.ndarray = np.log(measurement.shapes[0].deciding_s)
+    if measurement.shapes[0].latency_before_s:
+        before, after = np.log(measurement.shapes[0].latency_before_s), np.log(measurement.shapes[0].latency_after_s)
         rounds = min(times.size, before.size, after.size)
         return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
     # In blocks, only the baseline itself has no baseline before and after it; its ratio to itself is 1.
@@ -350,7 +354,7 @@ def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: in
 
 def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
-    in_blocks = bool(candidate.latency_before_s or reference.latency_before_s)
+    in_blocks = bool(candidate.shapes[0].latency_before_s or reference.shapes[0].latency_before_s)
     mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
     rounds = min(mine.size, other.size)
     found: np.ndarray = other[:rounds] - mine[:rounds]

@@ -52,7 +52,7 @@ def _drawn_alike(result: StudyResult, candidate: VariantResult, reference: Varia
                 rule,
                 f"no image of a timed call of '{variant.name}' was compared with a drawn one, in process {numbers}",
             )
-    count = sum(image.error is not None for m in candidate.measurements for image in m.timed_images)
+    count = sum(image.error is not None for m in candidate.measurements for image in m.shapes[0].timed_images)
     within = f"to within a mean squared error of {error_limit(result, candidate):.2g}"
     return Ruling(rule, "", Verdict.PASS, f"{count} images of timed calls equal those of the quality pass, {within}")
 
@@ -106,7 +106,9 @@ def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ru
 
 def repeated_prompts(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     """Rules on a speed-up of calls that repeated prompts and noise: remembering may have made them faster."""
-    repeated = sum(call.repeated for side in (candidate, reference) for m in side.measurements for call in m.calls)
+    repeated = sum(
+        call.repeated for side in (candidate, reference) for m in side.measurements for call in m.shapes[0].calls
+    )
     if not repeated:
         return []
     why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster: raise quality.prompt_count"

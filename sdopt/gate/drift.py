@@ -16,7 +16,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings
 from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import RuleContext, judgement, of_shapes
+from sdopt.gate.judge import RuleContext, judgement, rulings_of
 from sdopt.gate.rulings import unjudged
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.comparisons import Comparison, Interval
@@ -217,8 +217,9 @@ class _Drift:
         """Returns the judgement of a variant that both results have."""
         now, then = self.later.variant(name), self.earlier.variant(name)
         paired = _paired(now, then, self.folders) if self.folders else {}
-        sides = of_shapes([self._context(name, paired, shape_index) for shape_index in range(len(self.later.shapes))])
-        return judgement(self._comparison(name), self.contract, sides.rulings(self.gate, self.contract), self.note)
+        contexts = [self._context(name, paired, shape_index) for shape_index in range(len(self.later.shapes))]
+        rulings = rulings_of(contexts, self.gate, self.contract)
+        return judgement(self._comparison(name), self.contract, rulings, self.note)
 
     def of_one_alone(self) -> list[Judgement]:
         """Returns a judgement for each variant that one of the results lacks: an option that is gone must not pass."""
@@ -257,6 +258,7 @@ class _Drift:
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
             belief=() if shape_index else _belief(views, pairs),
+            shape=pairs[0][0].config.shapes[0].name if len(self.later.shapes) > 1 else "",
             floors=_floors(self.later, self.earlier),
         )
 

@@ -78,20 +78,21 @@ class _Case:
 
     comparison: Comparison
     look: Look
-    context: "RuleContext"
+    contexts: "list[RuleContext]"
     claims: list[Claim]
 
 
 def _case(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit) -> _Case:
     look = look_at(result, comparison, gate)
-    context = _context(result, comparison, fit, 1 / look.allowed)
-    return _Case(comparison, look, context, context.claims(gate) if gate.must_pay else [])
+    contexts = _contexts(result, comparison, fit, 1 / look.allowed)
+    return _Case(comparison, look, contexts, claims_of(contexts, gate) if gate.must_pay else [])
 
 
 def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[ClaimResult]) -> Judgement:
     """Returns the judgement of one comparison, given the answers to its claims."""
-    context, contract = case.context, case.context.contract
-    rulings = context.rulings(gate, contract)
+    context = case.contexts[0]
+    contract = context.contract
+    rulings = rulings_of(case.contexts, gate, contract)
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
         rulings += [must_pay(answers, changes)] if answers else []
@@ -153,7 +154,9 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
 
 
-def _context(result: StudyResult, comparison: Comparison, fit: Fit, share: float) -> "RuleContext":
+def _contexts(result: StudyResult, comparison: Comparison, fit: Fit, share: float) -> "list[RuleContext]":
+    """Returns the comparison at each shape."""
+
     def at(shape_index: int) -> RuleContext:
         view, edge = result.at(shape_index), comparison.at(shape_index)
         candidate, reference = view.variant(edge.candidate), view.variant(edge.reference)
@@ -167,17 +170,54 @@ def _context(result: StudyResult, comparison: Comparison, fit: Fit, share: float
             share,
             "; ".join(disturbances(view, candidate, reference)),
             belief=tuple(belief_rulings(view, candidate, reference)) if not shape_index else (),
+            shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
         )
 
-    return of_shapes([at(shape_index) for shape_index in range(len(result.shapes))])
+    return [at(shape_index) for shape_index in range(len(result.shapes))]
 
 
-def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
-    """Returns the main shape's context, with those of further shapes in it; names the shapes if there are several."""
-    if len(contexts) > 1:
-        contexts = [replace(context, shape=context.candidate.config.shapes[0].name) for context in contexts]
-    return replace(contexts[0], further=tuple(contexts[1:]))
+def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
+    """Returns a candidate's claims at each shape, to be tested together with all other claims of the study."""
+    if not contexts[0].comparable:
+        return []
+    return [
+        Claim(
+            MEASURES[metric],
+            MEASURES[metric].log_ratio(at.candidate, at.reference),
+            at.smallest(metric, gate),
+            at.floor(metric),
+            at.share,
+            at.disturbed if metric == SPEEDUP.name else "",
+            at.shape,
+        )
+        for at in contexts
+        for metric in at.claimed
+    ]
+
+
+def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract) -> list[Ruling]:
+    """Applies the gate's rules for a contract and those for all contracts; if not comparable, returns why.
+
+    Does not rule on whether the candidate pays: that depends on all claims of the study.
+
+    Args:
+        contexts: the comparison at each shape; images are generated at the first alone.
+        gate: holds the rules.
+        contract: the contract to judge by.
+    """
+    first = contexts[0]
+    rulings = comparable(first.candidate, first.reference)
+    if rulings:
+        return rulings
+    rulings = [tripwires(first.candidate), same_work(first.candidate, first.reference), *first.belief]
+    for rule in gate.rules.get(contract, []):
+        rulings += [at.apply(rule, gate) for at in (contexts if rule.metric in RULED else contexts[:1])]
+    if not gate.rules.get(contract):
+        rulings.append(unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
+    if first.disturbed:
+        rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, first.disturbed))
+    return rulings
 
 
 def judgement(comparison: Comparison, contract: Contract, rulings: list[Ruling], note: str = "") -> Judgement:
@@ -200,10 +240,9 @@ class RuleContext:
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
         share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
-        belief: rulings on whether the measurements can be believed; only the main shape has them.
+        belief: rulings on whether the measurements can be believed; only the first shape has them.
         shape: the shape's name if the study has several; "" if it has one.
         floors: by metric, how far the baseline's images move when it computes in another order.
-        further: the same comparison at further shapes. Images are drawn at the main shape only.
     """
 
     candidate: VariantResult
@@ -217,7 +256,6 @@ class RuleContext:
     belief: tuple[Ruling, ...] = ()
     shape: str = ""
     floors: Mapping[str, Spread] = field(default_factory=dict)
-    further: "tuple[RuleContext, ...]" = ()
 
     @property
     def promises(self) -> list[Promise]:
@@ -242,45 +280,9 @@ class RuleContext:
         """Whether the two can be compared at all."""
         return not comparable(self.candidate, self.reference)
 
-    def claims(self, gate: Gate) -> list[Claim]:
-        """Returns the candidate's claims at each shape, to be tested together with all other claims of the study."""
-        if not self.comparable:
-            return []
-        return [
-            Claim(
-                MEASURES[metric],
-                MEASURES[metric].log_ratio(at.candidate, at.reference),
-                at.smallest(metric, gate),
-                at.floor(metric),
-                at.share,
-                at.disturbed if metric == SPEEDUP.name else "",
-                at.shape,
-            )
-            for at in (self, *self.further)
-            for metric in self.claimed
-        ]
-
     def smallest(self, metric: str, gate: Gate) -> float:
         """Returns the smallest factor, at least 1, by which a measure must differ to count."""
         return smallest_factor(RULED[metric], gate, self.reference)
-
-    def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
-        """Applies the gate's rules for a contract and those for all contracts; if not comparable, returns why.
-
-        Does not rule on whether the candidate pays: that depends on all claims of the study.
-        """
-        rulings = comparable(self.candidate, self.reference)
-        if rulings:
-            return rulings
-        rulings = [tripwires(self.candidate), same_work(self.candidate, self.reference), *self.belief]
-        for rule in gate.rules.get(contract, []):
-            further = self.further if rule.metric in RULED else ()
-            rulings += [at.apply(rule, gate) for at in (self, *further)]
-        if not gate.rules.get(contract):
-            rulings.append(unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
-        if self.disturbed:
-            rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, self.disturbed))
-        return rulings
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
         """Applies one rule, at the share of its α that this look may spend."""

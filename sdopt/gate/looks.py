@@ -20,7 +20,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     """Returns the look that judging a comparison now counts as, without its verdict."""
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
     pairs = [pair for found in paired(candidate, reference).values() for pair in found]
-    times = [[(m.replicate, m.session, m.latency_s) for m in pair] for pair in pairs]
+    times = [[(m.replicate, m.session, m.shapes[0].latency_s) for m in pair] for pair in pairs]
     images = [sorted((i.prompt_index, i.image_index) for i in side.images) for side in (candidate, reference)]
     data = hashlib.sha256(json.dumps([times, images]).encode()).hexdigest()[:16]
     before = [look for look in result.looks if (look.candidate, look.reference) == (candidate.name, reference.name)]
@@ -37,7 +37,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
         allowed=allowed,
         spent=min(1.0, number / allowed),
         processes=len(pairs),
-        rounds=sum(min(len(m.deciding_s) for m in pair) for pair in pairs),
+        rounds=sum(min(len(m.shapes[0].deciding_s) for m in pair) for pair in pairs),
         prompts=min(len({prompt for prompt, _ in side}) for side in images),
         verdict=Verdict.INCONCLUSIVE,
     )

@@ -65,7 +65,7 @@ def _explanation(result: StudyResult, figures: Figures) -> str:
         axes = difference(variant.choices, reference.choices)
         same = not axes and variant.config == reference.config
         shown += [REPEATS] if same and variant.role != "control" else []
-        shown += [item.summary for item in variant.measurements[0].evidence if item.axis in axes]
+        shown += [item.summary for item in variant.measurements[0].shapes[0].evidence if item.axis in axes]
     return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.timed else [])])
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -60,40 +60,35 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
 def _wrong_process(measurement: Measurement, shapes: int, sessions: int) -> str | None:
     """Returns what is wrong with the samples of a process, at any shape."""
     if len(measurement.shapes) != shapes:
-        return "further: needs one entry for each further shape of the workload"
+        return "shapes: needs one entry for each shape of the workload"
     if measurement.replicate < 0 or not 0 <= measurement.session < max(sessions, 1):
         return "session: no session has this number"
-    if wrong := _wrong_samples(measurement, measurement.stages_s):
-        return wrong
-    found = ((index, _wrong_samples(samples, {})) for index, samples in enumerate(measurement.further))
-    return next((f"further.{index}.{wrong}" for index, wrong in found if wrong), None)
+    found = [_wrong_figures(measurement, "")]
+    found += [_wrong_figures(samples, f"shapes.{index}.") for index, samples in enumerate(measurement.shapes)]
+    return next(filter(None, found), None)
 
 
 _MAY_BE_ZERO = ("compile_s", "earlier_compile_s", "denoiser_busy_s", "stages_s")
 """Times that may be zero: those of a compiler, or of a device that did nothing. A timed call takes time."""
 
 
-def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -> str | None:
-    """Returns what is wrong with samples at a shape: times must be positive, and indices must be those of samples."""
-    times = {name: value for name, value in vars(samples).items() if name.endswith("_s") and value is not None}
-    lists = {name: value if isinstance(value, list) else [value] for name, value in times.items() if name != "stages_s"}
-    lists |= {f"stages_s.{name}": value for name, value in stages_s.items()}
-    for name, values in lists.items():
-        least = 0.0 if name.startswith(_MAY_BE_ZERO) else math.ulp(0.0)
-        if wrong := [value for value in values if not least <= value < math.inf]:
-            return f"{name}: {wrong[0]} is not a possible time of a call"
-    for name, value in vars(samples.memory).items() if samples.memory else ():
-        if value is not None and not math.isfinite(value):
-            return f"memory.{name}: {value} is not an amount of memory"
-    for index, call in enumerate(samples.calls):
+def _wrong_figures(found: Measurement | ShapeSamples, path: str) -> str | None:
+    """Returns what is wrong with what was measured: times must be positive, and no figure is infinite."""
+    figures = {name: value for name, value in vars(found).items() if name != "shapes"}
+    for name, value in figures.items():
+        if name.endswith("_s"):
+            least = 0.0 if name in _MAY_BE_ZERO else math.ulp(0.0)
+            for key, times in value.items() if isinstance(value, dict) else [("", value)]:
+                for each in times if isinstance(times, list) else [times]:
+                    if each is not None and not least <= each < math.inf:
+                        return f"{path}{name}{key and f'.{key}'}: {each} is not a possible time of a call"
+    for index, call in enumerate(figures.get("calls", ())):
         if not 0 < call.seconds < math.inf:
-            return f"calls.{index}.seconds: {call.seconds} is not a possible time of a call"
+            return f"{path}calls.{index}.seconds: {call.seconds} is not a possible time of a call"
         if call.round < 0:
-            return f"calls.{index}.round: {call.round} is not the number of a round"
-    for name, value in vars(samples).items():
-        if name != "further" and not _is_finite(value):
-            return f"{name}: holds what is not a finite number"
-    return None
+            return f"{path}calls.{index}.round: {call.round} is not the number of a round"
+    wrong = [name for name, value in figures.items() if not _is_finite(value)]
+    return f"{path}{wrong[0]}: holds what is not a finite number" if wrong else None
 
 
 def _is_finite(value: Any) -> bool:
@@ -121,7 +116,7 @@ def _ratio_problems(result: StudyResult) -> Iterator[str]:
         for name, value in vars(edge.break_even).items() if edge.break_even else ():
             if not _is_finite(value):
                 yield f"comparisons.{index}.break_even.{name}: {value} is not a finite number"
-        for ratios in (edge, *edge.further):
+        for number, ratios in enumerate(edge.shapes):
             found = {"floor": ratios.floor}
             for name, interval in (
                 ("speedup", ratios.speedup),
@@ -131,7 +126,7 @@ def _ratio_problems(result: StudyResult) -> Iterator[str]:
                 found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
             for name, value in found.items():
                 if value is not None and not value > 0:
-                    yield f"comparisons.{index}.{name}: {value} is not a ratio"
+                    yield f"comparisons.{index}.shapes.{number}.{name}: {value} is not a ratio"
 
 
 def _verdict_problems(result: StudyResult) -> Iterator[str]:
@@ -164,7 +159,7 @@ def _reference_problems(result: StudyResult) -> Iterator[str]:
         yield f"baseline={result.baseline}: no variant has this name"
     for index, edge in enumerate(result.comparisons):
         if len(edge.shapes) != len(result.shapes):
-            yield f"comparisons.{index}.further: needs one entry for each further shape of the workload"
+            yield f"comparisons.{index}.shapes: needs one entry for each shape of the workload"
         for side in ("candidate", "reference"):
             if (name := getattr(edge, side)) not in names:
                 yield f"comparisons.{index}.{side}={name}: no variant has this name"

@@ -48,7 +48,7 @@ class BreakEven:
         return self.extra_s > self.call_s
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ShapeRatios:
     """How two variants compare at one shape.
 
@@ -64,33 +64,24 @@ class ShapeRatios:
 
 
 @dataclass
-class Comparison(ShapeRatios):
-    """A comparison of the study: a candidate, its reference, and the option to which the difference is credited.
-
-    Its own ratios are those at the main shape.
-    """
+class Comparison:
+    """A comparison of the study: a candidate, its reference, and the option to which the difference is credited."""
 
     candidate: str
     reference: str
     credit: str
+    shapes: list[ShapeRatios] = field(default_factory=lambda: [ShapeRatios()])
+    """Its ratios at each shape, in the order of `RecordedConfig.shapes`."""
     break_even: BreakEven | None = None
     note: str = ""
     quality: dict[str, Score] = field(default_factory=dict)
     """Distances between the paired images of both sides."""
-    further: list[ShapeRatios] = field(default_factory=list)
-    """At the further shapes, in the order of `RecordedConfig.shapes`."""
-
-    @property
-    def shapes(self) -> list[ShapeRatios]:
-        """The ratios at each shape, the main one first."""
-        return [self, *self.further]
 
     def at(self, shape_index: int) -> "Comparison":
-        """Returns the comparison with the shape at this index as the main one."""
+        """Returns the ratios at one shape as a comparison: scores and break-even belong to the first alone."""
         if not shape_index:
             return self
-        sides = self.candidate, self.reference, self.credit
-        return Comparison(*sides, note=self.note, **vars(self.further[shape_index - 1]))
+        return Comparison(self.candidate, self.reference, self.credit, [self.shapes[shape_index]], note=self.note)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from sdopt.schema import (
     Sheet,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the schema, raised with every change that breaks earlier readers. A result of another one is refused."""
 
 
@@ -101,8 +101,8 @@ class VariantResult:
         """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
         found: dict[int, list[float]] = {}
         for measurement in self.measurements:
-            if measurement.latency_s:
-                found.setdefault(measurement.replicate, []).extend(measurement.deciding_s)
+            if measurement.shapes[0].calls:
+                found.setdefault(measurement.replicate, []).extend(measurement.shapes[0].deciding_s)
         return found
 
     def at(self, shape_index: int) -> "VariantResult":

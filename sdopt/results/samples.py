@@ -136,7 +136,7 @@ class TimedImage:
     """Mean squared difference of the two, as shares of the whole range; None if there is no drawn one."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ShapeSamples:
     """Raw samples of one worker process at one shape; all times in seconds."""
 
@@ -183,12 +183,14 @@ class ShapeSamples:
 
 
 @dataclass
-class Measurement(ShapeSamples):
-    """Measurements of one worker process, at the main shape of its workload and, in `further`, at all others."""
+class Measurement:
+    """Measurements of one worker process."""
 
     replicate: int
     session: int = 0
     """Number of the session that it belongs to. Only samples of the same session are paired."""
+    shapes: list[ShapeSamples] = field(default_factory=lambda: [ShapeSamples()])
+    """Its samples at each shape, in the order of `RecordedConfig.shapes`: it is first called at them in that order."""
     load_s: float | None = None
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
     stages_s: dict[str, list[float]] = field(default_factory=dict)
@@ -204,19 +206,12 @@ class Measurement(ShapeSamples):
     """Memory held after each of these calls, as in `Call.held_gib`."""
     complete: bool = False
     """Whether evidence, stages and images were taken after its rounds."""
-    further: list[ShapeSamples] = field(default_factory=list)
-    """Samples at the further shapes, in the order of `RecordedConfig.shapes`; each was first called after the ones
-    before it."""
-
-    @property
-    def shapes(self) -> list[ShapeSamples]:
-        """The samples at each shape, the main one first."""
-        return [self, *self.further]
 
     @property
     def memories(self) -> list[Memory]:
         """Its memory readings: in a call, and, unless it served several shapes, after the last round."""
-        return [memory for memory in (self.memory, None if self.further else self.memory_after) if memory]
+        found = self.shapes[0].memory, None if len(self.shapes) > 1 else self.memory_after
+        return [memory for memory in found if memory]
 
     @property
     def peak(self) -> tuple[str, float] | None:
@@ -225,5 +220,5 @@ class Measurement(ShapeSamples):
         return max(found, key=lambda one: one[1], default=None)
 
     def at(self, shape_index: int) -> "Measurement":
-        """Returns the measurement with the shape at this index as its main one; samples are not copied."""
-        return Measurement(self.replicate, self.session, **vars(self.further[shape_index - 1])) if shape_index else self
+        """Returns the samples at one shape as a measurement: what was measured at the first alone belongs to that."""
+        return Measurement(self.replicate, self.session, [self.shapes[shape_index]]) if shape_index else self

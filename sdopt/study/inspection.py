@@ -237,7 +237,7 @@ def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
         return None if record is None else _squared_difference(image.pixels, run.folder / record.path)
 
     measurement = process.measurement
-    measurement.timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    measurement.shapes[0].timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
     process.images = []
 
 

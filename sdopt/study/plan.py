@@ -66,7 +66,7 @@ def plan_result(
         config=config,
         variants=variants,
         comparisons=[
-            Comparison(*sides, further=[ShapeRatios() for _ in config.shapes[1:]])
+            Comparison(*sides, [ShapeRatios() for _ in config.shapes])
             for sides in (
                 *((edge.candidate, edge.reference, edge.credit) for edge in plan.edges),
                 (CONTROL, plan.baseline.name, "nothing"),

@@ -126,7 +126,7 @@ def _first_call(run: StudyRun, part: Sequence[VariantProcess], shape_index: int)
             samples.cold_start_s = call.seconds
             samples.earlier_compile_s = call.compiled.earlier_s or None
         # An option that compiles does so in the first call at the main shape.
-        if process.measurement.graphs or call.compiled.graphs:
+        if process.measurement.shapes[0].graphs or call.compiled.graphs:
             samples.graphs, samples.recompiles = call.compiled.graphs, 0
             samples.compile_s = call.compiled.seconds if process.first else None
     return out_of_memory

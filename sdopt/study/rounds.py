@@ -156,7 +156,7 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
         return
     if len(process.images) < _SAMPLED:
         process.images.append(call.image)
-    elif (chosen := random.randrange(len(process.measurement.calls))) < _SAMPLED:
+    elif (chosen := random.randrange(len(process.measurement.shapes[0].calls))) < _SAMPLED:
         process.images[chosen] = call.image
 
 
@@ -233,7 +233,7 @@ def blocks(run: StudyRun) -> None:
         run.checkpoint()
     if not baseline.active:
         for process in others:
-            if process.active and not process.measurement.latency_after_s:
+            if process.active and not process.measurement.shapes[0].latency_after_s:
                 problem = "the baseline failed, so this block has no baseline after it to compare with"
                 run.fail(process, WorkerError(Status.FAILED, problem))
 
@@ -265,7 +265,7 @@ def _block(run: StudyRun, process: VariantProcess) -> list[list[float]]:
 def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     warm_up_again(run, process)
     shapes, limit = process.measurement.shapes, run.protocol.interference
-    start = len(process.measurement.calls)
+    start = len(process.measurement.shapes[0].calls)
     for number in range(1, run.rounds + run.extra_rounds + 1 if process.timed else 1):
         if number > run.rounds:
             if enough_clean(worst_by_round(shapes)[start:], run.rounds, limit):

@@ -127,7 +127,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
             if (row.name, replicate) not in missing.processes:
                 continue
             slug = f"{run.slug(row)}-{replicate}" + (f"-session-{number}" if number else "")
-            measurement = Measurement(replicate, number, further=[ShapeSamples() for _ in result.shapes[1:]])
+            measurement = Measurement(replicate, number, [ShapeSamples() for _ in result.shapes])
             process = VariantProcess(row, variants[row.name], measurement, slug, timed)
             row.measurements.append(process.measurement)
             run.processes.append(process)

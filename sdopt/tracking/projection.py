@@ -136,7 +136,7 @@ def variant_run(result: StudyResult, variant: VariantResult, folder: Path, image
         }
         for shape, at in views
         for m in at.measurements
-        for e in m.evidence
+        for e in m.shapes[0].evidence
     ]
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)

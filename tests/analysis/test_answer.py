@@ -1,7 +1,7 @@
 """The answer follows the gate where one judged, else the intervals; its code and its command do what they say."""
 
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from sdopt.report.rows import rows_of
 from sdopt.results.comparisons import Interval, ShapeRatios
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
-from sdopt.results.samples import ShapeSamples
 from sdopt.results.scores import BrokenImage, Score
 from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.schema import Gate
@@ -43,9 +42,9 @@ def study(recorded: StudyResult) -> StudyResult:
     found.comparisons = [edge for edge in found.comparisons if edge.candidate in {v.name for v in found.variants}]
     found.judgements, found.gate = [], ""
     for row in found.variants:
-        row.measurements[0].traced = {"operators": 2.0 if row.name == NAME else 1.0}
-    found.comparisons[0].floor = 1.02
-    found.comparisons[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
+        row.measurements[0].shapes[0].traced = {"operators": 2.0 if row.name == NAME else 1.0}
+    found.comparisons[0].shapes[0].floor = 1.02
+    found.comparisons[0].shapes[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
     return found
 
 
@@ -71,7 +70,7 @@ def only(study: StudyResult) -> OptionAnswer:
 
 
 def timed(study: StudyResult, estimate: float, low: float | None, high: float | None) -> OptionAnswer:
-    study.comparisons[0].speedup = Interval(estimate, low, high, 0.95, 3, "process")
+    study.comparisons[0].shapes[0].speedup = Interval(estimate, low, high, 0.95, 3, "process")
     return only(study)
 
 
@@ -110,8 +109,8 @@ class TestWithoutAGate:
         assert said == "Turn on layout=channels_last: 1.21× [1.08, 1.35], images not judged."
 
     def test_less_memory_is_worth_some_time_to_an_option_that_claims_only_memory(self, study: StudyResult) -> None:
-        study.comparisons[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
-        study.comparisons[0].speedup = Interval(0.85, 0.80, 0.90, 0.95, 3, "process")
+        study.comparisons[0].shapes[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
+        study.comparisons[0].shapes[0].speedup = Interval(0.85, 0.80, 0.90, 0.95, 3, "process")
         study.variant(NAME).promises["layout"].claims = ["memory"]
         assert only(study).worth is Worth.WORTH_IT
         assert only(study).because == "less memory, at the cost of slower"
@@ -131,12 +130,12 @@ class TestWithoutAGate:
     ) -> None:
         for mib, key in ((16, "gate.smallest_memory_mib"), (0, "gate.smallest_memory")):  # 16 MiB are 17 % here
             reconfigure(study, "gate", smallest_memory=0.05, smallest_memory_mib=mib)
-            study.comparisons[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
+            study.comparisons[0].shapes[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
             option = timed(study, 1.02, None, None)
             assert option.because == because.format(small=f"too small to count ({key})")
 
     def test_a_change_of_memory_too_small_to_count_is_no_gain_anywhere(self, study: StudyResult) -> None:
-        study.comparisons[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
+        study.comparisons[0].shapes[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
         option = timed(study, 1.21, 1.08, 1.35)
         assert (option.figure, option.because) == ("1.21× [1.08, 1.35]", "faster"), "16 MiB are 17 % here"
         reconfigure(study, "gate", smallest_memory_mib=0)
@@ -164,18 +163,17 @@ class TestWithoutAGate:
             reconfigure(owner, "workload", size=[64, 96])
         for row in study.variants:
             for measurement in row.measurements:
-                samples = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
-                measurement.further = [ShapeSamples(**samples)]
+                measurement.shapes.append(replace(measurement.shapes[0]))
         edge = study.comparisons[0]
         for compared in study.comparisons:
-            compared.further = [ShapeRatios(floor=1.02)]
-        edge.speedup = Interval(1.3, 1.2, 1.4, 0.95, 3, "process")
-        edge.further[0].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
+            compared.shapes.append(ShapeRatios(floor=1.02))
+        edge.shapes[0].speedup = Interval(1.3, 1.2, 1.4, 0.95, 3, "process")
+        edge.shapes[1].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
         option = only(study)
         assert (option.worth, option.because) == (Worth.WORTH_IT, "faster at 64x64b1 and faster at 96x96b1")
         assert option.figure == "1.30× [1.20, 1.40] at 64x64b1, 1.20× [1.10, 1.30] at 96x96b1"
         assert "'workload.size=[64,96]'" in option.command
-        edge.further[0].speedup = Interval(0.8, 0.7, 0.9, 0.95, 3, "process")
+        edge.shapes[1].speedup = Interval(0.8, 0.7, 0.9, 0.95, 3, "process")
         option = only(study)
         assert (option.worth, option.because) == (Worth.HARMFUL, "slower at 96x96b1")
 
@@ -190,10 +188,10 @@ class TestWithoutAGate:
         study.variants.append(left)
         edge = study.comparisons[0]
         edge.candidate, edge.reference = left.name, full.name
-        edge.speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
+        edge.shapes[0].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
         option = next(found for found in answer_of(study).options if found.variant == left.name)
         assert option.worth is Worth.HARMFUL
-        edge.speedup = Interval(0.8, 0.75, 0.85, 0.95, 3, "process")
+        edge.shapes[0].speedup = Interval(0.8, 0.75, 0.85, 0.95, 3, "process")
         option = next(found for found in answer_of(study).options if found.variant == left.name)
         assert option.worth is Worth.WORTH_IT
         assert option.figure == "1.25× [1.18, 1.33]"

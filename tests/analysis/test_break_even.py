@@ -18,9 +18,9 @@ from tests.records import retime
 
 def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) -> None:
     for measured in result.variant(name).measurements:
-        measured.load_s = measured.cold_start_s = None
+        measured.load_s = measured.shapes[0].cold_start_s = None
     first = result.variant(name).measurements[0]
-    first.load_s, first.cold_start_s = load_s, cold_start_s
+    first.load_s, first.shapes[0].cold_start_s = load_s, cold_start_s
 
 
 def level(result: StudyResult, speedup: Interval) -> BreakEven:
@@ -51,8 +51,8 @@ class TestBreakEven:
             variant = result.variant(name)
             variant.config = replace(variant.config, workload=replace(variant.config.workload, size=[64, 96]))
             for measured in variant.measurements:
-                measured.further = [ShapeSamples()]
-            variant.measurements[0].further = [ShapeSamples(cold_start_s=others_s)]
+                measured.shapes.append(ShapeSamples())
+            variant.measurements[0].shapes[1] = ShapeSamples(cold_start_s=others_s)
         found = level(result, Interval(1.25))
         assert (found.first_image_s, found.extra_s, found.shapes) == (61.0, 58.0 + 37.0, 2)
         assert found.images == pytest.approx(1 + 95.0 / 0.4)
@@ -62,7 +62,7 @@ class TestBreakEven:
         """The package that was loaded is no gift: without that run, this one would have compiled."""
         started(result, "baseline", 1.0, 2.0)
         started(result, "bfloat16", 1.0, 2.5)
-        result.variant("bfloat16").measurements[0].earlier_compile_s = 40.0
+        result.variant("bfloat16").measurements[0].shapes[0].earlier_compile_s = 40.0
         found = level(result, Interval(1.25))
         assert (found.first_image_s, found.extra_s) == (3.5, 40.5)
         assert found.images == pytest.approx(1 + 40.5 / 0.4)
@@ -88,7 +88,7 @@ class TestBreakEven:
     def test_is_not_known_without_a_start(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)
         for measured in result.variant("bfloat16").measurements:
-            measured.cold_start_s = None
+            measured.shapes[0].cold_start_s = None
         candidate, reference = result.variant("bfloat16"), result.variant("baseline")
         assert break_even(candidate, reference, Interval(2.0), Interval(1.2)) is None
 
@@ -101,15 +101,15 @@ class TestBreakEven:
         assert comparison.break_even is not None
         said = "bfloat16 takes 198 s longer than baseline before the first image, "
         # Which of the two was faster is chance: both run the same kernels here.
-        comparison.speedup, comparison.floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
-        comparison.break_even = level(result, comparison.speedup)
+        comparison.shapes[0].speedup, comparison.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
+        comparison.break_even = level(result, comparison.shapes[0].speedup)
         [note] = [note for note in notes_of(result) if note.startswith("Start-up: ")]
         assert f"{said}{break_even_text(comparison.break_even)}" in note
         flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
         assert flat["break_even/images"] == comparison.break_even.images == pytest.approx(1 + 198.0 * 1.5)
         assert break_even_plot(result) is not None
-        comparison.floor, comparison.break_even = 2.0, uncounted(comparison.break_even)
+        comparison.shapes[0].floor, comparison.break_even = 2.0, uncounted(comparison.break_even)
         [note] = [note for note in notes_of(result) if note.startswith("Start-up: ")]
         assert f"{said}and its calls differ by no more than the A/A floor" in note
         flat = flat_figures(result, result.variant("bfloat16"))
@@ -123,7 +123,9 @@ class TestBreakEven:
         started(result, "bfloat16", 1.0, 200.0)
         for variant in result.variants:
             for measured in variant.measurements:
-                retime(measured, [2.0 if variant.role == "control" else 1.0] * len(measured.latency_s))
+                retime(
+                    measured.shapes[0], [2.0 if variant.role == "control" else 1.0] * len(measured.shapes[0].latency_s)
+                )
         compare(result)
         comparison = result.first_comparison("bfloat16")
         assert comparison is not None

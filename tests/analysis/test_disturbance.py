@@ -8,13 +8,13 @@ from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.ratios import log_speedup, paired_rounds
 from sdopt.report.notes import notes_of
 from sdopt.results.records import StudyResult
-from sdopt.results.samples import Call, GpuState, Interference, Measurement
+from sdopt.results.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from tests.records import reconfigure, retime, timed
 
 
 def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
     calls = [Interference(share, 0.0) for share in shared]
-    return Measurement(0, calls=timed(times or [1.0] * len(shared), interference=calls))
+    return Measurement(0, shapes=[ShapeSamples(calls=timed(times or [1.0] * len(shared), interference=calls))])
 
 
 class TestPlacesLeftOut:
@@ -47,13 +47,13 @@ class TestShares:
 
     def test_are_unknown_where_nothing_was_recorded(self) -> None:
         assert Call(1.0, gpu=GpuState(others=0.3)).disturbed is None
-        assert worst_by_round([Measurement(0, calls=timed([1.0, 2.0]))]) == [0.0, 0.0]
+        assert worst_by_round([Measurement(0, shapes=[ShapeSamples(calls=timed([1.0, 2.0]))]).shapes[0]]) == [0.0, 0.0]
 
     def test_do_not_look_at_the_times(self) -> None:
-        assert worst_by_round([measurement(0.0, 0.1, times=[9.0, 1.0])]) == [0.0, 0.1]
+        assert worst_by_round([measurement(0.0, 0.1, times=[9.0, 1.0]).shapes[0]]) == [0.0, 0.1]
 
     def test_of_a_round_are_the_worst_of_all_processes(self) -> None:
-        assert worst_by_round([measurement(0.0, 0.1, 0.0), measurement(0.2, 0.0)]) == [0.2, 0.1]
+        assert worst_by_round([measurement(0.0, 0.1, 0.0).shapes[0], measurement(0.2, 0.0).shapes[0]]) == [0.2, 0.1]
 
 
 def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> None:
@@ -61,9 +61,12 @@ def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> No
     reconfigure(result, "protocol", interference=0.02)
     for row in result.variants:
         for found in row.measurements:
-            retime(found, interference=[Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.latency_s])
-            retime(found, left_out=[place] if left_out else [])
-    result.variant("baseline").measurements[0].calls[place].interference = Interference(share, 0.0)
+            retime(
+                found.shapes[0],
+                interference=[Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.shapes[0].latency_s],
+            )
+            retime(found.shapes[0], left_out=[place] if left_out else [])
+    result.variant("baseline").measurements[0].shapes[0].calls[place].interference = Interference(share, 0.0)
 
 
 class TestStudy:
@@ -72,14 +75,14 @@ class TestStudy:
         before = log_speedup(candidate, baseline)
         disturb(result, 2, 0.5, left_out=True)
         for found in candidate.measurements:
-            found.calls[2].seconds *= 100
+            found.shapes[0].calls[2].seconds *= 100
         assert paired_rounds(candidate, baseline, 0) == 5
         after = log_speedup(candidate, baseline)
         assert before is not None
         assert after is not None
         assert abs(after.mean - before.mean) < np.log(100) / 6
         for found in candidate.measurements:
-            retime(found, left_out=[])
+            retime(found.shapes[0], left_out=[])
         assert paired_rounds(candidate, baseline, 0) == 5
 
     def test_are_counted_and_noted(self, result: StudyResult) -> None:
@@ -103,8 +106,11 @@ class TestStudy:
         disturb(result, 2, 0.0, left_out=True)
         for row in result.variants:
             for measurement in row.measurements:
-                retime(measurement, interference=[Interference(0.0, 0.0) for _ in measurement.latency_s])
-        result.variant("baseline").measurements[0].calls[2].interference = found
+                retime(
+                    measurement.shapes[0],
+                    interference=[Interference(0.0, 0.0) for _ in measurement.shapes[0].latency_s],
+                )
+        result.variant("baseline").measurements[0].shapes[0].calls[2].interference = found
         said = f"Disturbed by other work: 1 of 6 rounds ({causes}, limit 2 %); 1 left out."
         assert said in notes_of(result)
 
@@ -116,7 +122,7 @@ class TestStudy:
     def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
         for row in result.variants:
             for found in row.measurements:
-                retime(found, interference=[])
+                retime(found.shapes[0], interference=[])
         assert count_rounds(result) is None
         disturb(result, 2, 0.001, left_out=False)
         assert not [note for note in notes_of(result) if note.startswith("Disturbed by other work")]

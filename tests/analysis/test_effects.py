@@ -10,7 +10,7 @@ from sdopt.results.comparisons import Interval
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import Environment, Status, StudyResult, VariantResult
-from sdopt.results.samples import Measurement, Memory
+from sdopt.results.samples import Measurement, Memory, ShapeSamples
 from tests.records import retime, timed
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
@@ -31,8 +31,12 @@ def cell(
     measurements = [
         Measurement(
             replicate,
-            calls=timed(list(np.exp(-np.log(speedup) + rng.normal(0, noise, rounds)))),
-            memory=Memory(memory, memory * np.exp(rng.normal(0, noise / 10))),
+            shapes=[
+                ShapeSamples(
+                    calls=timed(list(np.exp(-np.log(speedup) + rng.normal(0, noise, rounds)))),
+                    memory=Memory(memory, memory * np.exp(rng.normal(0, noise / 10))),
+                )
+            ],
         )
         for replicate in range(replicates)
     ]
@@ -147,10 +151,12 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
     later = result.variants[4:]
     for row in later:
         row.measurements[0].session = 1
-        retime(row.measurements[0], [3 * sample for sample in row.measurements[0].latency_s])
+        retime(row.measurements[0].shapes[0], [3 * sample for sample in row.measurements[0].shapes[0].latency_s])
     baseline = result.variants[0]
-    again = [3 * sample for sample in baseline.measurements[0].latency_s]
-    baseline.measurements.append(Measurement(0, 1, calls=timed(again), memory=baseline.measurements[0].memory))
+    again = [3 * sample for sample in baseline.measurements[0].shapes[0].latency_s]
+    baseline.measurements.append(
+        Measurement(0, 1, shapes=[ShapeSamples(calls=timed(again), memory=baseline.measurements[0].shapes[0].memory)])
+    )
     expected = {effect.options: effect.speedup for effect in effects_of(study(noise=0.0), OPTIONS)}
     for effect in effects_of(result, OPTIONS):
         assert known(effect.speedup).estimate == pytest.approx(known(expected[effect.options]).estimate)
@@ -161,11 +167,13 @@ def test_peaks_of_several_sessions_are_a_geometric_mean_as_in_every_ratio() -> N
     result = study()
     for row in result.variants:
         [measured] = row.measurements
-        assert measured.memory is not None
-        peak = measured.memory.process_peak_gib or 0.0
+        assert measured.shapes[0].memory is not None
+        peak = measured.shapes[0].memory.process_peak_gib or 0.0
         spread = 4.0 if row.choices["precision"] == "bf16" else 1.0
-        again = Measurement(0, 1, calls=timed(measured.latency_s), memory=Memory(peak, peak * spread))
-        measured.memory = Memory(peak, peak / spread)
+        again = Measurement(
+            0, 1, shapes=[ShapeSamples(calls=timed(measured.shapes[0].latency_s), memory=Memory(peak, peak * spread))]
+        )
+        measured.shapes[0].memory = Memory(peak, peak / spread)
         row.measurements.append(again)
     found = {effect.options: effect for effect in effects_of(result, OPTIONS)}
     assert known(found[("precision=bf16",)].memory_ratio).estimate == pytest.approx(0.5)
@@ -175,7 +183,9 @@ def in_blocks(result: StudyResult) -> StudyResult:
     """The same study, each process but the baseline's timed between two rounds of a baseline that took 1 s."""
     for row in result.variants[1:]:
         for measurement in row.measurements:
-            measurement.latency_before_s = measurement.latency_after_s = [1.0] * len(measurement.latency_s)
+            measurement.shapes[0].latency_before_s = measurement.shapes[0].latency_after_s = [1.0] * len(
+                measurement.shapes[0].latency_s
+            )
     return result
 
 
@@ -183,7 +193,7 @@ def in_blocks(result: StudyResult) -> StudyResult:
 def test_a_block_that_broke_off_leaves_a_result_that_can_be_read(replicates: int, unit: str) -> None:
     """Of eight cells, the last one's last block has no baseline after it: its process counts as missing."""
     result = in_blocks(study(replicates=replicates))
-    result.variants[-1].measurements[-1].latency_after_s = []
+    result.variants[-1].measurements[-1].shapes[0].latency_after_s = []
     result.effects = effects_of(result, OPTIONS)
     assert parse_result(to_json(result)).effects == result.effects
     found = {effect.options: known(effect.speedup) for effect in result.effects}
@@ -196,7 +206,7 @@ def test_a_block_that_broke_off_in_a_later_session_is_left_out() -> None:
     result = in_blocks(study(replicates=2))
     for row in result.variants:
         row.measurements[1].session = 1
-    result.variants[-1].measurements[1].latency_after_s = []
+    result.variants[-1].measurements[1].shapes[0].latency_after_s = []
     expected = {effect.options: known(effect.speedup).estimate for effect in effects_of(study(), OPTIONS)}
     found = {effect.options: known(effect.speedup).estimate for effect in effects_of(result, OPTIONS)}
     assert found == pytest.approx(expected)

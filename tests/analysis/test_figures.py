@@ -51,20 +51,20 @@ class TestRatio:
 class TestOneFigureEverywhere:
     def test_speedup(self, result: StudyResult) -> None:
         edge = result.comparisons[0]
-        assert edge.speedup is not None
+        assert edge.shapes[0].speedup is not None
         figures = figures_by_variant(result)[edge.candidate]
         assert figures.speedup is not None
-        assert figures.speedup.interval is edge.speedup
+        assert figures.speedup.interval is edge.shapes[0].speedup
         flat = flat_figures(result, result.variant(edge.candidate))
         assert (flat["speedup"], flat["speedup_low"], flat["speedup_high"]) == (
-            edge.speedup.estimate,
-            edge.speedup.low,
-            edge.speedup.high,
+            edge.shapes[0].speedup.estimate,
+            edge.shapes[0].speedup.low,
+            edge.shapes[0].speedup.high,
         )
         [row] = [row for row in rows_of(result) if row.variant == edge.candidate]
-        assert row.speedup.removeprefix("≈") == ratio_text(edge.speedup)
+        assert row.speedup.removeprefix("≈") == ratio_text(edge.shapes[0].speedup)
         frame = to_dataframe(result).set_index("variant")
-        assert frame.loc[edge.candidate, "speedup"] == edge.speedup.estimate
+        assert frame.loc[edge.candidate, "speedup"] == edge.shapes[0].speedup.estimate
         assert [name for name in flat if "speedup" in name] == [
             "speedup",
             "speedup_low",
@@ -82,9 +82,9 @@ class TestOneFigureEverywhere:
 
     def test_memory(self, result: StudyResult) -> None:
         edge = result.comparisons[0]
-        assert edge.memory_ratio is not None
+        assert edge.shapes[0].memory_ratio is not None
         flat = flat_figures(result, result.variant(edge.candidate))
-        assert flat["memory_ratio"] == edge.memory_ratio.estimate
+        assert flat["memory_ratio"] == edge.shapes[0].memory_ratio.estimate
         headline = figures_by_variant(result)[edge.candidate].headline_memory
         assert headline is not None
         assert flat[f"memory/{headline[0]}"] == headline[1]
@@ -93,13 +93,13 @@ class TestOneFigureEverywhere:
         edge = result.comparisons[0]
         for name, peaks in (("baseline", (0.5, 0.5, 0.5)), (edge.candidate, (0.25, 0.5, 1.0))):
             for measured, peak in zip(result.variant(name).measurements, peaks, strict=True):
-                measured.memory, measured.memory_after = Memory(0.0, 0.1), Memory(0.0, peak)
+                measured.shapes[0].memory, measured.memory_after = Memory(0.0, 0.1), Memory(0.0, peak)
         compare(result)
         rows = figures_by_variant(result)
         amounts = [found[1] for name in ("baseline", edge.candidate) if (found := rows[name].headline_memory)]
         assert amounts == pytest.approx([0.5, 0.5])
-        assert edge.memory_ratio is not None
-        assert amounts[1] / amounts[0] == pytest.approx(edge.memory_ratio.estimate)
+        assert edge.shapes[0].memory_ratio is not None
+        assert amounts[1] / amounts[0] == pytest.approx(edge.shapes[0].memory_ratio.estimate)
         assert [row.memory for row in rows_of(result)][:2] == ["512 MiB", "512 MiB (1.00×)"]
         assert rows[edge.candidate].largest_memory_gib == 1.0, "a limit is kept by every process or not at all"
         result.variants = result.variants[:2]
@@ -133,23 +133,26 @@ class TestOneFigureEverywhere:
 
     def test_every_measure_is_a_field_of_a_comparison(self, result: StudyResult) -> None:
         for name, measure in RULED.items():
-            assert measure.recorded(result.comparisons[0]) is getattr(result.comparisons[0], name)
+            assert measure.recorded(result.comparisons[0]) is getattr(result.comparisons[0].shapes[0], name)
 
     def test_largest_calls(self, result: StudyResult) -> None:
         """A slow call in each process moves no median, and a gate fails it: it is shown where other ratios are."""
         for variant in result.variants:
             for measured in variant.measurements:
                 slow = [0.3] if variant.name == "bfloat16" else [0.1]
-                retime(measured, [0.1] * (len(measured.latency_s) - 1) + slow)
-                retime(measured, left_out=[])
+                retime(measured.shapes[0], [0.1] * (len(measured.shapes[0].latency_s) - 1) + slow)
+                retime(measured.shapes[0], left_out=[])
         compare(result)
         edge = result.comparisons[0]
-        assert edge.tail_ratio is not None
-        assert edge.tail_ratio.estimate == pytest.approx(3.0)
-        assert flat_figures(result, result.variant("bfloat16"))["tail_ratio"] == edge.tail_ratio.estimate
-        assert to_dataframe(result).set_index("variant").loc["bfloat16", "tail_ratio"] == edge.tail_ratio.estimate
+        assert edge.shapes[0].tail_ratio is not None
+        assert edge.shapes[0].tail_ratio.estimate == pytest.approx(3.0)
+        assert flat_figures(result, result.variant("bfloat16"))["tail_ratio"] == edge.shapes[0].tail_ratio.estimate
+        assert (
+            to_dataframe(result).set_index("variant").loc["bfloat16", "tail_ratio"]
+            == edge.shapes[0].tail_ratio.estimate
+        )
         [note] = [note for note in notes_of(result) if note.startswith("Largest call")]
-        assert note.endswith(f", over that of the reference's: bfloat16 {ratio_text(edge.tail_ratio)}.")
+        assert note.endswith(f", over that of the reference's: bfloat16 {ratio_text(edge.shapes[0].tail_ratio)}.")
 
 
 class TestDataFrame:

@@ -11,15 +11,17 @@ from tests.records import retime
 class TestThrottling:
     def test_names_the_rounds_and_what_held_the_clocks(self, result: StudyResult) -> None:
         first, second = (result.variant(name).measurements[0] for name in ("baseline", "bfloat16"))
-        retime(first, gpu=[GpuState(), GpuState(throttled=["power limit"]), GpuState(throttled=["power limit"])])
-        retime(second, gpu=[GpuState(), GpuState(), GpuState(throttled=["power limit", "temperature"])])
+        retime(
+            first.shapes[0], gpu=[GpuState(), GpuState(throttled=["power limit"]), GpuState(throttled=["power limit"])]
+        )
+        retime(second.shapes[0], gpu=[GpuState(), GpuState(), GpuState(throttled=["power limit", "temperature"])])
         assert throttling_note(result) == (
             "Rounds in which the GPU was throttled (power limit, temperature): baseline 2 of 3, bfloat16 1 of 3."
         )
         assert throttling_note(result) in gpu_notes(result)
 
     def test_says_nothing_where_there_was_none(self, result: StudyResult) -> None:
-        retime(result.variant("baseline").measurements[0], gpu=[GpuState(sm_clock_mhz=1980)])
+        retime(result.variant("baseline").measurements[0].shapes[0], gpu=[GpuState(sm_clock_mhz=1980)])
         assert gpu_notes(result) == []
 
 
@@ -28,10 +30,10 @@ class TestBusy:
         row = result.variant("baseline")
         row.measurements = row.measurements[:1]
         [measured] = row.measurements
-        measured.denoiser_busy_s, measured.stages_s["denoiser_step"] = 0.003, [0.001, 0.009, 0.020]
+        measured.shapes[0].denoiser_busy_s, measured.stages_s["denoiser_step"] = 0.003, [0.001, 0.009, 0.020]
         assert busy_share(row) == pytest.approx(0.3)
         assert "baseline 30 %" in busy_note(result)
-        measured.denoiser_busy_s = 0.02
+        measured.shapes[0].denoiser_busy_s = 0.02
         assert busy_share(row) == 1.0
         assert busy_note(result) == ""
 
@@ -39,7 +41,7 @@ class TestBusy:
         row = result.variant("baseline")
         assert row.measurements[0].stages_s["denoiser_step"]
         assert busy_share(row) is None
-        row.measurements[0].denoiser_busy_s = 0.001
+        row.measurements[0].shapes[0].denoiser_busy_s = 0.001
         row.measurements[0].stages_s.clear()
         assert busy_share(row) is None
 

@@ -12,7 +12,7 @@ from sdopt.analysis.ratios import log_speedup
 from sdopt.errors import UsageError
 from sdopt.report.notes import notes_of
 from sdopt.results.records import Precision, StudyResult
-from sdopt.results.samples import Measurement
+from sdopt.results.samples import Measurement, ShapeSamples
 from sdopt.schema import Gate, Protocol
 from tests.records import reconfigure, timed
 from tests.trial.noise import precise, two_stages, until_narrow
@@ -35,7 +35,10 @@ def study(result: StudyResult) -> StudyResult:
     for row in result.variants:
         if row.status.measured:
             times = PILOT.get(row.name, PILOT["baseline"])
-            row.measurements = [Measurement(number, calls=timed([seconds])) for number, seconds in enumerate(times)]
+            row.measurements = [
+                Measurement(number, shapes=[ShapeSamples(calls=timed([seconds]))])
+                for number, seconds in enumerate(times)
+            ]
     return result
 
 
@@ -68,7 +71,8 @@ class TestInterval:
         for row in study.variants:
             if row.status.measured:
                 row.measurements += [
-                    Measurement(3 + n, 1, calls=timed([1.0 + 0.2 * (n % 2)])) for n in range(processes)
+                    Measurement(3 + n, 1, shapes=[ShapeSamples(calls=timed([1.0 + 0.2 * (n % 2)]))])
+                    for n in range(processes)
                 ]
 
     def test_is_around_the_mean_of_all_with_the_deviation_of_the_pilot(self, study: StudyResult) -> None:

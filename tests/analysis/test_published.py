@@ -40,14 +40,14 @@ def article(result: StudyResult) -> Article:
 
 
 def speedup_of(result: StudyResult, estimate: float, low: float | None = None, high: float | None = None) -> None:
-    result.comparisons[0].speedup = Interval(estimate, low, high)
+    result.comparisons[0].shapes[0].speedup = Interval(estimate, low, high)
 
 
 def on_a_gpu(result: StudyResult, gib: dict[str, float]) -> None:
     """Gives variants peaks of a GPU's memory, alike in all processes, as they are there."""
     for name, peak in gib.items():
         for measurement in result.variant(name).measurements:
-            measurement.memory = Memory(1.0, 1.0, cuda_peak_allocated_gib=peak)
+            measurement.shapes[0].memory = Memory(1.0, 1.0, cuda_peak_allocated_gib=peak)
 
 
 class TestFigures:
@@ -209,7 +209,7 @@ class TestMemory:
     )
     def test_ratio(self, result: StudyResult, article: Article, ratio: float, verdict: Reproduction) -> None:
         on_a_gpu(result, {"baseline": 10.0, "bfloat16": 10.0 * ratio})
-        result.comparisons[0].memory_ratio = Interval(ratio, ratio, ratio)
+        result.comparisons[0].shapes[0].memory_ratio = Interval(ratio, ratio, ratio)
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
         assert claim.verdict is verdict
         assert claim.printed == "28.09 GB → 21.72 GB"

@@ -23,14 +23,14 @@ from sdopt.analysis.ratios import (
 from sdopt.results.comparisons import Comparison, Interval
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import Environment, Status, StudyResult, VariantResult
-from sdopt.results.samples import Measurement, Memory
+from sdopt.results.samples import Measurement, Memory, ShapeSamples
 from tests.records import reconfigure, timed
 
 
 def variant(*processes: Any, name: str = "variant", role: str = "variant", **measured: Any) -> VariantResult:
     """A measured variant: one sequence of latencies for each process."""
     measurements = [
-        Measurement(number, calls=timed([float(s) for s in samples]), **measured)
+        Measurement(number, shapes=[ShapeSamples(calls=timed([float(s) for s in samples]), **measured)])
         for number, samples in enumerate(processes)
     ]
     return VariantResult(name, role, {}, [], RecordedConfig(), status=Status.OK, measurements=measurements)
@@ -202,7 +202,7 @@ class TestBlocks:
         own = [np.full(4, 4.0 / factor) for factor in (1.9, 2.0, 2.1)]
         candidate = variant(*own)
         for measurement, beside in zip(candidate.measurements, before, strict=True):
-            measurement.latency_before_s = measurement.latency_after_s = beside.tolist()
+            measurement.shapes[0].latency_before_s = measurement.shapes[0].latency_after_s = beside.tolist()
         found = speedup(candidate, variant(*before, name="baseline"), 0.95)
         logs = np.log([1.9, 2.0, 2.1])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
@@ -240,7 +240,9 @@ class TestMemory:
     def peaks(*gib: float, cuda: bool = False) -> VariantResult:
         found = variant(*([1.0] for _ in gib))
         for measurement, peak in zip(found.measurements, gib, strict=True):
-            measurement.memory = Memory(0.1, 99.0 if cuda else peak, cuda_peak_allocated_gib=peak if cuda else None)
+            measurement.shapes[0].memory = Memory(
+                0.1, 99.0 if cuda else peak, cuda_peak_allocated_gib=peak if cuda else None
+            )
         return found
 
     def test_ratio_of_peaks_without_an_interval_from_one_process(self) -> None:
@@ -302,9 +304,13 @@ class TestCompare:
         ]
         result = study(baseline, fast, faster, control, comparisons=edges)
         compare(result)
-        assert [edge.speedup and round(edge.speedup.estimate, 6) for edge in edges] == [2, 2, round(2.0 / 2.1, 6)]
+        assert [edge.shapes[0].speedup and round(edge.shapes[0].speedup.estimate, 6) for edge in edges] == [
+            2,
+            2,
+            round(2.0 / 2.1, 6),
+        ]
         assert result.floor == pytest.approx(1.05)
-        assert {edge.floor for edge in edges} == {result.floor}
+        assert {edge.shapes[0].floor for edge in edges} == {result.floor}
 
     @staticmethod
     def compared(candidate: VariantResult) -> Comparison:
@@ -317,7 +323,7 @@ class TestCompare:
         broken = variant([1.0] * 6, name="broken")
         broken.status = Status.KILLED
         edge = self.compared(broken)
-        assert edge.speedup is None
+        assert edge.shapes[0].speedup is None
         assert edge.note == "broken: killed"
 
     @pytest.mark.parametrize(
@@ -333,7 +339,7 @@ class TestCompare:
         other = variant([1.0] * 6, name="other")
         reconfigure(other, section, **{key: value})
         edge = self.compared(other)
-        assert edge.speedup is not None
+        assert edge.shapes[0].speedup is not None
         assert edge.note == f"not the same work: {section}.{key}"
 
     @pytest.mark.parametrize(
@@ -380,7 +386,7 @@ class TestSittings:
         result.baseline = "baseline"
         result.comparisons = [Comparison("candidate", "baseline", "x")]
         compare(result)
-        assert result.comparisons[0].speedup is None
+        assert result.comparisons[0].shapes[0].speedup is None
         assert result.comparisons[0].note == "no session timed a round of both variants"
 
     def test_a_round_that_only_one_side_has_is_left_out(self) -> None:
@@ -391,14 +397,17 @@ class TestSittings:
 
     def test_a_block_that_broke_off_is_paired_with_nothing(self) -> None:
         baseline, candidate = sat((0, [1, 1])), sat((0, [0.5, 0.5]))
-        candidate.measurements[0].latency_before_s = [1.0, 1.0]
+        candidate.measurements[0].shapes[0].latency_before_s = [1.0, 1.0]
         assert speedup(candidate, baseline, 0.95) is None
-        candidate.measurements[0].latency_after_s = [1.0, 1.0]
+        candidate.measurements[0].shapes[0].latency_after_s = [1.0, 1.0]
         assert speedup(candidate, baseline, 0.95) is not None
 
     def test_interleaved_rounds_and_blocks_go_together(self) -> None:
         baseline, candidate = sat((0, [1, 1]), (1, [3, 3])), sat((0, [0.5, 0.5]), (1, [2, 2]))
-        candidate.measurements[1].latency_before_s, candidate.measurements[1].latency_after_s = [2, 2], [8, 8]
+        candidate.measurements[1].shapes[0].latency_before_s, candidate.measurements[1].shapes[0].latency_after_s = (
+            [2, 2],
+            [8, 8],
+        )
         found = speedup(candidate, baseline, 0.95)
         assert found is not None
         assert found.estimate == pytest.approx(2)
@@ -424,7 +433,7 @@ class TestSittings:
         first, second = sat((0, [0.5, 0.5]), name="first"), sat((1, [0.5, 0.5]), name="second")
         edges = [Comparison(name, "baseline", "x") for name in ("first", "second", "control")]
         compare(study(baseline, first, second, control, comparisons=edges))
-        assert [edge.floor for edge in edges] == pytest.approx([1.1, 1.3, math.sqrt(1.1 * 1.3)])
+        assert [edge.shapes[0].floor for edge in edges] == pytest.approx([1.1, 1.3, math.sqrt(1.1 * 1.3)])
 
     def test_latency_is_of_all_rounds(self) -> None:
         found = latency(sat((0, [1, 2]), (1, [3])), "median", 0.95)

@@ -28,7 +28,7 @@ def two_shapes(name: str, main_s: float, further_s: float, role: str = "variant"
     made = variant(*([main_s * (1 + 0.01 * n)] * 4 for n in range(3)), name=name, role=role, memory=Memory(0.0, 1.0))
     for number, measurement in enumerate(made.measurements):
         seconds = [further_s * (1 + 0.02 * number)] * 4
-        measurement.further = [ShapeSamples(calls=timed(seconds), memory=Memory(0.0, 2.0), graphs=2, recompiles=1)]
+        measurement.shapes.append(ShapeSamples(calls=timed(seconds), memory=Memory(0.0, 2.0), graphs=2, recompiles=1))
     reconfigure(made, "workload", size=[64, 96])
     return made
 
@@ -40,7 +40,9 @@ def result() -> StudyResult:
         two_shapes("fast", 1.0, 4.0),
         two_shapes("control", 2.02, 6.3, role="control"),
     ]
-    edges = [Comparison(name, "baseline", "it", further=[ShapeRatios()]) for name in (row.name for row in rows[1:])]
+    edges = [
+        Comparison(name, "baseline", "it", [ShapeRatios(), ShapeRatios()]) for name in (row.name for row in rows[1:])
+    ]
     made = study(*rows, comparisons=edges)
     reconfigure(made, "workload", size=[64, 96])
     compare(made)
@@ -52,7 +54,10 @@ def alone(result: StudyResult, place: int) -> StudyResult:
     rows = []
     for row in result.variants:
         measurements = [
-            Measurement(m.replicate, calls=timed(m.shapes[place].latency_s), memory=m.shapes[place].memory)
+            Measurement(
+                m.replicate,
+                shapes=[ShapeSamples(calls=timed(m.shapes[place].latency_s), memory=m.shapes[place].memory)],
+            )
             for m in row.measurements
         ]
         rows.append(replace(row, measurements=measurements))
@@ -69,8 +74,8 @@ class TestEachShape:
         for edge, expected in zip(result.comparisons, alone(result, place).comparisons, strict=True):
             found = edge.shapes[place]
             assert found.speedup is not None
-            assert (found.speedup, found.memory_ratio) == (expected.speedup, expected.memory_ratio)
-            assert found.floor == expected.floor
+            assert (found.speedup, found.memory_ratio) == (expected.shapes[0].speedup, expected.shapes[0].memory_ratio)
+            assert found.floor == expected.shapes[0].floor
         assert result.at(place).floor == pytest.approx([1.01, 1.05][place])
 
     @pytest.mark.parametrize("place", [0, 1])
@@ -120,7 +125,7 @@ class TestEachShape:
             row.status = row.status.PENDING
         reconfigure(result, "protocol", rounds=4, replicates=3)
         assert not missing_of(result).timed
-        result.variant("fast").measurements[1].further[0].calls.pop()
+        result.variant("fast").measurements[1].shapes[1].calls.pop()
         missing = missing_of(result)
         assert missing.rounds == 1
         assert missing.timed == {("baseline", 1), ("fast", 1), ("control", 1)}
@@ -130,7 +135,7 @@ class TestEachShape:
             for measurement in row.measurements:
                 for samples in measurement.shapes:
                     retime(samples, interference=[Interference(0.0, 0.0)] * 4)
-        result.variant("fast").measurements[0].further[0].calls[2].interference = Interference(0.5, 0.0)
+        result.variant("fast").measurements[0].shapes[1].calls[2].interference = Interference(0.5, 0.0)
         counts = count_rounds(result)
         assert counts is not None
         assert (counts.timed, counts.disturbed) == (4, 1)
@@ -150,11 +155,11 @@ def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
     again = parse_result(to_json(result))
     assert again == result
     assert again.shapes == (SMALL, LARGE)
-    result.variant("fast").measurements[0].further[0].calls[0].seconds = -1.0
-    with pytest.raises(UsageError, match=r"measurements\.0\.further\.0\.calls\.0\.seconds: -1"):
+    result.variant("fast").measurements[0].shapes[1].calls[0].seconds = -1.0
+    with pytest.raises(UsageError, match=r"measurements\.0\.shapes\.1\.calls\.0\.seconds: -1"):
         parse_result(to_json(result))
-    result.variant("fast").measurements[0].further.clear()
-    with pytest.raises(UsageError, match="needs one entry for each further shape"):
+    result.variant("fast").measurements[0].shapes.pop()
+    with pytest.raises(UsageError, match="needs one entry for each shape"):
         parse_result(to_json(result))
     reconfigure(result, "workload", size="large")
     with pytest.raises(UsageError, match=r"size=large: must be a whole number"):

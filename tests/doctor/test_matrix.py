@@ -74,7 +74,7 @@ class TestRecords:
         assert (found.standing, found.why) == (Standing.CANNOT_RUN, "failed: RuntimeError: no kernel")
         bf16.status = Status.NOT_ENGAGED
         for measured in bf16.measurements:
-            measured.evidence = [replace(item, engaged=False) for item in measured.evidence]
+            measured.shapes[0].evidence = [replace(item, engaged=False) for item in measured.shapes[0].evidence]
         found = shown_in([result], SHEETS)[BF16]["CPU"]
         assert found.standing is Standing.REFUTED
         assert "no evidence that it took effect: weights bfloat16" in found.why
@@ -98,7 +98,11 @@ class TestRecords:
     ) -> None:
         edge = result.first_comparison("bfloat16")
         assert edge is not None
-        edge.speedup, edge.memory_ratio, edge.floor = Interval(*speedup), Interval(*memory), 1.05
+        edge.shapes[0].speedup, edge.shapes[0].memory_ratio, edge.shapes[0].floor = (
+            Interval(*speedup),
+            Interval(*memory),
+            1.05,
+        )
         found = shown_in([result], SHEETS)[BF16]["CPU"]
         assert found.standing is standing, found
         assert re.search(rf"speed-up ≈?{speedup[0]:.2f}×", found.why)
@@ -108,7 +112,7 @@ class TestRecords:
         result.variant("bfloat16").status = Status.FAILED
         edge = (other := finished.result).first_comparison("bfloat16")
         assert edge is not None
-        edge.speedup = Interval(2.0)
+        edge.shapes[0].speedup = Interval(2.0)
         for records in ([result, other], [other, result]):
             assert shown_in(records, SHEETS)[BF16]["CPU"].standing is Standing.PROVEN
 

@@ -37,7 +37,7 @@ def ruling(result: StudyResult, name: str) -> Ruling:
 def of_candidate(candidate: VariantResult, **changes: Any) -> StudyResult:
     """A study whose candidate's last process is as `changes` say."""
     for key, value in changes.items():
-        setattr(candidate.measurements[-1], key, value)
+        setattr(candidate.measurements[-1].shapes[0], key, value)
     return study(candidate)
 
 
@@ -73,7 +73,7 @@ class TestTimedAsDrawn:
 
     def test_says_nothing_of_a_candidate_whose_reference_cheats(self) -> None:
         result = study(variant("it"))
-        result.variant("baseline").measurements[0].timed_images = [TimedImage(0, 0, 0.1)]
+        result.variant("baseline").measurements[0].shapes[0].timed_images = [TimedImage(0, 0, 0.1)]
         assert ruling(result, "timed as drawn").verdict is Verdict.NOT_COMPARABLE
 
 
@@ -84,7 +84,10 @@ class TestDisturbed:
         reconfigure(result, "protocol", interference=0.02)
         for row in result.variants:
             for measurement in row.measurements:
-                retime(measurement, interference=[Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)])
+                retime(
+                    measurement.shapes[0],
+                    interference=[Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)],
+                )
         assert judged(result).verdict is verdict
 
     @pytest.mark.parametrize(
@@ -95,7 +98,8 @@ class TestDisturbed:
         reconfigure(result, "protocol", interference=limit)
         for measurement in result.variant("it").measurements:
             retime(
-                measurement, interference=[Interference(0.0, 0.0) if counted else None for _ in measurement.latency_s]
+                measurement.shapes[0],
+                interference=[Interference(0.0, 0.0) if counted else None for _ in measurement.shapes[0].latency_s],
             )
         assert ("nothing counted what other programs took" in judged(result).note) is said
 
@@ -115,8 +119,10 @@ class TestDisturbed:
         for measurement in (m for side in (candidate, reference) for m in side.measurements):
             share = 0.3 if measurement.session == session else 0.0
             # Of the earlier session there are more rounds than of the one that decides.
-            retime(measurement, measurement.latency_s * (1 if measurement.session else 4))
-            retime(measurement, interference=[Interference(share, 0.0) for _ in measurement.latency_s])
+            retime(measurement.shapes[0], measurement.shapes[0].latency_s * (1 if measurement.session else 4))
+            retime(
+                measurement.shapes[0], interference=[Interference(share, 0.0) for _ in measurement.shapes[0].latency_s]
+            )
         assert bool(disturbances(result, candidate, reference)) is disturbed
 
 
@@ -125,7 +131,7 @@ class TestGrowth:
     def test_from_call_to_call(self, mib: float, verdict: Verdict) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            retime(measurement, held_gib=[1 + mib / 1024 * call for call in range(8)])
+            retime(measurement.shapes[0], held_gib=[1 + mib / 1024 * call for call in range(8)])
         assert ruling(study(candidate), "memory growth").verdict is verdict
 
     @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
@@ -133,19 +139,19 @@ class TestGrowth:
         candidate, baseline = variant("it"), variant("baseline", contract="exact")
         for side, step in ((candidate, mib), (baseline, -3.0)):
             for measurement in side.measurements:
-                retime(measurement, held_gib=[1 + step / 1024 * call for call in range(8)])
+                retime(measurement.shapes[0], held_gib=[1 + step / 1024 * call for call in range(8)])
         assert ruling(study(candidate, baseline), "memory growth").verdict is verdict
 
     def test_a_single_step_is_none(self) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            retime(measurement, held_gib=[1.0] * 3 + [1.5] * 5)
+            retime(measurement.shapes[0], held_gib=[1.0] * 3 + [1.5] * 5)
         assert ruling(study(candidate), "memory growth").verdict is Verdict.PASS
 
     def test_fails_closed(self) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            retime(measurement, held_gib=[])
+            retime(measurement.shapes[0], held_gib=[])
         found = ruling(study(candidate), "memory growth")
         assert found.verdict is Verdict.NOT_COMPARABLE
         assert "set protocol.rounds to at least 2" in found.reason
@@ -153,9 +159,9 @@ class TestGrowth:
     def test_the_peak_after_the_last_round_counts(self) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
-            assert measurement.memory
-            measurement.memory_after = replace(measurement.memory, children_peak_gib=1.0)
-        found = study(candidate).comparisons[0].memory_ratio
+            assert measurement.shapes[0].memory
+            measurement.memory_after = replace(measurement.shapes[0].memory, children_peak_gib=1.0)
+        found = study(candidate).comparisons[0].shapes[0].memory_ratio
         assert found is not None
         assert found.estimate == pytest.approx(2, abs=0.01)
 
@@ -163,14 +169,14 @@ class TestGrowth:
 class TestRepeatedPrompts:
     def test_leave_a_gain_unproven(self) -> None:
         candidate = variant("it", seconds=0.05, claims=["latency"])
-        candidate.measurements[-1].calls[0].repeated = True
+        candidate.measurements[-1].shapes[0].calls[0].repeated = True
         result = study(candidate)
         assert ruling(result, "must pay").verdict is Verdict.PASS
         assert ruling(result, "fresh prompts").verdict is Verdict.INCONCLUSIVE
 
     def test_say_nothing_where_no_gain_is_shown(self) -> None:
         candidate = variant("it", claims=["latency"])
-        candidate.measurements[-1].calls[0].repeated = True
+        candidate.measurements[-1].shapes[0].calls[0].repeated = True
         result = study(candidate)
         assert "fresh prompts" not in {each.rule for each in judged(result).rulings}
 
@@ -232,7 +238,10 @@ class TestCores:
         candidate = variant("it")
         candidate.config = replace(candidate.config, hardware=replace(candidate.config.hardware, threads=threads))
         for measurement in candidate.measurements:
-            retime(measurement, interference=[Interference(0.0, 0.0, cores=cores) for _ in measurement.latency_s])
+            retime(
+                measurement.shapes[0],
+                interference=[Interference(0.0, 0.0, cores=cores) for _ in measurement.shapes[0].latency_s],
+            )
         result = study(candidate)
         baseline = result.variant("baseline")
         baseline.config = replace(baseline.config, hardware=candidate.config.hardware)
@@ -274,7 +283,7 @@ class TestStages:
 
     def test_on_a_host_that_is_slow_at_times(self) -> None:
         candidate = variant("it")
-        candidate.measurements[2].calls[3].seconds = 0.17
+        candidate.measurements[2].shapes[0].calls[3].seconds = 0.17
         assert self.said_of(candidate, 0.08) == []
         assert self.said_of(candidate, 0.16)
 
@@ -302,14 +311,14 @@ class TestCheats:
         assert {row.status for row in (result.variant("baseline"), result.control) if row} == {Status.OK}
         assert not [doubt for doubt in doubts_of(result) if "baseline" in doubt]
         for measurement in result.variant("baseline").measurements:
-            assert {image.error for image in measurement.timed_images} == {0.0}
-            assert len(measurement.timed_images) == 2
+            assert {image.error for image in measurement.shapes[0].timed_images} == {0.0}
+            assert len(measurement.shapes[0].timed_images) == 2
             assert len(measurement.pass_s) == len(measurement.pass_held_gib) == 5
-            assert not any(call.repeated for call in measurement.calls)
+            assert not any(call.repeated for call in measurement.shapes[0].calls)
 
     def test_prompts_are_others_in_each_round_and_the_same_for_all(self, cheated: Finished) -> None:
         prompts = {
-            tuple(image.prompt_index for image in measurement.timed_images)
+            tuple(image.prompt_index for image in measurement.shapes[0].timed_images)
             for row in cheated.result.variants
             for measurement in row.measurements
             if row.status is Status.OK
@@ -333,5 +342,5 @@ class TestCheats:
         for row in result.variants:
             for measurement in row.measurements:
                 if row.status is Status.OK:
-                    assert all(call.held_gib for call in measurement.calls)
+                    assert all(call.held_gib for call in measurement.shapes[0].calls)
                     assert measurement.memory_after

@@ -69,7 +69,7 @@ def test_a_score_that_fell_fails(results: tuple[StudyResult, StudyResult]) -> No
 def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult]) -> None:
     later, earlier = results
     for measurement in later.variant("it").measurements:
-        retime(measurement, [2 * seconds for seconds in measurement.latency_s])
+        retime(measurement.shapes[0], [2 * seconds for seconds in measurement.shapes[0].latency_s])
     found = judge_drift(later, earlier, GATE, FIT)
     (ruling,) = [r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL]
     assert ruling.metric == "speedup"
@@ -127,7 +127,10 @@ def test_disturbed_times_of_either_result_decide_nothing(
         reconfigure(result, "protocol", interference=0.02)
         for row in result.variants:
             for measurement in row.measurements:
-                retime(measurement, interference=[Interference(0.3, 0.0) for _ in measurement.latency_s])
+                retime(
+                    measurement.shapes[0],
+                    interference=[Interference(0.3, 0.0) for _ in measurement.shapes[0].latency_s],
+                )
     found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
     [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]
@@ -138,7 +141,7 @@ def test_disturbed_times_of_either_result_decide_nothing(
 def test_timed_calls_that_draw_other_images_do_not_pass(
     results: tuple[StudyResult, StudyResult], number: int, verdict: Verdict
 ) -> None:
-    results[number].variant("it").measurements[0].timed_images = [TimedImage(0, 0, 0.1)]
+    results[number].variant("it").measurements[0].shapes[0].timed_images = [TimedImage(0, 0, 0.1)]
     found = {judgement.candidate: judgement.verdict for judgement in judge_drift(*results, GATE, FIT)}
     assert found == {"baseline": Verdict.PASS, "it": verdict}
 

@@ -1,16 +1,13 @@
 """Rules against harm that a mean, a median or rounding to bytes hides, and gains that nothing explains."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from sdopt.results.samples import Measurement
 from sdopt.results.scores import Score, Spread
 from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
-from tests.records import retime, timed
+from tests.records import retime
 from tests.trial.tails import Slow, verdicts_of
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
@@ -73,7 +70,7 @@ class TestTail:
         candidate = variant("it", contract="exact")
         for process, rounds in slow.items():
             for number in rounds:
-                candidate.measurements[process].calls[number].seconds *= times
+                candidate.measurements[process].shapes[0].calls[number].seconds *= times
         found = verdict(study(candidate), self.RULE, contract="exact")
         return next(r for r in found.rulings if r.metric == "tail_ratio")
 
@@ -90,11 +87,11 @@ class TestTail:
 
     def test_a_round_that_others_disturbed_does_not_count(self) -> None:
         candidate = variant("it", contract="exact")
-        candidate.measurements[0].calls[3].seconds *= 3
+        candidate.measurements[0].shapes[0].calls[3].seconds *= 3
         result = study(candidate)
         for row in result.variants:
             for measurement in row.measurements:
-                retime(measurement, left_out=[3])
+                retime(measurement.shapes[0], left_out=[3])
         found = verdict(result, self.RULE, contract="exact")
         assert found.verdict is Verdict.PASS
 
@@ -112,7 +109,7 @@ class TestEvidence:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
         for measurement in fast.measurements:
-            measurement.traced = {"operators": 1.0}
+            measurement.shapes[0].traced = {"operators": 1.0}
         ruling = paying(judged(fast)["fast"])
         assert ruling.verdict is Verdict.INCONCLUSIVE
         assert "sdopt's own trace shows the same" in ruling.because
@@ -120,16 +117,16 @@ class TestEvidence:
     def test_a_gain_without_a_trace_is_unproven(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         for measurement in fast.measurements:
-            measurement.traced = {}
+            measurement.shapes[0].traced = {}
         assert "no trace" in paying(judged(fast)["fast"]).because
 
     def test_what_two_baselines_differ_by_explains_nothing(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
-        fast.measurements[0].traced = {"operators": 1.0, "by chance": 3.0}
+        fast.measurements[0].shapes[0].traced = {"operators": 1.0, "by chance": 3.0}
         result = study(fast)
         control = result.control
         assert control is not None
-        control.measurements[0].traced = {"operators": 1.0, "by chance": 2.0}
+        control.measurements[0].shapes[0].traced = {"operators": 1.0, "by chance": 2.0}
         found = verdict(result, Rule("speedup", "at_least", limit=0.5))
         assert paying(found).verdict is Verdict.INCONCLUSIVE
 
@@ -138,7 +135,7 @@ class TestEvidence:
         rule = Rule("mse", "exact")
         attached, other = variant("attached", contract="exact"), variant("other", contract="exact")
         for measurement in attached.measurements:
-            measurement.traced = {"operators": 1.0}
+            measurement.shapes[0].traced = {"operators": 1.0}
         exact = Score(0.0, [0.0] * PROMPTS)
         found = verdict(study(attached, mse=exact), rule, contract="exact")
         [ruling] = [r for r in found.rulings if r.rule == "engaged"]
@@ -150,15 +147,14 @@ class TestEvidence:
 
     def test_less_memory_is_a_change_by_itself(self) -> None:
         small = variant("small", memory=0.5, claims=["memory"])
-        small.measurements = [replace(each, traced={"operators": 1.0}) for each in small.measurements]
+        for measurement in small.measurements:
+            measurement.shapes[0].traced = {"operators": 1.0}
         assert paying(judged(small)["small"]).verdict is Verdict.PASS
 
     def test_compiled_graphs_count(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
-        fast.measurements[0] = Measurement(
-            0, calls=timed(fast.measurements[0].latency_s), memory=fast.measurements[0].memory, graphs=2,
-            traced={"operators": 1.0},
-        )  # fmt: skip
+        samples = fast.measurements[0].shapes[0]
+        samples.graphs, samples.traced = 2, {"operators": 1.0}
         assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
 
 
@@ -166,7 +162,7 @@ def test_an_interval_that_leaves_a_gain_open_is_unproven() -> None:
     option = variant("it", claims=["latency"])
     random = np.random.default_rng(1)
     for measurement, level in zip(option.measurements, (0.93, 1.0, 1.07), strict=True):
-        retime(measurement, (0.1 * level * np.exp(0.01 * random.standard_normal(8))).tolist())
+        retime(measurement.shapes[0], (0.1 * level * np.exp(0.01 * random.standard_normal(8))).tolist())
     ruling = paying(judged(option)["it"])
     assert ruling.verdict is Verdict.INCONCLUSIVE
     assert "straddles a gain" in ruling.reason

@@ -50,10 +50,14 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
     measurements = [
         Measurement(
             number,
-            calls=timed(seconds * np.exp(0.01 * random.standard_normal(8)), held_gib=[1.0] * 8),
-            memory=Memory(1.0, fields.get("memory", 1.0) * math.exp(0.001 * random.standard_normal())),
-            traced={"operators": 1.0 if role == "control" or name == "baseline" else 2.0},
-            timed_images=[TimedImage(0, 0, 0.0)],
+            shapes=[
+                ShapeSamples(
+                    calls=timed(seconds * np.exp(0.01 * random.standard_normal(8)), held_gib=[1.0] * 8),
+                    memory=Memory(1.0, fields.get("memory", 1.0) * math.exp(0.001 * random.standard_normal())),
+                    traced={"operators": 1.0 if role == "control" or name == "baseline" else 2.0},
+                    timed_images=[TimedImage(0, 0, 0.0)],
+                )
+            ],
         )
         for number in range(3)
     ]
@@ -328,7 +332,7 @@ class TestItMustPay:
         result = study(variant("it", seconds=0.098, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         for row in result.variants:
             for number, measurement in enumerate(row.measurements):
-                retime(measurement, [s * 1.15**number for s in measurement.latency_s])
+                retime(measurement.shapes[0], [s * 1.15**number for s in measurement.shapes[0].latency_s])
         compare(result)
         found = verdict(result, Rule("mse", "exact"))
         assert found.verdict is Verdict.INCONCLUSIVE
@@ -339,7 +343,7 @@ class TestItMustPay:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         for row in result.variants:
             row.measurements = row.measurements[:1]
-            retime(row.measurements[0], row.measurements[0].latency_s * 100)
+            retime(row.measurements[0].shapes[0], row.measurements[0].shapes[0].latency_s * 100)
         compare(result)
         found = verdict(result, Rule("mse", "exact"), Rule("speedup", "at_least", limit=0.95))
         assert found.verdict is Verdict.INCONCLUSIVE
@@ -358,7 +362,7 @@ class TestItMustPay:
         for row in result.variants:
             for measurement in row.measurements:
                 peak = 1.0 + (change_mib / 1024 if row.name == "it" else 0)
-                measurement.memory = Memory(0.1, 9.0, cuda_peak_allocated_gib=peak)
+                measurement.shapes[0].memory = Memory(0.1, 9.0, cuda_peak_allocated_gib=peak)
         compare(result)
         ruling = paying(verdict(result))
         fast = seconds < 0.1
@@ -383,7 +387,8 @@ class TestItMustPay:
         options = [variant(f"idle {number}", seconds=0.1, claims=["latency"]) for number in range(9)]
         lucky = variant("lucky", claims=["latency"])
         lucky.measurements = [
-            Measurement(n, calls=timed([0.0955 + 0.0012 * n] * 8), traced={"operators": 2}) for n in range(3)
+            Measurement(n, shapes=[ShapeSamples(calls=timed([0.0955 + 0.0012 * n] * 8), traced={"operators": 2})])
+            for n in range(3)
         ]
         assert paying(judged(lucky)["lucky"]).verdict is Verdict.PASS
         found = judged(lucky, *options)
@@ -403,7 +408,7 @@ class TestItMustPay:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         for row in result.variants:
             row.measurements = row.measurements[:1]
-            retime(row.measurements[0], row.measurements[0].latency_s[:4])
+            retime(row.measurements[0].shapes[0], row.measurements[0].shapes[0].latency_s[:4])
         compare(result)
         assert verdict(result, Rule("mse", "exact")).verdict is Verdict.INCONCLUSIVE
 
@@ -466,11 +471,12 @@ class TestLooks:
     @staticmethod
     def extend(result: StudyResult) -> None:
         """Three more processes of each variant."""
+
+        def again(m: Measurement, seconds: list[float]) -> Measurement:
+            return replace(m, replicate=m.replicate + 3, shapes=[replace(m.shapes[0], calls=timed(seconds))])
+
         for row in result.variants:
-            more = [
-                replace(m, replicate=m.replicate + 3, calls=timed([1.01 * s for s in m.latency_s]))
-                for m in row.measurements[-3:]
-            ]
+            more = [again(m, [1.01 * s for s in m.shapes[0].latency_s]) for m in row.measurements[-3:]]
             row.measurements += more
         compare(result)
 
@@ -621,7 +627,7 @@ class TestCodesAndReports:
     def test_in_a_sweep_a_regression_counts_most(self, verdict: Verdict, errors: list[int], code: int) -> None:
         job = study(variant("it"))
         for edge in job.comparisons:
-            edge.speedup = Interval(1.0)
+            edge.shapes[0].speedup = Interval(1.0)
         job.judgements = [Judgement("it", "baseline", "", Contract.EXACT, verdict, [])]
         reconfigure(job, "gate", rules={"exact": [Rule("max_abs")]})
         failed = {str(number): JobError(error, ["why"]) for number, error in enumerate(errors, start=1)}
@@ -685,9 +691,9 @@ class TestSeveralShapes:
                 seconds = 0.4 / further if row.name == "fast" else 0.4
                 spread = np.random.default_rng(zlib.crc32(f"{row.name} {measurement.replicate}".encode()))
                 times = (seconds * np.exp(0.01 * spread.standard_normal(8))).tolist()
-                measurement.further = [ShapeSamples(calls=timed(times), memory=Memory(1.0, 1.0))]
+                measurement.shapes.append(ShapeSamples(calls=timed(times), memory=Memory(1.0, 1.0)))
         for edge in made.comparisons:
-            edge.further = [ShapeRatios()]
+            edge.shapes.append(ShapeRatios())
         compare(made)
         return made
 

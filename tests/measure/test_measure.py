@@ -299,8 +299,8 @@ class TestMetrics:
         assert found["compute/achieved_tflops"] == pytest.approx(
             found["compute/tflop_per_image"] * found["throughput/images_per_s"]
         )
-        assert found["speedup"] == result.comparisons[1].speedup.estimate  # type: ignore[union-attr]
-        assert found["memory_ratio"] == result.comparisons[1].memory_ratio.estimate  # type: ignore[union-attr]
+        assert found["speedup"] == result.comparisons[1].shapes[0].speedup.estimate  # type: ignore[union-attr]
+        assert found["memory_ratio"] == result.comparisons[1].shapes[0].memory_ratio.estimate  # type: ignore[union-attr]
         assert found["stage/vae_decoder_ms"] > 0
         assert found["latency/cold_start_s"] > 0
         assert not [name for name in found if name.startswith(("energy/", "cost/", "compile/"))]
@@ -310,7 +310,7 @@ class TestMetrics:
         row = result.variant("baseline")
         reconfigure(row, "hardware", price_per_hour=3.6)
         for measurement in row.measurements:
-            retime(measurement, [2.0])
+            retime(measurement.shapes[0], [2.0])
         assert flat_figures(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
 
     def test_of_one_that_was_skipped_there_are_none(self, result: StudyResult) -> None:
@@ -323,5 +323,5 @@ class TestMetrics:
     def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
         """Half a measurement would rank it beside those that were measured whole."""
         row = result.variant("bfloat16")
-        row.status, row.measurements[0].calls = Status.FAILED, row.measurements[0].calls[:2]
+        row.status, row.measurements[0].shapes[0].calls = Status.FAILED, row.measurements[0].shapes[0].calls[:2]
         assert flat_figures(result, row) == {}

@@ -46,7 +46,7 @@ class TestSandbox:
     def test_a_study_without_peaks_has_no_ratios_and_a_table(self, result: StudyResult) -> None:
         for row in result.variants:
             for measured in row.measurements:
-                measured.memory = measured.memory_after = Memory(0.1, None)
+                measured.shapes[0].memory = measured.memory_after = Memory(0.1, None)
         result = parse_result(to_json(result))
         assert memory_ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
         assert all(row.memory == "" for row in rows_of(result))

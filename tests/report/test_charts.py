@@ -61,8 +61,8 @@ class TestForest:
     def test_the_fastest_comes_first_and_the_control_last(self, result: StudyResult) -> None:
         speeds = {"bfloat16": 1.2, "batches of four": 1.5}
         for edge in result.comparisons:
-            if edge.speedup:
-                edge.speedup = Interval(speeds.get(edge.candidate, 2.0), 1.1, 3.0)
+            if edge.shapes[0].speedup:
+                edge.shapes[0].speedup = Interval(speeds.get(edge.candidate, 2.0), 1.1, 3.0)
         assert [row["name"] for row in rows(forest(result))] == [
             "batches of four",
             "bfloat16",
@@ -86,7 +86,7 @@ class TestForest:
 
     def test_without_a_speedup_there_is_none(self, result: StudyResult) -> None:
         for edge in result.comparisons:
-            edge.speedup = None
+            edge.shapes[0].speedup = None
         assert forest(result) is None
 
 
@@ -95,8 +95,8 @@ class TestWaterfall:
         self, result: StudyResult, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         half, four = result.comparisons[:2]
-        half.speedup, half.floor = Interval(2.0, 1.8, 2.2), 1.0
-        four.speedup, four.floor, four.reference = Interval(0.5, 0.4, 0.6), 1.0, half.candidate
+        half.shapes[0].speedup, half.shapes[0].floor = Interval(2.0, 1.8, 2.2), 1.0
+        four.shapes[0].speedup, four.shapes[0].floor, four.reference = Interval(0.5, 0.4, 0.6), 1.0, half.candidate
         assert [(step.start, step.end) for step in steps_of(result)] == [(1.0, 2.0), (2.0, 1.0)]
         assert steps_of(result)[1].bounds == (0.8, 1.2)
         four.reference = "TensorFloat-32"
@@ -140,7 +140,7 @@ class TestBreakEven:
         for edge in result.comparisons:
             edge.break_even = None
         assert break_even_plot(result) is None
-        half.speedup, half.floor = Interval(1.5, 0.9, 2.5), 1.01
+        half.shapes[0].speedup, half.shapes[0].floor = Interval(1.5, 0.9, 2.5), 1.01
         half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, None, 0.95)
         four.break_even = BreakEven(4.5, 0.5, 1.0, 3.0)
         [row] = rows(break_even_plot(result))
@@ -166,7 +166,7 @@ class TestTradeoff:
 
     def test_the_verdict_is_the_answers(self, result: StudyResult) -> None:
         half = result.comparisons[0]
-        half.speedup, half.floor, half.quality = Interval(2.0, 1.9, 2.1), 1.01, {"ssim": Score(0.9)}
+        half.shapes[0].speedup, half.shapes[0].floor, half.quality = Interval(2.0, 1.9, 2.1), 1.01, {"ssim": Score(0.9)}
         [view] = tradeoffs(result)
         assert {name: kind for _, name, kind in view.legend}["bfloat16"] == "worth it"
         result.variant("bfloat16").status = Status.NOT_ENGAGED
@@ -178,10 +178,10 @@ class TestTimes:
     def test_every_call_is_there_and_says_whether_it_decides(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", interference=0.02)
         first = result.variant("baseline").measurements[0]
-        retime(first, interference=[Interference(share, 0.0) for share in (0.0, 0.5, 0.3, 0, 0, 0)])
-        retime(first, left_out=[1])
+        retime(first.shapes[0], interference=[Interference(share, 0.0) for share in (0.0, 0.5, 0.3, 0, 0, 0)])
+        retime(first.shapes[0], left_out=[1])
         calls = rows(rounds_plot(result))
-        assert len(calls) == sum(len(m.latency_s) for v in result.variants for m in v.measurements)
+        assert len(calls) == sum(len(m.shapes[0].latency_s) for v in result.variants for m in v.measurements)
         mine = [call for call in calls if call["variant"] == "baseline" and call["process"] == 1]
         assert [call["kind"] for call in mine][:4] == [
             "decides",

@@ -72,7 +72,7 @@ def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def full(result: StudyResult) -> StudyResult:
     """A study that has something to show in every section."""
     half, four = result.comparisons[:2]
-    half.speedup, half.floor = Interval(1.5, 1.4, 1.6, 0.95, 3, "process"), 1.01
+    half.shapes[0].speedup, half.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95, 3, "process"), 1.01
     for edge, worse in ((half, 0.1), (four, 0.2)):
         edge.quality = {
             "psnr_db": Score(40.0 - 100 * worse),
@@ -216,7 +216,7 @@ class TestClosed:
 
 def nothing_compared(result: StudyResult) -> None:
     for edge in result.comparisons:
-        edge.speedup = edge.memory_ratio = edge.break_even = edge.floor = None
+        edge.shapes[0].speedup = edge.shapes[0].memory_ratio = edge.break_even = edge.shapes[0].floor = None
     result.floor = None
 
 
@@ -236,7 +236,7 @@ def interrupted(result: StudyResult) -> None:
         variant.status = Status.INTERRUPTED
         variant.measurements = variant.measurements[:1]
         for measurement in variant.measurements:
-            measurement.stages_s, measurement.memory = {}, None
+            measurement.stages_s, measurement.shapes[0].memory = {}, None
 
 
 def scores_without_figures(result: StudyResult) -> None:
@@ -332,9 +332,9 @@ def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
     for variant in result.variants:
         reconfigure(variant, "workload", batch_size=[1, 4])
         for measurement in variant.measurements:
-            measurement.further = [ShapeSamples(calls=timed([3 * each for each in measurement.latency_s]))]
+            measurement.shapes.append(ShapeSamples(calls=timed([3 * each for each in measurement.shapes[0].latency_s])))
     for edge in result.comparisons:
-        edge.further = [ShapeRatios(speedup=Interval(1.4, 1.3, 1.5))]
+        edge.shapes.append(ShapeRatios(speedup=Interval(1.4, 1.3, 1.5)))
     root = parsed(html_page(study_page(result, finished.folder)))
     [latency] = [section for section in every(root, "section") if section.get("id") == "latency"]
     assert [text(option) for option in every(latency, "option")] == 2 * ["32×32, batch 1", "32×32, batch 4"]

@@ -110,7 +110,7 @@ class TestPlots:
         shown = {}
         for name, interval in (("gain", Interval(2.0, 1.8, 2.2)), ("loss", Interval(0.5, 0.4, 0.6)), ("", Interval(1))):
             for edge in result.comparisons:
-                edge.speedup, edge.floor = interval, 1.01
+                edge.shapes[0].speedup, edge.shapes[0].floor = interval, 1.01
             picture = opened(study_plot(result))
             # Without the legend, which has all of them.
             shown[name] = set(picture.crop((0, 110, *picture.size)).getdata())
@@ -126,7 +126,7 @@ class TestPlots:
 
     def test_without_figures_there_is_none(self, result: StudyResult) -> None:
         for edge in result.comparisons:
-            edge.speedup = None
+            edge.shapes[0].speedup = None
         for row in result.variants:
             row.measurements = []
         assert study_plot(result) is tradeoff_picture(result) is stages_picture(result) is None

@@ -12,7 +12,7 @@ from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_ma
 from sdopt.report.quality import quality_columns, quality_heading, quality_rows
 from sdopt.report.rows import rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
-from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.results.records import Schedule, Status, StudyResult
 from sdopt.results.samples import Evidence
 from sdopt.results.scores import Score
@@ -40,7 +40,7 @@ def twice_compared(result: StudyResult) -> None:
     """Compares bfloat16 with another variant too, to whose images its own are less alike."""
     edge = result.comparisons[0]
     edge.quality = {"psnr_db": Score(40.0)}
-    again = Comparison("bfloat16", "batches of four", "nothing", speedup=Interval(2.0), floor=1.1)
+    again = Comparison("bfloat16", "batches of four", "nothing", shapes=[ShapeRatios(speedup=Interval(2.0), floor=1.1)])
     again.quality = {"psnr_db": Score(20.0)}
     result.comparisons.append(again)
 
@@ -61,9 +61,8 @@ class TestRows:
         assert rows_of(result)[-1].variant == "bfloat16"
 
     def test_a_variant_that_is_compared_twice_has_two(self, result: StudyResult) -> None:
-        edge = result.comparisons[0]
         result.comparisons.append(
-            type(edge)("bfloat16", "batches of four", "nothing", speedup=Interval(2.0), floor=1.1)
+            Comparison("bfloat16", "batches of four", "nothing", [ShapeRatios(Interval(2.0), floor=1.1)])
         )
         rows = [row for row in rows_of(result) if row.variant == "bfloat16"]
         assert [row.reference for row in rows] == ["baseline", "batches of four"]
@@ -83,12 +82,12 @@ class TestRows:
     def test_latency_has_three_digits_and_a_unit(self, result: StudyResult, seconds: float, shown: str) -> None:
         baseline = result.variant("baseline")
         baseline.measurements = baseline.measurements[:1]
-        retime(baseline.measurements[0], [seconds])
+        retime(baseline.measurements[0].shapes[0], [seconds])
         assert rows_of(result)[0].latency == shown
 
     def test_figures_have_their_intervals(self, result: StudyResult) -> None:
         edge = result.comparisons[0]
-        edge.speedup, edge.floor = Interval(1.5, 1.25, 1.75, 0.95, 6), 1.01
+        edge.shapes[0].speedup, edge.shapes[0].floor = Interval(1.5, 1.25, 1.75, 0.95, 6), 1.01
         row = rows_of(result)[1]
         assert row.speedup == "1.50× [1.25, 1.75]"
         assert re.fullmatch(r"[\d.]+ m?s \[[\d.]+, [\d.]+\]", row.latency)
@@ -97,7 +96,7 @@ class TestRows:
     @pytest.mark.parametrize(("estimate", "marked"), [(1.05, True), (0.96, True), (1.2, False), (0.8, False)])
     def test_what_is_within_the_floor_is_marked(self, result: StudyResult, estimate: float, marked: bool) -> None:
         edge = result.comparisons[0]
-        edge.speedup, edge.floor = Interval(estimate), 1.06
+        edge.shapes[0].speedup, edge.shapes[0].floor = Interval(estimate), 1.06
         assert rows_of(result)[1].speedup.startswith("≈") is marked
 
     def test_a_reason_stands_where_there_is_no_figure(self, result: StudyResult) -> None:
@@ -106,7 +105,7 @@ class TestRows:
         assert "needs a CUDA device" in row.evidence
 
     def test_the_evidence_is_that_of_the_credited_option(self, result: StudyResult) -> None:
-        result.variant("bfloat16").measurements[0].evidence = [
+        result.variant("bfloat16").measurements[0].shapes[0].evidence = [
             Evidence("precision", "bf16", True, "products in bfloat16"),
             Evidence("attention", "default", True, "some kernel"),
         ]
@@ -174,13 +173,13 @@ class TestTerminal:
 
     def test_says_the_floors_by_which_speedups_are_marked(self, result: StudyResult) -> None:
         """A study that was resumed has one for each set of sessions."""
-        edge, other, *_ = [edge for edge in result.comparisons if edge.speedup]
+        edge, other, *_ = [edge for edge in result.comparisons if edge.shapes[0].speedup]
         for each in result.comparisons:
-            each.floor = 1.02
-        edge.speedup = other.speedup = Interval(1.05, 1.04, 1.06)
+            each.shapes[0].floor = 1.02
+        edge.shapes[0].speedup = other.shapes[0].speedup = Interval(1.05, 1.04, 1.06)
         assert "differed by 2.0 %; ≈ marks" in " ".join(rendered(result, 100).split())
         assert "A/A floor" in str(forest(result))
-        edge.floor = 1.08
+        edge.shapes[0].floor = 1.08
         shown = {row.variant: row.speedup for row in rows_of(result)}
         assert (shown[edge.candidate][0], shown[other.candidate][0]) == ("≈", "1")
         said = " ".join(rendered(result, 100).split())

@@ -38,8 +38,8 @@ def test_a_study_is_kept_whole(finished: Finished, result: StudyResult) -> None:
 
 
 def test_figures_that_are_no_numbers_do_not_make_it_unreadable(result: StudyResult, tmp_path: Path) -> None:
-    result.comparisons[0].speedup.low = float("nan")  # type: ignore[union-attr]
-    result.variants[0].measurements[0].evidence[0].facts["ratio"] = float("inf")
+    result.comparisons[0].shapes[0].speedup.low = float("nan")  # type: ignore[union-attr]
+    result.variants[0].measurements[0].shapes[0].evidence[0].facts["ratio"] = float("inf")
     write_result(result, tmp_path)
     assert read_result(tmp_path).comparisons[0].candidate == result.comparisons[0].candidate
 

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from sdopt.gate.judge import judge
 from sdopt.results.comparisons import Effect, Interval, ShapeRatios
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import Precision, StudyResult, VariantResult
-from sdopt.results.samples import GpuState, Interference, Measurement, ShapeSamples, TimedImage
+from sdopt.results.samples import GpuState, Interference, Measurement, TimedImage
 from tests.records import reconfigure
 
 RESULT = Path(__file__).with_name("result.json")
@@ -48,7 +48,7 @@ def _whole() -> bytes:
     result.sessions[0].disturbed_by = ["another study"]
     result.precision = Precision({result.candidates[0].name: 3}, granted=3, stopped="the budget was spent")
     for comparison in result.comparisons:
-        comparison.further = [ShapeRatios()]
+        comparison.shapes.append(ShapeRatios())
     compare(result)
     result.effects = [Effect(("precision=bf16",), Interval(1.1), Interval(1.0), ["layout=channels_last"])]
     judge(result, result.config.gate, Fit())
@@ -59,13 +59,12 @@ def _whole() -> bytes:
 
 def _complete(measurement: Measurement) -> None:
     """Fills in whatever may be measured, and a second shape."""
-    for call in measurement.calls:
+    for call in measurement.shapes[0].calls:
         call.held_gib, call.interference = 0.1, Interference(0.0, 0.0, cpu_mhz=2000.0, cores=1.0)
         call.gpu = GpuState(1000, 1000, 50, 100.0, 200.0, ["power"], 0.0)
-    call.left_out, measurement.traced = True, {"kernels": 1.0}
-    own = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
-    measurement.further = [ShapeSamples(**own)]
-    measurement.timed_images, measurement.memory_after = [TimedImage(0, 0, 0.0)], measurement.memory
+    call.left_out, measurement.shapes[0].traced = True, {"kernels": 1.0}
+    measurement.shapes.append(replace(measurement.shapes[0]))
+    measurement.shapes[0].timed_images, measurement.memory_after = [TimedImage(0, 0, 0.0)], measurement.shapes[0].memory
     measurement.energy_j = [1.0]
     measurement.pass_s, measurement.pass_held_gib = [call.seconds] * 10, [0.1] * 10
 

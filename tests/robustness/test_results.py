@@ -77,6 +77,9 @@ def wrong_for(path: Path_) -> Any:
     return WRONG[KEYS.index(path) % len(WRONG)]
 
 
+FIRST_CALL = ("variants", 0, "measurements", 0, "shapes", 0, "calls", 0)
+
+
 @pytest.mark.parametrize("path", KEYS[:: len(KEYS) // 60], ids=lambda path: ".".join(map(str, path)))
 def test_any_key_may_be_wrong(path: Path_) -> None:
     answer_to(replaced(DOCUMENT, path, wrong_for(path)))
@@ -115,11 +118,11 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
             "promises.a.contract: Input",
         ),
         (("judgements", 0, "contract"), "[/]", "judgements.0.contract: Input should be"),
-        (("variants", 0, "measurements", 0, "calls", 0, "seconds"), 0.0, "calls.0.seconds: 0.0 is not a possible time"),
-        (("variants", 0, "measurements", 0, "calls", 0, "round"), -1, "calls.0.round: -1 is not the number of a round"),
+        ((*FIRST_CALL, "seconds"), 0.0, "calls.0.seconds: 0.0 is not a possible time"),
+        ((*FIRST_CALL, "round"), -1, "calls.0.round: -1 is not the number of a round"),
         (("variants", 0, "measurements", 0, "session"), 5, "session: no session has this number"),
         (("variants", 1, "config", "workload", "batch_size"), 1, "variants.1.config.workload: has other shapes than"),
-        (("variants", 0, "measurements", 0, "calls", 0, "held_gib"), math.inf, "calls: holds what is not a finite"),
+        ((*FIRST_CALL, "held_gib"), math.inf, "calls: holds what is not a finite"),
         (("looks", 0, "allowed"), 0, "looks.0.allowed=0: must be at least 1 and at most 1000"),
         (("judgements", 0, "gains"), ["speedup"], "judgements.0.gains: the comparison has no speedup"),
         (("judgements", 0, "claims"), {"luck": 0.1}, "judgements.0.claims.luck: choose one of speedup, memory_ratio"),
@@ -133,7 +136,7 @@ def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> Non
 
 
 def test_a_process_that_timed_nothing_has_a_session_too() -> None:
-    untimed = {"replicate": 0, "session": 7, "further": [{}]}
+    untimed = {"replicate": 0, "session": 7, "shapes": [{}, {}]}
     damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0), untimed)
     assert "session: no session has this number" in str(answer_to(damaged))
 
@@ -258,7 +261,7 @@ def test_a_command_line_that_is_damaged(content: str, tmp_path: Path) -> None:
 
 def test_times_that_are_none_at_all_are_refused() -> None:
     for wrong in (math.inf, -1.0, 0.0):
-        damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0, "cold_start_s"), wrong)
+        damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0, "shapes", 0, "cold_start_s"), wrong)
         assert answer_to(damaged)
 
 

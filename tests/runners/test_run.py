@@ -232,7 +232,7 @@ class TestObjective:
         finished = sdopt(
             tmp_path, "run", self.SPY, *SMOKE, "grad_mode=inference_mode", "objective=[latency/mean_s,nonsense]"
         )
-        samples = finished.result.variant("grad_mode=inference_mode").measurements[0].latency_s
+        samples = finished.result.variant("grad_mode=inference_mode").measurements[0].shapes[0].latency_s
         [(latency, nonsense)] = values
         assert latency == pytest.approx(sum(samples) / 2)
         assert math.isnan(nonsense)

@@ -135,7 +135,7 @@ class TestSearch:
         judged = read_result(searched.folder / FINAL)
         [finalist] = judged.candidates
         for measurement in finalist.measurements:
-            retime(measurement, [0.1 * seconds for seconds in measurement.latency_s])
+            retime(measurement.shapes[0], [0.1 * seconds for seconds in measurement.shapes[0].latency_s])
         compare(judged)
         write_result(judged, searched.folder / FINAL)
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")

@@ -29,7 +29,11 @@ from tests.records import reconfigure
 
 def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]]:
     """Raw samples by variant, session and replicate."""
-    return {(row.name, m.session, m.replicate): tuple(m.latency_s) for row in result.variants for m in row.measurements}
+    return {
+        (row.name, m.session, m.replicate): tuple(m.shapes[0].latency_s)
+        for row in result.variants
+        for m in row.measurements
+    }
 
 
 def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str, processes: int = 2) -> StudyResult:
@@ -63,14 +67,14 @@ def assert_whole(result: StudyResult, rounds: int) -> None:
         assert row.tflop_per_image
         if row.name != result.baseline:
             assert paired_rounds(row, result.variant(result.baseline), 0) >= rounds
-    assert all(edge.speedup is not None for edge in result.comparisons)
+    assert all(edge.shapes[0].speedup is not None for edge in result.comparisons)
     assert missing_of(result).variants == frozenset()
 
 
 KILLED_WHEN: dict[str, Callable[[StudyResult], bool]] = {
     "loading": lambda result: len(result.sessions) == 1,
-    "the solo pass": lambda result: any(m.cold_start_s for m in measured(result)),
-    "the rounds": lambda result: min((len(m.latency_s) for m in measured(result)), default=0) > 1,
+    "the solo pass": lambda result: any(m.shapes[0].cold_start_s for m in measured(result)),
+    "the rounds": lambda result: min((len(m.shapes[0].latency_s) for m in measured(result)), default=0) > 1,
     "the evidence": lambda result: any(m.complete for m in measured(result)),
 }
 SLOW = ("loading", "the solo pass", "the evidence")
@@ -95,8 +99,8 @@ class TestKilled:
         assert resumed.result.id == before.id
         assert samples(resumed.result).items() >= samples(before).items()
         again = [m for m in measured(resumed.result) if m.session == 1]
-        done = min(len(m.latency_s) for m in measured(before))
-        assert max(len(m.latency_s) for m in again) == rounds - done
+        done = min(len(m.shapes[0].latency_s) for m in measured(before))
+        assert max(len(m.shapes[0].latency_s) for m in again) == rounds - done
         if point == "the evidence":
             # All rounds were there: nothing is timed again, and nobody shows evidence again who has.
             assert {row.name for row in resumed.result.variants for m in row.measurements if m.session == 1} == {
@@ -110,7 +114,9 @@ class TestKilled:
         study += ["study=one_at_a_time", "study.options=[grad_mode:inference_mode,attention:math]", "protocol.rounds=6"]
 
         def in_second_block(result: StudyResult) -> bool:
-            return any(m.latency_after_s for m in result.variants[-1].measurements)  # the control is measured first
+            return any(
+                m.shapes[0].latency_after_s for m in result.variants[-1].measurements
+            )  # the control is measured first
 
         before = killed_when(in_second_block, tmp_path, *study)
         [folder] = tmp_path.glob("outputs/runs/*/*")
@@ -337,9 +343,12 @@ class TestExtended:
         assert samples(result).items() > samples(before).items()
         for row in result.variants:
             assert row.status is Status.OK, row.reason
-            assert [(m.replicate, m.session, len(m.latency_s)) for m in row.measurements] == [(0, 0, 2), (1, 1, 2)]
+            assert [(m.replicate, m.session, len(m.shapes[0].latency_s)) for m in row.measurements] == [
+                (0, 0, 2),
+                (1, 1, 2),
+            ]
             assert row.config.protocol == result.config.protocol
-        assert all(edge.speedup is not None and edge.speedup.n == 2 for edge in result.comparisons)
+        assert all(edge.shapes[0].speedup is not None and edge.shapes[0].speedup.n == 2 for edge in result.comparisons)
         # The extension has become the study's own.
         assert "already complete" in resume(folder).out
 
@@ -347,7 +356,10 @@ class TestExtended:
         extended = resume(folder, "protocol.rounds=3")
         assert extended.code == 0, extended.shown
         for row in extended.result.variants:
-            assert [(m.replicate, m.session, len(m.latency_s)) for m in row.measurements] == [(0, 0, 2), (0, 1, 1)]
+            assert [(m.replicate, m.session, len(m.shapes[0].latency_s)) for m in row.measurements] == [
+                (0, 0, 2),
+                (0, 1, 1),
+            ]
 
     @pytest.mark.slow
     def test_by_prompts(self, tmp_path: Path) -> None:
@@ -509,13 +521,13 @@ class TestMissingOf:
             row.status = Status.PENDING
             row.measurements[0].complete = False
         last = study.variant("+ attention=math")
-        last.measurements[0].calls.pop()
+        last.measurements[0].shapes[0].calls.pop()
         assert missing_of(study).rounds == 1
         assert missing_of(study).unfinished == {(row.name, 0) for row in study.variants}
 
     def test_a_block_that_broke_off_has_no_rounds(self, study: StudyResult) -> None:
         last = study.variant("+ attention=math")
-        last.status, last.measurements[0].latency_before_s = Status.PENDING, [1.0, 1.0]
+        last.status, last.measurements[0].shapes[0].latency_before_s = Status.PENDING, [1.0, 1.0]
         assert missing_of(study).rounds == 2
 
     def test_failures_and_what_cannot_run_are_results(self, study: StudyResult) -> None:
@@ -535,4 +547,4 @@ def test_a_result_from_before_there_were_sessions_can_be_read(whole: Finished, t
             del measurement["session"], measurement["complete"]
     (tmp_path / "result.json").write_text(json.dumps(content))
     assert read_result(tmp_path).comparisons == whole.result.comparisons
-    assert isinstance(read_result(tmp_path).variants[0].measurements[0].memory, Memory)
+    assert isinstance(read_result(tmp_path).variants[0].measurements[0].shapes[0].memory, Memory)

@@ -114,8 +114,8 @@ class TestDisk:
             assert not list(disk.rglob("*.tmp"))
             result = read_result(saved)
             assert result.status == "finished"
-            assert all(len(m.latency_s) == 2 for row in result.variants for m in row.measurements)
-            assert result.comparisons[0].speedup is not None
+            assert all(len(m.shapes[0].latency_s) == 2 for row in result.variants for m in row.measurements)
+            assert result.comparisons[0].shapes[0].speedup is not None
 
             (disk / "filler").unlink()
             path.write_bytes(saved.read_bytes())
@@ -176,8 +176,8 @@ class TestMemory:
         assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
         assert all(row.status is Status.OK for row in result.variants)
         # Two rounds were whole; the block makes up for the other two.
-        assert [len(m.latency_s) for m in candidate.measurements] == [2, 2]
-        assert [edge.speedup.n for edge in result.comparisons if edge.speedup] in ([4, 4], [4, 5])
+        assert [len(m.shapes[0].latency_s) for m in candidate.measurements] == [2, 2]
+        assert [edge.shapes[0].speedup.n for edge in result.comparisons if edge.shapes[0].speedup] in ([4, 4], [4, 5])
         assert len(candidate.images) == 1
 
     def test_that_runs_out_alone_is_a_result(self, tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ class TestMemory:
         for row in result.variants:
             if row is not hopeless:
                 assert row.status is Status.OK
-                assert [len(m.latency_s) for m in row.measurements] == [2]
-        assert [edge.speedup and edge.speedup.n for edge in result.comparisons] == [None, 2, 2]
+                assert [len(m.shapes[0].latency_s) for m in row.measurements] == [2]
+        assert [edge.shapes[0].speedup and edge.shapes[0].speedup.n for edge in result.comparisons] == [None, 2, 2]
 
     def test_that_runs_out_for_good_within_the_rounds_leaves_the_others_interleaved(self, tmp_path: Path) -> None:
         finished = sdopt(
@@ -222,9 +222,9 @@ class TestMemory:
         assert [session.schedule for session in result.sessions] == ["interleaved", "interleaved"]
         for name in ("baseline", "sound"):
             first, second = result.variant(name).measurements
-            assert len(first.latency_s) in (2, 3)  # whether it came before the one that ran out in round 3
-            assert len(second.latency_s) in (1, 2)
-        assert all(edge.speedup is not None for edge in result.comparisons if edge.candidate != "late")
+            assert len(first.shapes[0].latency_s) in (2, 3)  # whether it came before the one that ran out in round 3
+            assert len(second.shapes[0].latency_s) in (1, 2)
+        assert all(edge.shapes[0].speedup is not None for edge in result.comparisons if edge.candidate != "late")
 
 
 class TestFloors:

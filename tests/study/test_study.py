@@ -67,14 +67,14 @@ class TestFinished:
     def test_raw_samples(self, result: StudyResult) -> None:
         for row in result.variants:
             for measured in row.measurements:
-                assert len(measured.latency_s) == 6
-                assert measured.warmup_s == []
-                assert len(measured.discarded_s) == 1
+                assert len(measured.shapes[0].latency_s) == 6
+                assert measured.shapes[0].warmup_s == []
+                assert len(measured.shapes[0].discarded_s) == 1
                 assert measured.energy_j == []
-                assert measured.compile_s is None
-                assert min(measured.latency_s) > 0
+                assert measured.shapes[0].compile_s is None
+                assert min(measured.shapes[0].latency_s) > 0
                 # What a variant reports of its start is that of its first process, which worked alone.
-                started = [measured.load_s, measured.cold_start_s]
+                started = [measured.load_s, measured.shapes[0].cold_start_s]
                 assert (None not in started) == (measured.replicate == 0)
                 staged = {"text_encoder": 1, "denoiser_step": 2, "vae_decoder": 1} if not measured.replicate else {}
                 assert {name: len(times) for name, times in measured.stages_s.items()} == staged
@@ -82,11 +82,11 @@ class TestFinished:
     def test_memory_is_that_of_the_process(self, result: StudyResult) -> None:
         for row in result.variants:
             for measured in row.measurements:
-                assert measured.memory is not None
-                assert measured.memory.process_peak_gib is not None
-                assert 0 < measured.memory.process_peak_gib < 2
-                assert measured.memory.process_loaded_gib <= measured.memory.process_peak_gib
-                assert measured.memory.cuda_peak_allocated_gib is None
+                assert measured.shapes[0].memory is not None
+                assert measured.shapes[0].memory.process_peak_gib is not None
+                assert 0 < measured.shapes[0].memory.process_peak_gib < 2
+                assert measured.shapes[0].memory.process_loaded_gib <= measured.shapes[0].memory.process_peak_gib
+                assert measured.shapes[0].memory.cuda_peak_allocated_gib is None
 
     def test_comparisons_and_floor(self, result: StudyResult) -> None:
         assert [(edge.candidate, edge.reference) for edge in result.comparisons] == [
@@ -95,12 +95,12 @@ class TestFinished:
             ("TensorFloat-32", "baseline"),
             (CONTROL, "baseline"),
         ]
-        measured = [edge for edge in result.comparisons if edge.speedup is not None]
+        measured = [edge for edge in result.comparisons if edge.shapes[0].speedup is not None]
         assert len(measured) == 3
         for edge in measured:
-            assert edge.speedup.low < edge.speedup.estimate < edge.speedup.high  # type: ignore[union-attr, operator]
-            assert edge.memory_ratio is not None
-            assert edge.floor == result.floor
+            assert edge.shapes[0].speedup.low < edge.shapes[0].speedup.estimate < edge.shapes[0].speedup.high  # type: ignore[union-attr, operator]
+            assert edge.shapes[0].memory_ratio is not None
+            assert edge.shapes[0].floor == result.floor
         assert result.floor is not None
         assert result.floor >= 1
         assert result.comparisons[2].note == "TensorFloat-32: skipped"
@@ -114,8 +114,8 @@ class TestFinished:
     def test_evidence_of_every_axis(self, result: StudyResult) -> None:
         for row in result.variants:
             for measured in row.measurements:
-                assert {item.axis for item in measured.evidence} == set(row.choices) - {"scheduler", "task"}
-                assert all(item.engaged for item in measured.evidence)
+                assert {item.axis for item in measured.shapes[0].evidence} == set(row.choices) - {"scheduler", "task"}
+                assert all(item.engaged for item in measured.shapes[0].evidence)
 
     def test_an_image_of_every_prompt(self, finished: Finished, result: StudyResult) -> None:
         for row in result.variants:
@@ -212,25 +212,33 @@ class TestBlocks:
         assert blocks.code == 0, blocks.err
         found = rows(blocks.result)
         # Before the first block, and after each of the two.
-        assert len(found["baseline"].measurements[0].latency_s) == 3 * 2
+        assert len(found["baseline"].measurements[0].shapes[0].latency_s) == 3 * 2
         for name in ("grad_mode=inference_mode", CONTROL):
             [measured] = found[name].measurements
-            assert len(measured.latency_s) == len(measured.latency_before_s) == len(measured.latency_after_s) == 2
-        around = found["baseline"].measurements[0].latency_s
+            assert (
+                len(measured.shapes[0].latency_s)
+                == len(measured.shapes[0].latency_before_s)
+                == len(measured.shapes[0].latency_after_s)
+                == 2
+            )
+        around = found["baseline"].measurements[0].shapes[0].latency_s
         first, second = (found[name].measurements[0] for name in (CONTROL, "grad_mode=inference_mode"))
-        assert first.latency_before_s + first.latency_after_s + second.latency_after_s == around
-        assert second.latency_before_s == first.latency_after_s
+        assert (
+            first.shapes[0].latency_before_s + first.shapes[0].latency_after_s + second.shapes[0].latency_after_s
+            == around
+        )
+        assert second.shapes[0].latency_before_s == first.shapes[0].latency_after_s
 
     def test_drift_and_comparisons(self, blocks: Finished) -> None:
         result = blocks.result
         assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
         assert len(result.schedule.drift) == 2
         assert all(drift > 0 for drift in result.schedule.drift.values())
-        assert all(edge.speedup is not None for edge in result.comparisons)
+        assert all(edge.shapes[0].speedup is not None for edge in result.comparisons)
         assert result.floor is not None
 
     def test_no_round_is_discarded_right_after_a_warm_up(self, blocks: Finished) -> None:
-        assert all(m.discarded_s == [] for row in blocks.result.variants for m in row.measurements)
+        assert all(m.shapes[0].discarded_s == [] for row in blocks.result.variants for m in row.measurements)
 
     def test_each_process_compiles_once(self, tmp_path: Path) -> None:
         """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
@@ -268,8 +276,10 @@ def test_replicates_are_processes(finished: Finished, result: StudyResult) -> No
     for row in result.variants:
         if row.measurements:
             assert [measured.replicate for measured in row.measurements] == [0, 1, 2]
-            assert all(len(measured.latency_s) == 6 and measured.evidence for measured in row.measurements)
-    compared = [edge.speedup for edge in result.comparisons if edge.speedup is not None]
+            assert all(
+                len(measured.shapes[0].latency_s) == 6 and measured.shapes[0].evidence for measured in row.measurements
+            )
+    compared = [edge.shapes[0].speedup for edge in result.comparisons if edge.shapes[0].speedup is not None]
     assert len(compared) == 3
     for speedup in compared:
         assert (speedup.n, speedup.unit) == (3, "process")
@@ -390,7 +400,7 @@ class TestFailures:
         for name in ("baseline", CONTROL, "talks"):
             row = rows(sabotaged.result)[name]
             assert row.status is Status.OK
-            assert len(row.measurements[0].latency_s) == 3
+            assert len(row.measurements[0].shapes[0].latency_s) == 3
             assert len(row.images) == 1
         assert sabotaged.result.status == "finished"
 
@@ -398,13 +408,13 @@ class TestFailures:
         assert sabotaged.code == 3
 
     def test_keep_what_was_measured_before(self, sabotaged: Finished) -> None:
-        assert len(rows(sabotaged.result)["raises in the third timed call"].measurements[0].latency_s) == 2
+        assert len(rows(sabotaged.result)["raises in the third timed call"].measurements[0].shapes[0].latency_s) == 2
 
     def test_are_not_compared(self, sabotaged: Finished) -> None:
         edges = {edge.candidate: edge for edge in sabotaged.result.comparisons}
         for name, row in rows(sabotaged.result).items():
             if name != "baseline":
-                assert (edges[name].speedup is not None) == row.status.measured
+                assert (edges[name].shapes[0].speedup is not None) == row.status.measured
         assert edges["kills itself"].note == "kills itself: killed"
 
     def test_are_in_the_table(self, sabotaged: Finished) -> None:
@@ -448,7 +458,7 @@ def test_a_baseline_that_fails_leaves_nothing_to_compare(tmp_path: Path) -> None
     found = rows(finished.result)
     assert found["baseline"].status is found[CONTROL].status is Status.FAILED
     assert found["precision=bf16"].status is Status.OK
-    assert all(edge.speedup is None for edge in finished.result.comparisons)
+    assert all(edge.shapes[0].speedup is None for edge in finished.result.comparisons)
     assert finished.result.floor is None
 
 
@@ -472,11 +482,11 @@ def test_a_worker_that_compiled_a_package_is_replaced_by_one_that_loads_it(tmp_p
     for number, earlier_s in ((1, None), (2, 30.0)):
         found = rows(read_result(tmp_path / "outputs" / str(number)))
         [measured] = found["sabotage=compiles_a_package"].measurements
-        assert measured.earlier_compile_s == earlier_s
-        assert measured.cold_start_s
-        assert measured.memory is not None
-        assert measured.memory.peak_process_gib is not None
-        assert measured.memory.peak_process_gib < 0.2, "256 MiB more than the model's"
+        assert measured.shapes[0].earlier_compile_s == earlier_s
+        assert measured.shapes[0].cold_start_s
+        assert measured.shapes[0].memory is not None
+        assert measured.shapes[0].memory.peak_process_gib is not None
+        assert measured.shapes[0].memory.peak_process_gib < 0.2, "256 MiB more than the model's"
 
 
 class TestProcess:
@@ -504,7 +514,9 @@ class TestProcess:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.popen.poll() is None:
             files = list(tmp_path.rglob("result.json"))
-            if files and all(len(m.latency_s) > 1 for v in read_result(files[0]).variants for m in v.measurements):
+            if files and all(
+                len(m.shapes[0].latency_s) > 1 for v in read_result(files[0]).variants for m in v.measurements
+            ):
                 break
             time.sleep(0.2)
         process.interrupt()
@@ -522,7 +534,7 @@ class TestProcess:
         assert result.status == "interrupted"
         for row in result.variants:
             assert row.status is Status.INTERRUPTED
-            rounds = len(row.measurements[0].latency_s)
+            rounds = len(row.measurements[0].shapes[0].latency_s)
             assert rounds > 1
             assert row.reason.startswith("interrupted after ")
             assert row.reason.endswith(" of 100000 rounds")
@@ -533,8 +545,8 @@ class TestProcess:
         result = finished.result
         assert result.floor is not None
         for edge in result.comparisons:
-            assert edge.speedup is not None
-            assert edge.speedup.n > 1
+            assert edge.shapes[0].speedup is not None
+            assert edge.shapes[0].speedup.n > 1
         assert "×" in finished.out
         assert "interrupted" in finished.out
 

@@ -61,7 +61,7 @@ class TestTimeline:
             assert "" in {span.variant for span in by_phase[phase]} <= names | {""}
         for row in measured:
             [timing] = [span for span in by_phase["timing"] if span.variant == row.name]
-            samples = [seconds for process in row.measurements for seconds in process.latency_s]
+            samples = [seconds for process in row.measurements for seconds in process.shapes[0].latency_s]
             assert timing.entered == len(samples)
             assert 0.8 * sum(samples) < timing.in_calls_s <= sum(samples) <= timing.seconds
         assert all(span.in_calls_s <= span.seconds for span in spans if span.variant)

@@ -192,7 +192,7 @@ def test_another_machine_goes_on_from_the_archive(copied: Finished) -> None:
     after = read_result(run)
     assert (after.id, after.variant("layout=channels_last").status) == (left.id, Status.OK)
     [earlier], [first, *_] = (found.variant("baseline").measurements for found in (left, after))
-    assert first.latency_s == earlier.latency_s, "what was measured is kept"
+    assert first.shapes[0].latency_s == earlier.shapes[0].latency_s, "what was measured is kept"
     assert not list(run.parent.glob("earlier-*")), "nothing was moved away"
 
 
@@ -432,9 +432,9 @@ class TestGoingOn:
         part = replace(self.PART, again_s=100)
         folder = tmp_path / "parts" / "study" / "run"
         folder.mkdir(parents=True)
-        timed = [m for variant in result.variants for m in variant.measurements if m.latency_s]
+        timed = [m for variant in result.variants for m in variant.measurements if m.shapes[0].latency_s]
         for measured in timed:
-            retime(measured, [round_s / len(timed)] * len(measured.latency_s))
+            retime(measured.shapes[0], [round_s / len(timed)] * len(measured.shapes[0].latency_s))
         write_result(result, folder)
         first = Entry("study", Ending.DONE, seconds=10.0 + 6 * round_s, folder="parts/study/run", command=["sdopt"])
         write_record(Record(CPU.name, "", [first]), tmp_path)
@@ -582,12 +582,12 @@ class TestNoise:
 
     def test_is_that_of_the_samples(self, result: StudyResult) -> None:
         rng = np.random.default_rng(0)
-        timed = [m for variant in result.variants for m in variant.measurements if m.latency_s]
+        timed = [m for variant in result.variants for m in variant.measurements if m.shapes[0].latency_s]
         offsets = rng.normal(0, 0.05, len(timed))
         for measured, offset in zip(timed, offsets, strict=True):
-            retime(measured, left_out=[])
-            retime(measured, list(np.exp(offset + rng.normal(0, 0.01, 400))))
-            measured.calls[0].seconds *= 1.5
+            retime(measured.shapes[0], left_out=[])
+            retime(measured.shapes[0], list(np.exp(offset + rng.normal(0, 0.01, 400))))
+            measured.shapes[0].calls[0].seconds *= 1.5
         found = noise_of(result)
         assert found is not None
         assert found.processes == len(timed)

@@ -19,7 +19,7 @@ from sdopt.analysis.answer import answer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.report.markdown import markdown_table
-from sdopt.results.comparisons import Interval
+from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Verdict
@@ -190,13 +190,12 @@ class TestStudy:
 
     def test_every_comparison_of_a_variant_is_logged(self, copied: tuple[StudyResult, Path], store: Store) -> None:
         result, folder = copied
-        edge = result.comparisons[0]
         result.comparisons.append(
-            type(edge)("bfloat16", "batches of four", "nothing", speedup=Interval(2.0, 1.8, 2.2), floor=1.1)
+            Comparison("bfloat16", "batches of four", "nothing", [ShapeRatios(Interval(2.0, 1.8, 2.2), floor=1.1)])
         )
         log_study(result, folder, store.tracking)
         metrics = store.of_study(result)[1]["bfloat16"].data.metrics
-        assert metrics["speedup"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
+        assert metrics["speedup"] == pytest.approx(result.comparisons[0].shapes[0].speedup.estimate)  # type: ignore[union-attr]
         assert metrics["speedup/against batches of four"] == 2.0
         assert metrics["speedup_low/against batches of four"] == 1.8
 
@@ -262,10 +261,10 @@ class TestStudy:
     def test_metrics_of_a_variant(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
         metrics = children["bfloat16"].data.metrics
-        assert metrics["speedup"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
+        assert metrics["speedup"] == pytest.approx(result.comparisons[0].shapes[0].speedup.estimate)  # type: ignore[union-attr]
         assert metrics["latency/p50_s"] > 0
         history = logged.client.get_metric_history(children["bfloat16"].info.run_id, "latency/round_s/process_0")
-        samples = result.variant("bfloat16").measurements[0].latency_s
+        samples = result.variant("bfloat16").measurements[0].shapes[0].latency_s
         assert [metric.value for metric in sorted(history, key=lambda m: m.step)] == pytest.approx(samples)
         assert "speedup" not in children["baseline"].data.metrics
 
@@ -471,7 +470,7 @@ class TestContent:
     def test_several_processes_have_a_series_each(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
         assert sorted(result.variants[0].samples) == [0, 1, 2]
-        retime(result.variants[0].measurements[1], [1.0, 2.0])
+        retime(result.variants[0].measurements[1].shapes[0], [1.0, 2.0])
         log_study(result, folder, store.tracking)
         _, children = store.of_study(result)
         run = children["baseline"].info.run_id

@@ -18,7 +18,7 @@ from PIL import Image
 from sdopt.analysis.measures import RULED
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import RuleContext, worst
+from sdopt.gate.judge import RuleContext, rulings_of, worst
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Optimization
 from sdopt.optimizations.precision import Precision
@@ -224,7 +224,7 @@ class _Judge:
         )
         edge = self._result.first_comparison(self._control.name)
         assert edge is not None
-        return RuleContext(
+        context = RuleContext(
             candidate,
             self._reference,
             self._evaluator.of_pair(pictures, self._pictures),
@@ -232,7 +232,8 @@ class _Judge:
             lambda metric, confidence: RULED[metric].ratio(self._control, self._reference, confidence),
             lambda metric: RULED[metric].floor(self._result, edge),
             floors=self._result.floors.get("numerical", {}),
-        ).rulings(self._gate, contract)
+        )
+        return rulings_of([context], self._gate, contract)
 
 
 def _generated(

@@ -16,7 +16,7 @@ from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
 from sdopt.results.comparisons import Comparison
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import Environment, Status, StudyResult, VariantResult
-from sdopt.results.samples import Call, Interference, Measurement
+from sdopt.results.samples import Call, Interference, Measurement, ShapeSamples
 from sdopt.schema import Protocol
 from tests.records import retime, timed
 
@@ -120,7 +120,7 @@ def _beside(
         for replicate in range(protocol.replicates or 1):
             side.measurements.append(Measurement(replicate))
             levels.append(level * math.exp(between * ROUND_DEVIATION * random.standard_normal()))
-        processes += side.measurements
+        processes += [measurement.shapes[0] for measurement in side.measurements]
     extra = 0 if protocol.interference is None else protocol.extra_rounds or math.ceil(protocol.rounds / 2)
     for number in range(protocol.rounds + extra):
         if number >= protocol.rounds and enough_clean(
@@ -212,7 +212,9 @@ def _add(result: StudyResult, processes: int, between: float, random: np.random.
         for number in range(processes):
             level = between * ROUND_DEVIATION * random.standard_normal()
             times = np.exp(level + ROUND_DEVIATION * random.standard_normal(rounds))
-            row.measurements.append(Measurement(begun + number, begun, calls=timed(times.tolist())))
+            row.measurements.append(
+                Measurement(begun + number, begun, shapes=[ShapeSamples(calls=timed(times.tolist()))])
+            )
 
 
 PILOTS = (MINIMUM_PROCESSES, 5, 8)

@@ -125,10 +125,15 @@ def _judged(
         if any(ruling.rule == "must pay" and ruling.verdict is Verdict.PASS for ruling in judgement.rulings)
     }
     first = result.comparisons[order.index(finalists[0])]
-    assert first.speedup is not None
+    assert first.shapes[0].speedup is not None
     true = {"0"} if gain > 1 else set()
     return Found(
-        screened, math.log(first.speedup.estimate), bool(gains - true), dropped, "0" in finalists, "0" in gains
+        screened,
+        math.log(first.shapes[0].speedup.estimate),
+        bool(gains - true),
+        dropped,
+        "0" in finalists,
+        "0" in gains,
     )
 
 

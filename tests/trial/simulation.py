@@ -17,7 +17,7 @@ from sdopt.gate.judge import judge
 from sdopt.results.comparisons import Comparison
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import Environment, Promise, Status, StudyResult, VariantResult
-from sdopt.results.samples import Measurement
+from sdopt.results.samples import Measurement, ShapeSamples
 from sdopt.results.verdicts import Payoff, Verdict
 from sdopt.schema import Gate
 from tests.records import timed
@@ -129,7 +129,9 @@ def measure_session(result: StudyResult, scenario: Scenario, random: np.random.G
             times = np.exp(process + rounds) / speed
             row.measurements.append(
                 Measurement(
-                    session * scenario.processes + number, session, calls=timed(times.tolist()), traced={row.name: 1.0}
+                    session * scenario.processes + number,
+                    session,
+                    shapes=[ShapeSamples(calls=timed(times.tolist()), traced={row.name: 1.0})],
                 )
             )
 

@@ -12,7 +12,7 @@ from sdopt.analysis.ratios import compare
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.records import StudyResult
-from sdopt.results.samples import Measurement
+from sdopt.results.samples import Measurement, ShapeSamples
 from sdopt.results.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from tests.records import timed
@@ -70,7 +70,7 @@ def _measured(between: float, rounds: int, slow: Slow | None, random: np.random.
             times = np.exp(ROUND_DEVIATION * (between * random.standard_normal() + random.standard_normal(rounds)))
             if slow is not None and row.name.startswith("option"):
                 times = np.where(random.random(rounds) < 1 / slow.every, slow.times * times, times)
-            row.measurements.append(Measurement(process, calls=timed(times.tolist())))
+            row.measurements.append(Measurement(process, shapes=[ShapeSamples(calls=timed(times.tolist()))]))
     return result
 
 

@@ -113,15 +113,15 @@ def _quoted(text: str) -> str:
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:
     """Returns a record for each timed call, in the order of sessions and rounds."""
-    timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.calls]
+    timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.shapes[0].calls]
     begins, total = {}, 0
     for session in sorted({measurement.session for _, measurement in timed}):
         begins[session] = total
-        total += max(len(measurement.calls) for _, measurement in timed if measurement.session == session)
+        total += max(len(measurement.shapes[0].calls) for _, measurement in timed if measurement.session == session)
     limit = result.config.protocol.interference
     calls: list[dict[str, Any]] = []
     for variant, measurement in timed:
-        for call in measurement.calls:
+        for call in measurement.shapes[0].calls:
             share, number = call.disturbed, begins[measurement.session] + call.round + 1
             disturbed = share is not None and limit is not None and share > limit
             calls.append({
