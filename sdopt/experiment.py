@@ -4,7 +4,6 @@ The command line, the Python API, launchers in other processes and tests all run
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -14,25 +13,21 @@ from urllib.parse import quote
 
 from rich.console import Console
 
+from sdopt.conclusion import Conclusion
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, command_line, print_problems
-from sdopt.gate.calibration import calibration_for
-from sdopt.gate.judge import judge, left_unjudged
+from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems
 from sdopt.gate.rule_checks import require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.tasks import remarks_on
-from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
-from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
 from sdopt.report.header import announce
-from sdopt.report.table import answer_group, show, terminal_table
-from sdopt.report.verdicts import append_step_summary, verdict_table
-from sdopt.results.files import read_result, write_at_last, write_result
+from sdopt.report.table import answer_group, terminal_table
+from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
@@ -44,10 +39,7 @@ from sdopt.study.resume import is_elsewhere, merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
 from sdopt.terminal import console as terminal
-from sdopt.terminal import working
-from sdopt.tracking.client import TrackingError
-from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import require_mlflow, require_store, shown_by, start_ahead, sync_command
+from sdopt.tracking.store import require_mlflow, require_store, start_ahead
 from sdopt.variant import Variant
 from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
@@ -89,6 +81,11 @@ class Experiment:
     def _resumed(self) -> str:
         return command_line("run", f"resume={self.folder}")
 
+    @property
+    def _conclusion(self) -> Conclusion:
+        again = "" if self.in_sweep else self._resumed
+        return Conclusion(self.config, self.folder, self.context, self.console, self.brief, again)
+
     def run(self) -> StudyResult | None:
         """Runs all steps; returns the result, or None for a dry run.
 
@@ -121,17 +118,18 @@ class Experiment:
         if not self.brief:
             announce(result, self.console)
         write_result(result, self.folder)  # a full disk should fail before measuring, not after
+        end = self._conclusion
         try:
             self.measure(plan, result, machine)
             self.timeline.enter("quality and verdicts")
             start_ahead(self.config.tracking)
-            self.evaluate(result, machine)
-            self.judge(result)
+            end.evaluate(result, machine.device.torch_name)
+            end.judge(result)
         finally:
             self.timeline.enter("table and pictures")
-            self.report(result)
+            end.report(result)
             self.timeline.enter("logging to MLflow")
-            self.track(result)
+            end.track(result)
             with suppress(OSError):  # the result itself is already written
                 self.timeline.write(self.folder)
         if not self.brief:
@@ -269,12 +267,13 @@ class Experiment:
         pictured = [row for row in result.variants if row.images]
         scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)
+        end = self._conclusion
         if not complete:
-            self.evaluate(result, machine)
-            self.judge(result)
+            end.evaluate(result, machine.device.torch_name)
+            end.judge(result)
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
-            self._write_reports(result)
-        self.track(result)
+            end.write_reports(result)
+        end.track(result)
 
     def _all_refused(self, plan: Plan, machine: Machine) -> bool:
         """Returns whether the study ends because no candidate can run; with `study.skip_conflicts` it goes on.
@@ -294,74 +293,10 @@ class Experiment:
         result.status = "finished"
         write_result(result, self.folder)
         self.console.print(terminal_table(result, self.console.width))
-        self.track(result)
+        self._conclusion.track(result)
 
     def measure(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Runs the missing measurements in worker processes, and updates `result.json` as they complete."""
         config = self.config
         with Progress(self.console, self.timeline) as progress:
             run_study(plan, result, config.protocol, machine, self.context, self.folder, progress, config.quality)
-
-    def evaluate(self, result: StudyResult, machine: Machine) -> None:
-        """Scores the images in a separate process; a failure does not affect the measurements."""
-        config = self.config
-        if not config.quality.metrics:
-            return
-        settings = Settings.of(config.quality, config.model, machine.device.torch_name, config.hardware.threads)
-        try:
-            with working(self.console, "quality") as say:
-                evaluate_apart(result, self.folder, settings, self.context, say)
-        except (EvaluationError, UsageError) as error:
-            again = f"`{self._resumed}` computes it without measuring again"
-            print_problems([f"quality could not be computed: {error}; {again}"])
-        write_at_last(result, self.folder)
-
-    def judge(self, result: StudyResult) -> None:
-        """Applies the gate's rules, if there are any."""
-        gate = self.config.gate
-        if not (gate.judges and self.config.quality.metrics):
-            return
-        judge(result, gate, calibration_for(result, gate.calibration))
-        if left_unjudged(result):
-            print_problems([f"gate={gate.name}: has no comparison to judge"])
-        write_at_last(result, self.folder)
-        append_step_summary(result, result.judgements)
-
-    def report(self, result: StudyResult) -> None:
-        """Prints the tables and writes all reports to the run's folder."""
-        if self.brief:
-            return
-        show(result, self.console, self.folder)
-        if result.judgements:
-            self.console.print(verdict_table(result, result.judgements))
-        self._write_reports(result)
-        failed = [row.name for row in result.variants if row.status.failure]
-        if failed and not self.in_sweep:
-            print_problems([f"`{self._resumed} retry_failed=true` measures again: {', '.join(failed)}"])
-
-    def _write_reports(self, result: StudyResult) -> None:
-        missing: dict[str, list[str]] = {}
-        for report, error in write_reports(result, self.folder):
-            if error is not None:
-                reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
-                missing.setdefault(reason, []).append(report.name)
-            elif report.is_looked_at:
-                path = self.folder / report.file
-                self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
-        print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())
-
-    def track(self, result: StudyResult) -> None:
-        """Logs the result to MLflow if tracking is enabled; a failure is printed and not raised."""
-        if self.config.tracking.kind == "none":
-            return
-        try:
-            with working(self.console, "logging to MLflow"):
-                logged = log_study(result, self.folder, self.config.tracking)
-        except (TrackingError, UsageError) as error:
-            print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
-            here, there = command_line("sync", self.folder), sync_command(self.folder, self.config.tracking)
-            own = "" if here == there else f" here, `{there}` to that store"
-            print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
-            return
-        shown = shown_by(self.config.tracking, logged)
-        self.console.print(f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True)

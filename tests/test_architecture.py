@@ -18,6 +18,8 @@ FLOORS = (
     "search",
     "launching",
     "experiment",
+    "exchange",
+    "conclusion",
     "judging",
     "library",
     "tracking",

@@ -10,8 +10,11 @@ from sdopt.results.records import StudyResult, VariantResult
 def changes_of(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str] | None:
     """Returns what differs between the traces of two variants, in words; None where one of them has none.
 
-    Omits differences that also occur between the two identical baselines.
+    Omits differences that also occur between the two identical baselines. Of calls that another program made, the
+    change is that program's own word.
     """
+    if result.is_imported:
+        return [f"{candidate.name}, as whoever made it says"]
     mine, other = traced(candidate), traced(reference)
     if not mine or not other:
         return None

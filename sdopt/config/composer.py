@@ -306,10 +306,15 @@ class GateConfig:
 
 def gate_of(overrides: Sequence[str]) -> GateConfig:
     """Returns the chosen gate (`default` if none is chosen) and the tracking section. Raises UsageError."""
-    chosen = any(key_of(override) == "gate" for override in overrides)
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        run = HydraComposer([*([] if chosen else ["gate=default"]), *overrides]).current
+    with composer_of(with_gate(overrides)) as composer:
+        run = composer.current
     return GateConfig(run.gate, run.tracking)
+
+
+def with_gate(overrides: Sequence[str]) -> list[str]:
+    """Returns overrides with the gate `default`, unless they choose one."""
+    chosen = any(key_of(override) == "gate" for override in overrides)
+    return [*([] if chosen else ["gate=default"]), *overrides]
 
 
 def _in_group(choices: Mapping[str, str], group: str) -> dict[str, str]:

@@ -72,6 +72,12 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
         record_look(result, case.look, judged.verdict)
 
 
+_SEEN_BY_NOBODY = (
+    "another program made these images and times: whether its options took effect, and whether timed calls make the "
+    "same images, is its own word"
+)
+
+
 @dataclass(frozen=True)
 class _Case:
     """A comparison to judge, the look that judging it now counts as, and the candidate's claims."""
@@ -105,6 +111,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
     notes += [context.fit.note] if context.fit.note else []
     notes += uncounted(result, context.candidate, context.reference)
+    notes += [_SEEN_BY_NOBODY] if result.is_imported else []
     judged = judgement(case.comparison, contract, rulings, "; ".join(notes))
     judged.claims = {claim.name: claim.p_gain for claim in case.claims if claim.p_gain is not None}
     judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
@@ -156,6 +163,7 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _contexts(result: StudyResult, comparison: Comparison, fit: Fit, share: float) -> "list[RuleContext]":
     """Returns the comparison at each shape."""
+    sees = not result.is_imported
 
     def at(shape_index: int) -> RuleContext:
         view, edge = result.at(shape_index), comparison.at(shape_index)
@@ -169,7 +177,8 @@ def _contexts(result: StudyResult, comparison: Comparison, fit: Fit, share: floa
             lambda metric: RULED[metric].floor(view, edge),
             share,
             "; ".join(disturbances(view, candidate, reference)),
-            belief=tuple(belief_rulings(view, candidate, reference)) if not shape_index else (),
+            belief=tuple(belief_rulings(view, candidate, reference)) if sees and not shape_index else (),
+            sees_calls=sees,
             shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
         )
@@ -210,7 +219,8 @@ def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract
     rulings = comparable(first.candidate, first.reference)
     if rulings:
         return rulings
-    rulings = [tripwires(first.candidate), same_work(first.candidate, first.reference), *first.belief]
+    rulings = [tripwires(first.candidate)]
+    rulings += [same_work(first.candidate, first.reference), *first.belief] if first.sees_calls else []
     for rule in gate.rules.get(contract, []):
         rulings += [at.apply(rule, gate) for at in (contexts if rule.metric in RULED else contexts[:1])]
     if not gate.rules.get(contract):
@@ -243,6 +253,7 @@ class RuleContext:
         belief: rulings on whether the measurements can be believed; only the first shape has them.
         shape: the shape's name if the study has several; "" if it has one.
         floors: by metric, how far the baseline's images move when it computes in another order.
+        sees_calls: whether sdopt made the calls, and saw what they did.
     """
 
     candidate: VariantResult
@@ -256,6 +267,7 @@ class RuleContext:
     belief: tuple[Ruling, ...] = ()
     shape: str = ""
     floors: Mapping[str, Spread] = field(default_factory=dict)
+    sees_calls: bool = True
 
     @property
     def promises(self) -> list[Promise]:

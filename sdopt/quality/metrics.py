@@ -142,10 +142,13 @@ def _lpips_alex(given: Inputs, _features: str) -> Score:
     return given.by_prompt(given.networks.lpips("alex")(given.pictures.images, given.other.images))
 
 
-def _clip_score(given: Inputs, features: str) -> Score:
+def _clip_score(given: Inputs, features: str) -> Score | None:
+    """Returns None for images of which nobody knows the prompts."""
+    prompts = [record.prompt for record in given.pictures.records]
+    if not all(prompts):
+        return None
     clip = given.networks.extractor(features)
     assert isinstance(clip, ClipFeatures)
-    prompts = [record.prompt for record in given.pictures.records]
     return given.by_prompt(clip_scores(given.pictures.images, prompts, clip))
 
 

@@ -20,6 +20,9 @@ from sdopt.schema import (
 SCHEMA_VERSION = 5
 """Version of the schema, raised with every change that breaks earlier readers. A result of another one is refused."""
 
+IMPORTED = "imported"
+"""The design of a study whose images and times other programs made."""
+
 
 class Status(StrEnum):
     """How a variant ended."""
@@ -262,6 +265,11 @@ class StudyResult:
     def shapes(self) -> tuple[Shape, ...]:
         """The shapes at which all variants were timed, the main one first; a single shape may differ by variant."""
         return self.config.shapes
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether other programs made its images and times, so that sdopt has no evidence and no trace of them."""
+        return self.design == IMPORTED
 
     def at(self, shape_index: int) -> "StudyResult":
         """Returns the result with the shape at this index as its main one, to derive its figures."""

@@ -1,7 +1,7 @@
 """From folders of images to scores: what a variant has by itself, what a pair has, and what neither may have."""
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sdopt import experiment
-from sdopt.config.composer import HydraComposer
-from sdopt.experiment import Experiment
+from sdopt import conclusion
+from sdopt.conclusion import Conclusion
 from sdopt.quality import evaluation
 from sdopt.quality.evaluation import EvaluationError, Evaluator, Settings
 from sdopt.quality.inputs import Pictures
@@ -19,7 +18,6 @@ from sdopt.quality.metrics import measured_metrics
 from sdopt.results.records import StudyResult
 from sdopt.results.scores import ImageRecord
 from sdopt.schema import Model, Quality
-from tests.fixtures import CPU
 from tests.quality.conftest import noisy
 
 AGAINST_BASELINE = Settings(measured_metrics(Quality(), Model()))
@@ -36,21 +34,17 @@ def kept(folder: Path, images: np.ndarray, seed: int = 0) -> Pictures:
 
 
 def test_a_failure_says_how_to_go_on(
-    composer: type[HydraComposer],
-    result: StudyResult,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(*_given: object) -> None:
         raise EvaluationError("its process was killed")
 
-    monkeypatch.setattr(experiment, "evaluate_apart", failing)
+    monkeypatch.setattr(conclusion, "evaluate_apart", failing)
     nothing: Any = None
-    machine: Any = SimpleNamespace(device=CPU)
-    Experiment(composer(["tracking=none"]), tmp_path, nothing, nothing).evaluate(result, machine)
+    config = replace(result.config, quality=Quality())
+    Conclusion(config, tmp_path, nothing, again="sdopt run resume=here").evaluate(result, "cpu")
     said = capsys.readouterr().err
-    assert f"its process was killed; `sdopt run resume={tmp_path}` computes it without measuring again" in said
+    assert "its process was killed; `sdopt run resume=here` computes it without measuring again" in said
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.ratios import paired_rounds
+from sdopt.conclusion import Conclusion
 from sdopt.contract import Contract
 from sdopt.errors import command_line
-from sdopt.experiment import Experiment
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
@@ -403,7 +403,7 @@ class TestExtended:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Experiment, "evaluate", interrupted)
+            patch.setattr(Conclusion, "evaluate", interrupted)
             assert resume(run.folder, "protocol.replicates=2").code == 130
         broken_off = read_result(run.folder)
         assert missing_of(broken_off).variants == frozenset()

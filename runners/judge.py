@@ -1,0 +1,61 @@
+"""sdopt judge: compare images, and times, that any program made."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import end_with_code
+
+CONTRACTS = ("exact", "equivalent", "lossy")
+
+TYPES = ("float32", "float16", "bfloat16")
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Judges folders of images; returns 0 if all passed, 1 for a regression, 2 for a usage error, 3 if undecided."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt judge",
+        description="Compare images that any program made with those of a baseline, by the metrics and rules of a "
+        "study. Images belong together by file name, or by the prompt and seed in a prompts.csv (file, prompt, seed) "
+        "beside them or in the files, where A1111 and ComfyUI leave them. A times.csv (file, or prompt and seed; "
+        "seconds; memory_gib; replicate) adds speed and memory.",
+        epilog="examples: sdopt judge fp32/ int8/ --again fp32_once_more/; sdopt judge fp32/ int8/ gate=strict "
+        "quality.features=[effnet] gate.calibration=own.json (from `sdopt calibrate --from seeds_a/ seeds_b/`)",
+    )
+    parser.add_argument("baseline", metavar="BASELINE", type=Path, help="a folder of images")
+    parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="folders to compare with it; KEY=VALUE")
+    parser.add_argument(
+        "--again", type=Path, metavar="FOLDER", help="the baseline's images, made once more: what differs is chance"
+    )
+    parser.add_argument(
+        "--contract",
+        choices=CONTRACTS,
+        default="lossy",
+        help="what is promised: the same bytes, the same up to rounding, or as good (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=TYPES,
+        help="number type of the baseline, for rules of --contract=equivalent",
+    )
+    parser.add_argument("--output", type=Path, help="folder of the result (default: outputs/runs/judge/<time>)")
+    arguments = parser.parse_intermixed_args(argv)
+    overrides = [word for word in arguments.candidates if "=" in word and not Path(word).exists()]
+    folders = [Path(word) for word in arguments.candidates if word not in overrides]
+
+    from sdopt.contract import Contract
+    from sdopt.errors import UsageError
+    from sdopt.exchange.judging import judge_folders
+    from sdopt.exchange.study import Given
+    from sdopt.worker.forkserver import prepare_environment
+
+    prepare_environment()
+    if not folders:
+        raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
+    given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
+    return judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

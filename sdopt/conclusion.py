@@ -1,0 +1,111 @@
+"""Ends a study whose images and times are there: scores, verdicts, reports, and the tracker."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from sdopt.config.parse import RunConfig
+from sdopt.errors import UnavailableError, UsageError, command_line, print_problems
+from sdopt.gate.calibration import calibration_for
+from sdopt.gate.judge import judge, left_unjudged
+from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
+from sdopt.report.catalog import write_reports
+from sdopt.report.table import show
+from sdopt.report.verdicts import append_step_summary, verdict_table
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.files import write_at_last
+from sdopt.results.records import StudyResult
+from sdopt.terminal import console as terminal
+from sdopt.terminal import working
+from sdopt.tracking.client import TrackingError
+from sdopt.tracking.runs import log_study
+from sdopt.tracking.store import shown_by, sync_command
+from sdopt.worker.forkserver import StartContext
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The last steps of a study, in the order of its methods.
+
+    Attributes:
+        config: how to score, judge and log.
+        folder: the study's folder.
+        context: starts the process that scores.
+        console: prints progress and tables.
+        brief: whether to skip tables and reports, because another program reads the result.
+        again: the command that continues the study; "" if there is none.
+    """
+
+    config: RunConfig | RecordedConfig
+    folder: Path
+    context: StartContext
+    console: Console = field(default_factory=terminal)
+    brief: bool = False
+    again: str = ""
+
+    def evaluate(self, result: StudyResult, device: str) -> None:
+        """Scores the images in a process of its own, on a device of PyTorch; a failure leaves the measurements."""
+        config = self.config
+        if not config.quality.metrics:
+            return
+        settings = Settings.of(config.quality, config.model, device, config.hardware.threads)
+        try:
+            with working(self.console, "quality") as say:
+                evaluate_apart(result, self.folder, settings, self.context, say)
+        except (EvaluationError, UsageError) as error:
+            again = f"; `{self.again}` computes it without measuring again" if self.again else ""
+            print_problems([f"quality could not be computed: {error}{again}"])
+        write_at_last(result, self.folder)
+
+    def judge(self, result: StudyResult) -> None:
+        """Applies the gate's rules, if there are any."""
+        gate = self.config.gate
+        if not (gate.judges and self.config.quality.metrics):
+            return
+        judge(result, gate, calibration_for(result, gate.calibration))
+        if left_unjudged(result):
+            print_problems([f"gate={gate.name}: has no comparison to judge"])
+        write_at_last(result, self.folder)
+        append_step_summary(result, result.judgements)
+
+    def report(self, result: StudyResult) -> None:
+        """Prints the tables and writes all reports to the run's folder."""
+        if self.brief:
+            return
+        show(result, self.console, self.folder)
+        if result.judgements:
+            self.console.print(verdict_table(result, result.judgements))
+        self.write_reports(result)
+        failed = [row.name for row in result.variants if row.status.failure]
+        if failed and self.again:
+            print_problems([f"`{self.again} retry_failed=true` measures again: {', '.join(failed)}"])
+
+    def write_reports(self, result: StudyResult) -> None:
+        """Writes all reports to the study's folder, and names those that people open."""
+        missing: dict[str, list[str]] = {}
+        for report, error in write_reports(result, self.folder):
+            if error is not None:
+                reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+                missing.setdefault(reason, []).append(report.name)
+            elif report.is_looked_at:
+                path = self.folder / report.file
+                self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())
+
+    def track(self, result: StudyResult) -> None:
+        """Logs the result to MLflow if tracking is enabled; a failure is printed and not raised."""
+        if self.config.tracking.kind == "none":
+            return
+        try:
+            with working(self.console, "logging to MLflow"):
+                logged = log_study(result, self.folder, self.config.tracking)
+        except (TrackingError, UsageError) as error:
+            print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
+            here, there = command_line("sync", self.folder), sync_command(self.folder, self.config.tracking)
+            own = "" if here == there else f" here, `{there}` to that store"
+            print(f"Nothing is lost: `{here}` logs it{own} later.", file=sys.stderr)
+            return
+        shown = shown_by(self.config.tracking, logged)
+        self.console.print(f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,73 @@
+"""Scores, judges, reports and logs images and times that other programs made (`sdopt judge`)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from sdopt.analysis.ratios import compare
+from sdopt.conclusion import Conclusion
+from sdopt.config.composer import composer_of, with_gate
+from sdopt.config.groups import data_sheets
+from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.exchange.study import Given, import_study, judgeable
+from sdopt.quality.settings import require_quality
+from sdopt.report.sweep import exit_code
+from sdopt.results.files import write_result
+from sdopt.results.records import StudyResult
+from sdopt.study.environment import describe_environment
+from sdopt.study.status import now
+from sdopt.worker.forkserver import start_fork_server
+from sdopt.worker.machine import find_machine
+
+_SECTIONS = ("gate", "quality", "tracking", "hardware")
+"""The sections of the configuration that decide on images of other programs; the others configure calls."""
+
+
+def judge_folders(given: Given, overrides: Sequence[str], output: Path | None, command: Sequence[str]) -> int:
+    """Judges folders of images; writes the result, and returns the exit code.
+
+    Args:
+        given: the folders, and what they promise.
+        overrides: keys of the gate, of quality metrics, of tracking and of the hardware for the metrics' networks.
+        output: the folder of the result; None is a new one below `outputs/runs/judge`.
+        command: the command, as recorded in the result.
+
+    Raises:
+        UsageError: folders, tables, metrics or rules do not fit together; nothing was judged.
+    """
+    folder = output or Path("outputs/runs/judge") / f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}"
+    if (folder / "result.json").exists():
+        raise OccupiedError(f"{folder}: holds a result; choose another folder with --output")
+    if strangers := sorted({key.partition("=")[0] for key in overrides if not key.startswith(_SECTIONS)}):
+        raise UsageError(
+            f"{', '.join(strangers)}: configures calls, and these were made elsewhere; choose from "
+            f"{', '.join(f'{section}.*' for section in _SECTIONS)}"
+        )
+    with composer_of(with_gate(overrides)) as composer:
+        config = composer.current.recorded
+    machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
+    environment = describe_environment(machine, list(command))
+    try:
+        result = import_study(given, config, environment, now(), folder)
+    except OSError as error:
+        raise UnavailableError(f"{folder}: {error.strerror}; choose another folder with --output") from error
+    _fit_rules(result)
+    require_quality(result.config.quality, result.config.gate, result.config.model)
+    compare(result)
+    result.status, result.finished = "finished", now()
+    write_result(result, folder)
+    end = Conclusion(result.config, folder, context)
+    end.evaluate(result, machine.device.torch_name)
+    end.judge(result)
+    end.report(result)
+    end.track(result)
+    return exit_code(folder)
+
+
+def _fit_rules(result: StudyResult) -> None:
+    """Leaves out rules on what was not given, and says so."""
+    kept, left_out = judgeable(result, result.config.gate.rules)
+    result.config = replace(result.config, gate=replace(result.config.gate, rules=kept))
+    if left_out:
+        print_problems([f"not judged, because it was not given: {', '.join(left_out)}"])

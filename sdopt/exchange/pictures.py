@@ -1,0 +1,213 @@
+"""Reads folders of images that any engine wrote, and finds which image of one belongs to which of another.
+
+Who made an image tells its prompt and seed in a table beside it, or in the image itself, as A1111's web UI and ComfyUI
+do. Where nobody tells, images belong together by their file names.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdopt.errors import UsageError
+from sdopt.exchange.tables import Row, read_table
+from sdopt.quality.images import image_files, read_image
+from sdopt.results.images import open_image
+
+_TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
+"""Tables beside images; Hugging Face's image folders have the last two."""
+
+_USER_COMMENT, _EXIF = 0x9286, 0x8769
+
+_A1111_SEED = re.compile(r"\bSeed: (\d+)")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image, and what it was made from; a prompt or seed is None where nobody tells it."""
+
+    file: Path
+    prompt: str | None = None
+    seed: int | None = None
+    negative: str = ""
+
+    @property
+    def made_from(self) -> tuple[str, str, int] | None:
+        """Its prompts and seed; None where one of them is not known."""
+        return None if self.prompt is None or self.seed is None else (self.prompt, self.negative, self.seed)
+
+
+def read_folder(folder: Path) -> list[Picture]:
+    """Returns the images of a folder with what is known of each, sorted by file name.
+
+    Raises:
+        UsageError: there is no image, two files have one name but for the suffix, or a table beside them does not fit.
+    """
+    files = image_files(folder)
+    if twice := _repeated(file.stem for file in files):
+        raise UsageError(f"{folder}: several images are named {twice}; keep one of them")
+    tables = [folder / name for name in _TABLES if (folder / name).is_file()]
+    if not tables:
+        return [_as_it_says(file) for file in files]
+    rows = {row.need("file", "file_name", "filename", "image"): row for row in read_table(tables[0])}
+    listed, there = {Path(name).name for name in rows}, {file.name for file in files}
+    if lacking := sorted(listed ^ there):
+        what = "is listed, and is not there" if lacking[0] in listed else "is not listed"
+        raise UsageError(f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once")
+    by_name = {Path(name).name: row for name, row in rows.items()}
+    return [_as_listed(file, by_name[file.name]) for file in files]
+
+
+def _as_listed(file: Path, row: Row) -> Picture:
+    return Picture(
+        file, row.text("prompt", "text", "caption"), row.whole("seed"), row.text("negative_prompt", "negative") or ""
+    )
+
+
+def _as_it_says(file: Path) -> Picture:
+    """Returns an image with the prompt and seed that the program which wrote it left in the file."""
+    image = open_image(file)
+    given = image.info.get("parameters") or _comment(image)
+    if isinstance(given, str) and (seed := _A1111_SEED.search(given)):
+        prompt, _, rest = given[: seed.start()].rpartition("\nSteps: ")[0].partition("\nNegative prompt: ")
+        return Picture(file, prompt.strip(), int(seed[1]), rest.strip())
+    try:
+        graph = json.loads(image.info.get("prompt") or "{}")
+    except ValueError:
+        graph = {}
+    return _of_graph(file, graph if isinstance(graph, dict) else {})
+
+
+def _comment(image: Any) -> str | None:
+    """Returns the comment that A1111's web UI leaves in JPEG and WebP files."""
+    comment = image.getexif().get_ifd(_EXIF).get(_USER_COMMENT)
+    if not isinstance(comment, bytes) or not comment.startswith(b"UNICODE\0"):
+        return None
+    return comment.removeprefix(b"UNICODE\0").decode("utf-16-be", errors="replace")
+
+
+def _of_graph(file: Path, graph: dict[str, Any]) -> Picture:
+    """Returns an image with what a graph of ComfyUI says; a graph of several samplers does not say which one it was."""
+    nodes = {name: node["inputs"] for name, node in graph.items() if isinstance(node, dict) and _is_inputs(node)}
+
+    def follow(value: Any, names: Sequence[str], depth: int = 0) -> Any:
+        """Follows links from node to node until a plain value is found under one of the names."""
+        if not (isinstance(value, list) and value and str(value[0]) in nodes):
+            return value
+        inputs = nodes[str(value[0])]
+        given = next((inputs[name] for name in names if name in inputs), None)
+        return None if depth > len(nodes) else follow(given, names, depth + 1)
+
+    texts = ("text", "text_g", "conditioning", "string", "value")
+
+    def made_from(inputs: dict[str, Any]) -> tuple[str | None, str, int | None]:
+        prompt = follow(inputs["positive"], (*texts, "positive"))
+        negative = follow(inputs.get("negative"), (*texts, "negative"))
+        seed = follow(inputs.get("noise_seed", inputs.get("seed")), ("noise_seed", "seed", "value"))
+        return (
+            prompt if isinstance(prompt, str) else None,
+            negative if isinstance(negative, str) else "",
+            seed if isinstance(seed, int) else None,
+        )
+
+    samplers = [node for node in nodes.values() if "positive" in node and ("seed" in node or "noise_seed" in node)]
+    found = {made_from(inputs) for inputs in samplers}
+    if len(found) != 1:
+        return Picture(file)
+    prompt, negative, seed = found.pop()
+    return Picture(file, prompt, seed, negative)
+
+
+def _is_inputs(node: dict[str, Any]) -> bool:
+    return isinstance(node.get("inputs"), dict)
+
+
+def partners(first: Sequence[Picture], second: Sequence[Picture], folders: tuple[Path, Path]) -> list[Picture]:
+    """Returns the second folder's images in the order of the first one's: by file name, else by prompt and seed.
+
+    Raises:
+        UsageError: an image has no partner, or one of the same name that was made from another prompt or seed.
+    """
+    mine, other = {p.file.stem: p for p in first}, {p.file.stem: p for p in second}
+    if mine.keys() == other.keys():
+        for name, picture in mine.items():
+            sides = picture.made_from, other[name].made_from
+            if None not in sides and sides[0] != sides[1]:
+                raise UsageError(
+                    f"{other[name].file}: was made from another prompt or seed than {picture.file}; compare images of "
+                    "the same prompts and seeds, or give the files of a pair the same name"
+                )
+        return [other[name] for name in mine]
+    known = [picture.made_from for picture in (*first, *second)]
+    if None in known:
+        alone = sorted(mine.keys() ^ other.keys())
+        has, lacks = folders if alone[0] in mine else folders[::-1]
+        raise UsageError(
+            f"{lacks}: has no image named {alone[0]}, as {has} has ({len(alone)} names are in one folder only). Give "
+            "the files of a pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
+        )
+    for folder, pictures in zip(folders, (first, second), strict=True):
+        if twice := _repeated(picture.made_from for picture in pictures):
+            raise UsageError(f"{folder}: several images are of the seed {twice[2]} and the prompt '{twice[0]}'")
+    by_origin = {picture.made_from: picture for picture in second}
+    alone_of = {picture.made_from for picture in first} ^ by_origin.keys()
+    if alone_of:
+        prompt, _, seed = min(origin for origin in alone_of if origin is not None)
+        raise UsageError(
+            f"{folders[0]} and {folders[1]}: {len(alone_of)} images are in one folder only, as that of the seed {seed} "
+            f"and the prompt '{prompt}'; compare the same prompts and seeds"
+        )
+    return [by_origin[picture.made_from] for picture in first]
+
+
+def _repeated(values: Iterable[Any]) -> Any:
+    """Returns a value that occurs several times; None if there is none."""
+    return next((value for value, count in Counter(values).items() if count > 1), None)
+
+
+_SIDE = 16
+"""Side in pixels to which images are reduced to see whether they show the same."""
+
+_ALIKE = 0.9
+"""Partners must differ by less than this share of what images that do not belong together differ by."""
+
+
+def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
+    """Checks that partners show the same, as images from the same noise do.
+
+    Raises:
+        UsageError: they differ as much as images that do not belong together, and neither side shows one image alone.
+    """
+    if len(first) < 3:
+        return
+    mine, other = (np.stack([_small(picture.file) for picture in side]) for side in (first, second))
+
+    def distance(these: np.ndarray, those: np.ndarray) -> float:
+        return float(np.median(np.sqrt(np.mean((these - those) ** 2, axis=1))))
+
+    apart = distance(mine, np.roll(other, 1, axis=0))
+    varied = [distance(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)]
+    if all(varied) and distance(mine, other) >= _ALIKE * apart:
+        raise UsageError(
+            f"{first[0].file.parent} and {second[0].file.parent}: no image looks like its partner, as if they were "
+            "made from other noise. Compare images of the same prompts and seeds, made in the same size by the same "
+            "sampler"
+        )
+
+
+def _small(file: Path) -> np.ndarray:
+    from PIL import Image
+
+    reduced = Image.fromarray(read_image(file)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+    return np.asarray(reduced, dtype=np.float64).reshape(-1)
+
+
+def numbered(values: Sequence[Hashable]) -> list[int]:
+    """Returns the number of each value, from 0, in the order in which they first occur."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -1,0 +1,225 @@
+"""Makes a study of images and times of other programs, which is scored, judged and shown like sdopt's own."""
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.exchange.pictures import Picture, numbered, partners, read_folder, require_alike
+from sdopt.exchange.tables import Row, read_table
+from sdopt.quality.images import read_image
+from sdopt.results.comparisons import Comparison
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.results.samples import Call, Measurement, Memory, ShapeSamples
+from sdopt.results.scores import ImageRecord
+from sdopt.schema import Model, Protocol, Rule, Workload
+
+BASELINE, AGAIN = "baseline", "baseline again"
+
+AXIS = "program"
+"""The axis on which imported variants differ."""
+
+TIMES = "times.csv"
+
+_OF_CALLS = ("speedup", "tail_ratio")
+
+_MODEL = Model(name="images", weights="path", path=None)
+"""What is recorded as their model: nobody tells which one it was."""
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One folder: its images in the baseline's order, and its rows of times."""
+
+    name: str
+    folder: Path
+    pictures: list[Picture]
+    times: list[Row]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is to be judged.
+
+    Attributes:
+        baseline: the folder of the baseline's images.
+        candidates: the folders to compare with it.
+        again: a second folder of the baseline: the same prompts and seeds, made once more.
+        contract: what the candidates promise about their images.
+        precision: the number type in which the baseline was computed, for rules that depend on it.
+    """
+
+    baseline: Path
+    candidates: Sequence[Path]
+    again: Path | None = None
+    contract: Contract = Contract.LOSSY
+    precision: str | None = None
+
+
+def import_study(
+    given: Given, config: RecordedConfig, environment: Environment, started: str, output: Path
+) -> StudyResult:
+    """Returns a study of images that other programs made, whose images are copied to `output`; nothing is scored yet.
+
+    Raises:
+        UsageError: folders, images or tables do not fit together.
+    """
+    first = read_folder(given.baseline)
+    sides = [_Side(BASELINE, given.baseline, first, _times(given.baseline))]
+    names = _names([*given.candidates])
+    folders = [*zip(names, given.candidates, strict=True), *([(AGAIN, given.again)] if given.again else [])]
+    for name, folder in folders:
+        pictures = partners(first, read_folder(folder), (given.baseline, folder))
+        require_alike(first, pictures)
+        sides.append(_Side(name, folder, pictures, _times(folder)))
+    claims = _claims(sides)
+    replicates = {row.whole("replicate") or 0 for side in sides for row in side.times}
+    config = replace(
+        config,
+        model=_MODEL,
+        workload=Workload(prompt_count=len(first)),
+        protocol=Protocol(replicates=max(1, len(replicates)), stage_calls=0),
+        options={"precision": {"weights": given.precision}} if given.precision else {},
+    )
+    size = read_image(first[0].file).shape
+    rows = []
+    for number, side in enumerate(sides):
+        control = given.again is not None and side.name == AGAIN
+        if read_image(side.pictures[0].file).shape != size:
+            raise UsageError(f"{side.folder}: its images have another size than those of {given.baseline}")
+        rows.append(
+            VariantResult(
+                side.name,
+                "control" if control else "variant",
+                {AXIS: side.name if number and not control else BASELINE},
+                [],
+                config,
+                contract=given.contract if number and not control else Contract.EXACT,
+                status=Status.OK,
+                measurements=_measurements(side, sides[0]),
+                images=_copied(side, first, output, number),
+                promises={AXIS: Promise(given.contract, claims)} if number and not control else {},
+            )
+        )
+    result = StudyResult(
+        name="judge",
+        design=IMPORTED,
+        started=started,
+        environment=environment,
+        config=config,
+        variants=rows,
+        comparisons=[Comparison(row.name, BASELINE, "nothing" if row.is_control else row.name) for row in rows[1:]],
+        baseline=BASELINE,
+    )
+    if result.control is not None:
+        result.redrawn["numerical"] = result.control.images
+    return result
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Returns a name for each folder: the shortest end of its path by which it differs from the others."""
+    parts = [folder.resolve().parts[1:] for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(path[-length:]) for path in parts]
+        if len({*names, BASELINE, AGAIN}) == len(names) + 2:
+            return names
+    raise UsageError(f"{folders[0]}: is given twice; name each folder once")
+
+
+def _times(folder: Path) -> list[Row]:
+    file = folder / TIMES
+    return read_table(file) if file.is_file() else []
+
+
+def _claims(sides: Sequence[_Side]) -> list[str]:
+    """Returns what candidates are to gain: in speed and in memory, as far as every folder tells it."""
+    tells = {"latency": ("seconds",), "memory": ("memory_gib",)}
+    return [
+        claim
+        for claim, names in tells.items()
+        if all(side.times and all(row.number(*names) is not None for row in side.times) for side in sides)
+    ]
+
+
+def _measurements(side: _Side, first: _Side) -> list[Measurement]:
+    """Returns the calls of a folder's table, a process for each replicate; calls of the same image are paired."""
+    order = {key: number for number, key in enumerate(_calls(first))}
+    found: dict[int, list[tuple[int, Row]]] = {}
+    for key, row in zip(_calls(side), side.times, strict=True):
+        if first.times and key not in order:
+            raise UsageError(f"{row.place}: {first.folder / TIMES} has no such call; give both the same calls")
+        found.setdefault(key[0], []).append((order.get(key, len(found)), row))
+    measurements = []
+    for replicate, calls in sorted(found.items()):
+        seconds = [(number, _positive(row, "seconds"), row) for number, row in sorted(calls, key=lambda call: call[0])]
+        held = [row.number("memory_gib") for _, _, row in seconds]
+        known = [gib for gib in held if gib is not None]
+        timed = [Call(value, number) for number, (_, value, _) in enumerate(seconds)]
+        measurements.append(
+            Measurement(
+                replicate=replicate,
+                shapes=[ShapeSamples(calls=timed, memory=Memory(0.0, max(known)) if known else None)],
+                complete=True,
+            )
+        )
+    if found and first.times and len(side.times) != len(first.times):
+        raise UsageError(
+            f"{side.folder / TIMES}: has {len(side.times)} calls, and {first.folder / TIMES} {len(first.times)}; give "
+            "both the same calls"
+        )
+    return measurements
+
+
+def _calls(side: _Side) -> list[tuple[int, object, int]]:
+    """Returns what each row of a table is the time of: its replicate, its image, and its number among equal ones."""
+    found: list[tuple[int, object, int]] = []
+    counts: dict[tuple[int, object], int] = {}
+    for row in side.times:
+        image = row.text("file")
+        key = (row.whole("replicate") or 0, Path(image).stem if image else (row.text("prompt"), row.whole("seed")))
+        found.append((*key, counts.setdefault(key, 0)))
+        counts[key] += 1
+    return found
+
+
+def _positive(row: Row, name: str) -> float:
+    value = row.number(name)
+    if value is None or value <= 0 or math.isinf(value):
+        raise UsageError(f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0")
+    return value
+
+
+def _copied(side: _Side, first: Sequence[Picture], output: Path, number: int) -> list[ImageRecord]:
+    """Copies the images of a folder to the study's; they keep the baseline's prompts and seeds."""
+    prompts = numbered([(picture.prompt or picture.file.stem, picture.negative) for picture in first])
+    counts: dict[int, int] = {}
+    target = output / "images" / f"{number:02d}"
+    target.mkdir(parents=True, exist_ok=True)
+    records: list[ImageRecord] = []
+    for mine, theirs, prompt in zip(side.pictures, first, prompts, strict=True):
+        path = target / f"{len(records):05d}{mine.file.suffix.lower()}"
+        shutil.copyfile(mine.file, path)
+        image = counts[prompt] = counts.get(prompt, -1) + 1
+        records.append(
+            ImageRecord(
+                theirs.prompt or "", prompt, image, theirs.seed or 0, str(path.relative_to(output)),
+                negative=theirs.negative,
+            )
+        )  # fmt: skip
+    return records
+
+
+def judgeable(result: StudyResult, rules: dict[str, list[Rule]]) -> tuple[dict[str, list[Rule]], list[str]]:
+    """Returns the rules of a gate that can be applied to what was given, and the metrics of those that are left out."""
+    claims = {claim for row in result.variants for promise in row.promises.values() for claim in promise.claims}
+    left_out = ["latents_error"]
+    left_out += [] if "latency" in claims else _OF_CALLS
+    left_out += [] if "memory" in claims else ["memory_ratio"]
+    left_out += [] if all(record.prompt for record in result.variant(result.baseline).images) else ["clip_score"]
+    kept = {contract: [rule for rule in own if rule.metric not in left_out] for contract, own in rules.items()}
+    contracts = {row.contract for row in result.candidates}
+    return kept, [name for name in left_out if any(r.metric == name for c in contracts for r in rules.get(c, []))]
