@@ -109,7 +109,8 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
 
 def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[Cell]":
     """Returns what is known of each option with each model and task on a device."""
-    from sdopt.config.groups import data_sheets, optimization_options, options_of
+    from sdopt.config.groups import data_sheets, optimization_options
+    from sdopt.config.paths import options_of
     from sdopt.doctor.matrix import RECORDS, Matrix, records_in, shown_in
     from sdopt.errors import UsageError
 

@@ -3,8 +3,8 @@
 from functools import cache
 
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import data_sheets, optimization_options, options_of
-from sdopt.config.paths import CONF
+from sdopt.config.groups import data_sheets, optimization_options
+from sdopt.config.paths import CONF, options_of
 from sdopt.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, records_in, shown_in
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device

@@ -47,9 +47,8 @@ class Model:
     weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
     """Where the weights come from."""
     path: str | None = None
-    """For `path`: the folder of a Stable Diffusion, SDXL or AltDiffusion pipeline, or a `.safetensors` file."""
-    tokenizer: str | None = None
-    """For a single file, which has no vocabulary: a folder with CLIP's, like `tokenizer/` in a diffusers folder."""
+    """For `path`: the folder of a Stable Diffusion, SDXL or AltDiffusion pipeline, or a `.safetensors` file.
+    `model=PATH` finds the other keys in it."""
     hub_id: str | None = None
     """For `hub`: the repository, as in `owner/name`."""
     revision: str | None = None

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
+from sdopt.config.models import with_own_models
 from sdopt.config.overrides import parsed_override
-from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
 
@@ -77,7 +78,8 @@ class CommandLine:
         if folder is not None and not os.access(folder, os.R_OK | os.X_OK):
             raise UsageError(f"--config-dir {folder}: cannot be read; make it readable")
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
-        return cls(tuple(given.overrides), folder, given.multirun, informative)
+        overrides = with_own_models(given.overrides, options_of("model", folder))
+        return cls(tuple(overrides), folder, given.multirun, informative)
 
     @property
     def task(self) -> list[str]:

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.compositions import Composition, Compositions, composition_errors
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
+from sdopt.config.models import with_own_models
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override
 from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
@@ -47,12 +48,12 @@ class HydraComposer:
         composed: tuple[DictConfig, DictConfig] | None = None,
     ) -> None:
         self._compositions = Compositions(hydra_overrides)
-        self._overrides = list(overrides)
+        self._overrides = with_own_models(overrides, self._compositions.options("model"))
         # A design composes the same variants again and again.
         self._parsed: dict[tuple[tuple[str, ...], frozenset[str]], RunConfig] = {}
         self._untouched: dict[str, bool] = {}
         self._combining: frozenset[str] = frozenset()
-        self._job = self._compositions.of(overrides, composed)
+        self._job = self._compositions.of(self._overrides, composed)
         self.current = self._parse(self._overrides)
         """The job's own configuration."""
         self._defaults = self._compositions.of([])
@@ -74,7 +75,8 @@ class HydraComposer:
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
         """Composes a variant; see `sdopt.study.designs.Composer`."""
         try:
-            overrides = [as_override(override) for override in overrides]
+            overrides = list(map(as_override, overrides))
+            overrides = with_own_models(overrides, self._compositions.options("model"))
             require_overrides(overrides)
             overrides = self._joined(overrides)
             run, merged = self._composed(overrides, plain)

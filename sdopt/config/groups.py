@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from sdopt.config.overrides import parsed_override
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.schema import Sheet
@@ -21,12 +21,6 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
         for path in sorted(folder.glob("*/*.yaml")):
             if path.parent.name not in (*SECTIONS, "experiment"):
                 yield path.parent.name, path.stem
-
-
-def options_of(group: str, config_dir: Path | None = None) -> list[str]:
-    """Returns the options of one group, packaged or the user's own."""
-    folders = [CONF, *([config_dir] if config_dir else [])]
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
 @cache

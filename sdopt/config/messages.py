@@ -24,6 +24,7 @@ def explain(error: Exception) -> str:
         if plugin := re.fullmatch(r"hydra/(launcher|sweeper)", option[1]):
             name = option[2].partition("_")[0]
             choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
+        choices += "; or a path, or owner/name on the hub" if option[1] == "model" else ""
         return f"{option[1]}={option[2]}: unknown option; {advice}{choices}"
     if unknown is None:
         return message

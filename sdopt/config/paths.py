@@ -12,3 +12,9 @@ CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / 
 
 CONFIG_NAME = "config"
 """The primary configuration in `CONF`."""
+
+
+def options_of(group: str, config_dir: Path | None = None) -> list[str]:
+    """Returns the options of one group, packaged or the user's own."""
+    folders = [CONF, *([config_dir] if config_dir else [])]
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})

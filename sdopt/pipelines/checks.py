@@ -19,7 +19,7 @@ from sdopt.pipelines.catalog import (
     names_in_folder,
     text_to_image,
 )
-from sdopt.pipelines.tokenizer import has_vocabulary
+from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
 from sdopt.pipelines.weights import PICKLED, Header, variant_to_try, variants_of, weight_files
 from sdopt.schema import Model, wrong_name
 
@@ -88,7 +88,6 @@ def _require_no_idle_keys(model: Model) -> None:
     file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
-        "tokenizer": (file, "model.path of a single file"),
         "revision": (model.weights == "hub", "model.weights=hub"),
         "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
     }
@@ -105,7 +104,7 @@ def require_folder(folder: Path, model: Model) -> None:
     """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files."""
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
     if not folder.is_dir():
-        raise UsageError(f"{at}: there is no such folder")
+        raise UsageError(f"{at}: there is no such file or folder")
     if not (folder / "model_index.json").is_file():
         raise UsageError(f"{at}: holds no model_index.json; {_instead_of(folder)}")
     index = _read_json(folder / "model_index.json", at)
@@ -139,9 +138,9 @@ def _instead_of(folder: Path) -> str:
     found += [*sorted(folder.glob("*/")), folder.parent]
     if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
         what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
-        return f"{what}: give model.path={pipeline}"
+        return f"{what}: give model={pipeline}"
     if files := sorted(folder.glob("*.safetensors")):
-        return f"give a single file itself, with its family: model=sd15 model.weights=path model.path={files[0]}"
+        return f"give a single file itself: model={files[0]}"
     return "save a pipeline there with save_pretrained"
 
 
@@ -188,13 +187,11 @@ def _require_original(path: Path, model: Model) -> None:
         )
     if architecture_folder(model) is None:
         raise UsageError(
-            f"{at}: a single file does not name its architecture; "
-            f"choose model={names_in_folder(ARCHITECTURES)} with model.weights=path"
+            f"{at}: of no architecture that comes with sdopt ({names_in_folder(ARCHITECTURES)}): its denoiser reads "
+            f"{text_width(shapes)} channels of text; load it in diffusers, save that with save_pretrained, and give "
+            "the folder: model=…"
         )
-    _require_vocabulary(model)
-    width = next((shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight")), None)
-    xl = any(name.startswith("conditioner.") for name in shapes)
-    _require_architecture(model, at, f"StableDiffusion{'XL' if xl else ''}Pipeline", width)
+    _require_architecture(model, at, kind_of_file(shapes), text_width(shapes))
     channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
     latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)
     if problem := further_inputs(channels, latent):
@@ -223,34 +220,18 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
     if any("lora_" in name or name.endswith((".lokr_w1", ".hada_w1_a", ".diff")) for name in names):
         return f"it is a LoRA: give it as lora=loaded lora.path={path}, beside a model"
     if (path.parent.parent / "model_index.json").is_file():
-        return f"it is a part of a pipeline: give model=folder model.path={path.parent.parent}"
+        return f"it is a part of a pipeline: give model={path.parent.parent}"
     if any(".double_blocks." in name or ".joint_blocks." in name for name in names):
         return "it is a model of another family, such as FLUX or SD 3, which sdopt does not run"
     if len(missing) < len(_ORIGINAL):
         return (
             f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "
-            "the folder: model=folder model.path=…"
+            "the folder: model=…"
         )
     return (
         "a single component or an adapter cannot be run on its own: load it in diffusers into the pipeline that it "
-        "belongs to, save that with save_pretrained, and give the folder: model=folder model.path=…"
+        "belongs to, save that with save_pretrained, and give the folder: model=…"
     )
-
-
-def _require_vocabulary(model: Model) -> None:
-    """Raises UsageError if a single file's vocabulary is missing: trained weights need their own vocabulary."""
-    folder = architecture_folder(model)
-    if folder is None or has_vocabulary(folder / "tokenizer"):
-        return
-    if model.tokenizer is None:
-        raise UsageError(
-            "model.tokenizer: a single file holds no vocabulary; give the folder of CLIP's tokenizer, which every "
-            "diffusers folder of such a model has: model.tokenizer=/path/of/tokenizer"
-        )
-    if not has_vocabulary(Path(model.tokenizer).expanduser()):
-        raise UsageError(
-            f"model.tokenizer={model.tokenizer}: holds neither tokenizer.json nor vocab.json with merges.txt"
-        )
 
 
 def _require_architecture(model: Model, at: str, kind: str, width: int | None) -> None:
@@ -262,13 +243,7 @@ def _require_architecture(model: Model, at: str, kind: str, width: int | None) -
         return
     expected = _read_json(folder / "unet" / "config.json", at)["cross_attention_dim"]
     if (kind, width) != (class_name_of(folder), expected):
-        fitting = [
-            found.name
-            for found in sorted(ARCHITECTURES.iterdir())
-            if (found / "model_index.json").is_file()
-            and (kind, width)
-            == (class_name_of(found), _read_json(found / "unet" / "config.json", at)["cross_attention_dim"])
-        ]
+        fitting = fitting_architectures(kind, width)
         way = f"choose model={' or '.join(fitting)}" if fitting else "sdopt has no other architecture that fits"
         raise UsageError(
             f"{at}: not of the architecture model={model.name}: a {kind} with {width} text channels, "

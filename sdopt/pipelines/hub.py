@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN
@@ -55,6 +56,20 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         return Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
+
+
+def hub_configs(repository: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Returns a repository's `model_index.json` and the configurations of its denoiser and its VAE, fetched if needed.
+
+    Raises:
+        UsageError: the repository is not a pipeline, or it is not in the cache and cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with _explained(repository, f"model={repository} (no folder here)", _PIPELINE):
+        files = [hf_hub_download(repository, f"{part}.json") for part in ("model_index", "unet/config", "vae/config")]
+        index, unet, vae = (json.loads(Path(file).read_text()) for file in files)
+        return index, unet, vae
 
 
 def download_bytes(model: Model) -> int | None:

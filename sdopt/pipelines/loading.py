@@ -16,6 +16,7 @@ from sdopt.pipelines.catalog import (
     class_named,
     part_class,
 )
+from sdopt.pipelines.families import UNMARKED, predicts_noise
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import place
 from sdopt.pipelines.sampling import marks_in, remarks, scheduler_like, unsuited
@@ -77,7 +78,10 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns what a user should know of how a model is sampled, for each a line that names the model."""
     own, marks = part_config(model, "scheduler"), marks_of(model)
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
-    return [f"{at}: {remark}" for remark in remarks(own, marks, scheduler)] if own else []
+    found = remarks(own, marks, scheduler) if own else []
+    if model.name == "sd21" and model.weights == "path" and predicts_noise(Path(str(model.path)).expanduser()) is None:
+        found.append(UNMARKED)
+    return [f"{at}: {remark}" for remark in found]
 
 
 def pipeline_of(model: Model) -> str:
@@ -198,8 +202,7 @@ def load_pipeline(
         built_on = "cpu" if on_host else device
         pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
     elif model.weights == "path" and Path(str(model.path)).expanduser().is_file():
-        vocabulary = Path(model.tokenizer).expanduser() if model.tokenizer else None
-        tokenizers = {path.name: load_tokenizer(path, vocabulary) for path in folder.glob("tokenizer*")}
+        tokenizers = {path.name: load_tokenizer(path) for path in folder.glob("tokenizer*")}
         file = Path(str(model.path)).expanduser()
         pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
     else:

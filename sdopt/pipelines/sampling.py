@@ -116,7 +116,7 @@ def unsuited(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
     if str(name).startswith("EDM ("):
         why = f"has other noise levels than the model, which is marked as {name}, and a single file does not say which"
-        return [f"{at}: {why}: save it as a folder with its own scheduler, and give model=folder"]
+        return [f"{at}: {why}: save it as a folder with its own scheduler, and give model=FOLDER"]
     if name is not None and of_model is None:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"

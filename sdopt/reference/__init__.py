@@ -16,5 +16,9 @@ CLIP = MODEL.with_name("clip")
 TINY_AUTOENCODER = MODEL.with_name("tiny_autoencoder")
 """A folder for `AutoencoderTiny.from_pretrained`: the packaged model's equivalent of TAESD."""
 
+VOCABULARY = MODEL.with_name("vocabulary")
+"""The vocabulary of CLIP (Radford et al. 2021) in the form of two files, which all published models of Stable Diffusion
+share. MIT License, Copyright (c) 2021 OpenAI; see NOTICE."""
+
 LORAS = MODEL.with_name("loras")
 """A folder with two style LoRAs of equal rank and layers for the model, and their card."""

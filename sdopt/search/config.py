@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdopt.config.groups import optimization_options, options_of
+from sdopt.config.groups import optimization_options
 from sdopt.config.overrides import group_of, key_of
 from sdopt.config.own import own_config
+from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import FAMILIES
 from sdopt.schema import SEEDS, bounded, wrong_name

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import default_options, options_of, override_of
+from sdopt.config.groups import default_options, override_of
 from sdopt.config.overrides import quoted
 from sdopt.config.parse import SECTIONS
+from sdopt.config.paths import options_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device

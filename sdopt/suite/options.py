@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sdopt.analysis.outcomes import Standing
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import options_of
+from sdopt.config.paths import options_of
 from sdopt.doctor.options import compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device

@@ -22,7 +22,8 @@ from diffusers import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sdopt
-from sdopt.config.groups import optimization_options, options_of
+from sdopt.config.groups import optimization_options
+from sdopt.config.paths import options_of
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
 from tests.pipelines.test_hub import cache  # noqa: F401

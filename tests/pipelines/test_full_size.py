@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import empty_network
@@ -83,8 +83,7 @@ def test_a_single_file_is_read_with_the_configurations_in_the_package(tmp_path: 
     """Stable Diffusion 1.5 as it was published: no hub, every parameter in its place."""
     random = load(Model(name="sd15", weights="random"), torch.bfloat16)
     original_layout(random, tmp_path / "sd15.safetensors")
-    vocabulary = str(PACKAGED / "emoji" / "tokenizer")
-    model = Model(name="sd15", weights="path", path=str(tmp_path / "sd15.safetensors"), tokenizer=vocabulary)
+    model = Model(name="sd15", weights="path", path=str(tmp_path / "sd15.safetensors"))
     require_model(model)
     with pytest.raises(UsageError, match="not of the architecture model=sd21"):
         require_model(replace(model, name="sd21"))

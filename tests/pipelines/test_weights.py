@@ -15,8 +15,9 @@ from sdopt.hardware.probe import probe_device
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
+from sdopt.pipelines.families import UNMARKED, family_of
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, _files
-from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.loading import load_pipeline, sampling_remarks
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model, Scheduler, Task
@@ -219,16 +220,16 @@ class TestPaths:
         snapshot = repository / "snapshots" / "0123"
         shutil.copytree(folder, snapshot)
         for path in (repository, repository.parent):
-            assert f"give model.path={snapshot}" in refusal(path)
+            assert f"give model={snapshot}" in refusal(path)
         check(snapshot)
         (snapshot / UNET).unlink()
         (snapshot / UNET).symlink_to(tmp_path / "gone")
         assert f"{UNET} is a link to a file that is gone" in refusal(snapshot)
 
     def test_of_what_is_near_a_pipeline(self, folder: Path) -> None:
-        assert f"give model.path={folder}" in refusal(folder / "unet")
-        assert f"give model.path={folder}" in refusal(folder.parent)
-        assert f"give model=folder model.path={folder}" in refusal(folder / UNET)
+        assert f"give model={folder}" in refusal(folder / "unet")
+        assert f"give model={folder}" in refusal(folder.parent)
+        assert f"give model={folder}" in refusal(folder / UNET)
 
     def test_of_a_lora(self, tmp_path: Path) -> None:
         file = tmp_path / "style.safetensors"
@@ -281,9 +282,10 @@ class TestSingleFile:
 
     @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
     def test_of_a_published_size_passes(self, name: str, tmp_path: Path) -> None:
-        """Every tensor is found again after diffusers' renaming; a sparse file has the header alone."""
+        """Its family is found, and every tensor after diffusers' renaming; a sparse file has the header alone."""
         file = tmp_path / f"{name}.safetensors"
-        header, start = {}, 0
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        start = 0
         for key, shape in original_names(ARCHITECTURES / name).items():
             stop = start + 2 * torch.Size(shape).numel()
             header[key] = {"dtype": "F16", "shape": shape, "data_offsets": [start, stop]}
@@ -292,6 +294,8 @@ class TestSingleFile:
         with file.open("wb") as out:
             out.write(len(content).to_bytes(8, "little") + content)
             out.truncate(8 + len(content) + start)
-        model = Model(name, "path", str(file), str(EMOJI / "tokenizer"))
+        assert family_of(file) == name
+        model = Model(name, "path", str(file))
         require_model(model)
         require_parts(model)
+        assert (UNMARKED in "".join(sampling_remarks(model, Scheduler()))) == (name == "sd21")

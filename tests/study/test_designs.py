@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import options_of
+from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.study.designs import BASELINE, Design, Edge, Plan, difference
 from sdopt.variant import Variant

@@ -8,7 +8,8 @@ import pytest
 
 from runners.gpu_suite import main
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import data_sheets, optimization_options, options_of
+from sdopt.config.groups import data_sheets, optimization_options
+from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device

@@ -1,0 +1,124 @@
+"""Makes an option of the group `model` of a user's own file, folder or repository: `model=PATH` chooses it.
+
+Hydra finds the option in its ConfigStore, under the path, so that a sweep, a variant, a preset or a search chooses it
+as it does any other.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from sdopt.config.overrides import parsed_override, quoted
+from sdopt.config.paths import CONF, options_of
+from sdopt.errors import UsageError
+
+_KEYS = ("model", "model.path")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+_ANY_FOLDER = "folder"
+"""The option whose keys a folder, or a repository of no published model, starts from."""
+
+
+def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
+    """Returns overrides that choose a user's own model as an option of the group `model`, which is there from now on.
+
+    `model.path=PATH` alone means `model=PATH`; beside a published model it means weights of that architecture.
+
+    Args:
+        overrides: those of a command line or of a variant.
+        options: the options of the group `model`, which are never paths.
+
+    Raises:
+        UsageError: a value names neither an option nor something that is there, or a file is damaged.
+    """
+    found = {key: [override for override in overrides if _key(override) == key] for key in _KEYS}
+    if not any(found.values()):
+        return list(overrides)
+    chosen = [value for override in found["model"][-1:] for value in _values(override)]
+    paths = found["model.path"][-1:]
+    others = [override for override in overrides if _key(override) not in _KEYS]
+    if paths and set(chosen) <= {_ANY_FOLDER} and (given := _values(paths[0])) and any(map(_is_there, given)):
+        return [f"model={','.join(_option(value, ()) for value in given)}", *others]
+    if chosen and not set(chosen) <= set(options):
+        changed = [f"model={','.join(value if value in options else _option(value, options) for value in chosen)}"]
+    else:
+        changed = found["model"][-1:]
+    if paths and not any(_key(override) == "model.weights" for override in overrides):
+        paths = [*paths, "model.weights=path"]
+    return [*changed, *others, *paths]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def _values(override: str) -> list[str]:
+    """Returns the text of a value, or of each that a sweep lists; a path need not be quoted as Hydra wants it."""
+    raw = override.partition("=")[2]
+    if _is_there(raw):
+        return [raw]
+    try:
+        parsed = parsed_override(override)
+    except UsageError:
+        return [raw]
+    if parsed.is_choice_sweep():
+        return [re.sub(r"^(['\"])(.*)\1$", r"\2", str(value)) for value in parsed.sweep_string_iterator()]
+    value = parsed.value()
+    return [value] if isinstance(value, str) else []
+
+
+def _is_there(value: str) -> bool:
+    try:
+        return bool(value) and Path(value).expanduser().exists()
+    except OSError:  # longer than a path can be
+        return False
+
+
+def _option(value: str, options: Collection[str]) -> str:
+    """Registers the option of a value, and returns its name as Hydra's grammar takes it."""
+    if _is_there(value):
+        path = Path(value).expanduser().absolute()
+        return quoted(_registered(str(path), _at_path(path)))
+    if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
+        return quoted(_registered(value, _on_hub(value)))
+    if "/" in value or Path(value).suffix in (".safetensors", ".ckpt", ".pt", ".pth", ".bin"):
+        raise UsageError(f"model={value}: there is no such file or folder; the named models are {', '.join(options)}")
+    return value  # Hydra says which options there are
+
+
+def _registered(name: str, node: dict[str, Any]) -> str:
+    group, _, last = f"model/{name.lstrip('/')}".rpartition("/")
+    ConfigStore.instance().store(last, node, group=group)
+    return name
+
+
+def _at_path(path: Path) -> dict[str, Any]:
+    from sdopt.pipelines.families import family_of, settings_of_folder
+
+    here = {"weights": "path", "path": str(path)}
+    if path.is_dir():
+        return _keys(_ANY_FOLDER) | settings_of_folder(path) | here
+    family = family_of(path) if path.suffix == ".safetensors" else None
+    return _keys(family or _ANY_FOLDER) | here | {"hub_id": None}
+
+
+def _on_hub(repository: str) -> dict[str, Any]:
+    published = {_keys(option)["hub_id"]: option for option in options_of("model")}
+    if repository in published:
+        return _keys(published[repository])
+    from sdopt.pipelines.families import settings_of
+    from sdopt.pipelines.hub import hub_configs
+
+    there = {"weights": "hub", "hub_id": repository, "path": None}
+    return _keys(_ANY_FOLDER) | settings_of(*hub_configs(repository)) | there
+
+
+def _keys(option: str) -> dict[str, Any]:
+    """Returns the keys of a packaged option, with their values."""
+    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{option}.yaml"))
+    return dict(node)

@@ -1,0 +1,109 @@
+"""Finds what a user's own model is, from its file, its folder or its repository: architecture, size, guidance scale."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, text_to_image
+from sdopt.pipelines.sampling import marks_in
+from sdopt.pipelines.weights import Header
+
+UNMARKED = (
+    "nothing in the file says whether it predicts velocity, as Stable Diffusion 2.1 does at 768 pixels, or noise, as "
+    "2.1-base at 512 pixels; the former is taken: if its images are noise, give model=sd21_base model.path=…"
+)
+"""What a user should know of a file of Stable Diffusion 2.x without marks."""
+
+
+def fitting_architectures(kind: str, width: int | None, channels: int | None = None) -> list[str]:
+    """Returns the names of the architectures that come with sdopt and have these properties.
+
+    Args:
+        kind: the class name of the text-to-image pipeline.
+        width: channels of the states of text that the denoiser reads.
+        channels: channels of its first convolution; None if not known.
+    """
+    return [
+        name for name, found in _architectures().items() if found[:2] == (kind, width) and channels in (None, found[2])
+    ]
+
+
+@cache
+def _architectures() -> dict[str, tuple[str, int, int]]:
+    folders = [path.parent for root in (ARCHITECTURES, PACKAGED) for path in sorted(root.glob("*/model_index.json"))]
+    unets = {folder: json.loads((folder / "unet" / "config.json").read_text()) for folder in folders}
+    return {
+        folder.name: (class_name_of(folder), unet["cross_attention_dim"], unet["block_out_channels"][0])
+        for folder, unet in unets.items()
+    }
+
+
+def text_width(shapes: Mapping[str, list[int]]) -> int | None:
+    """Returns how many channels of text the denoiser in a single file reads, from its tensors' shapes."""
+    return next((shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight")), None)
+
+
+def kind_of_file(shapes: Mapping[str, list[int]]) -> str:
+    """Returns the class name of the text-to-image pipeline for a single file, from its tensors' names."""
+    return f"StableDiffusion{'XL' if any(name.startswith('conditioner.') for name in shapes) else ''}Pipeline"
+
+
+def family_of(file: Path) -> str | None:
+    """Returns the name of the architecture of a single file in the original layout; None if sdopt has none that fits.
+
+    Raises:
+        UsageError: the file is not complete, or holds quantized weights.
+    """
+    header = Header.of(file, f"model.path={file}")
+    first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
+    found = fitting_architectures(kind_of_file(header.shapes), text_width(header.shapes), first[0] if first else 0)
+    if len(found) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
+        return "sd21_base" if predicts_noise(file) else "sd21"
+    return found[0] if found else None
+
+
+def predicts_noise(file: Path) -> bool | None:
+    """Returns what a single file of Stable Diffusion 2.x says of its prediction and its size; None if it says nothing.
+
+    The number of steps that the published 2.1-base was trained for is a mark, by which diffusers knows it, too.
+    """
+    from safetensors import safe_open
+
+    header = Header.of(file, f"model.path={file}")
+    if predicts := marks_in(file).get("prediction_type"):
+        return bool(predicts == "epsilon")
+    if resolution := header.metadata.get("modelspec.resolution"):
+        return resolution.startswith("512")
+    if "global_step" in header.shapes:
+        with safe_open(file, "np") as tensors:
+            return bool(tensors.get_tensor("global_step") == 875_000)
+    return None
+
+
+def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`.
+
+    Args:
+        index: its `model_index.json`.
+        unet: the configuration of its denoiser.
+        vae: the configuration of its VAE, which scales images down by two at each level but the last.
+    """
+    sample, levels = unet.get("sample_size"), vae.get("block_out_channels")
+    size = sample * 2 ** (len(levels) - 1) if isinstance(sample, int) and isinstance(levels, list) else 512
+    return {"size": size, "guidance_scale": 5.0 if "XL" in text_to_image(index.get("_class_name")) else 7.5}
+
+
+def settings_of_folder(folder: Path) -> dict[str, Any]:
+    """Returns the size and the guidance scale of the pipeline in a folder; `require_folder` says what is wrong."""
+    files = (folder / "model_index.json", folder / "unet" / "config.json", folder / "vae" / "config.json")
+    return settings_of(*map(_read, files))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

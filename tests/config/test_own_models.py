@@ -1,0 +1,123 @@
+"""`model=PATH`: a user's own file or folder as an option of the group `model`, wherever options are chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sdopt.config.command import CommandLine
+from sdopt.config.composer import HydraComposer
+from sdopt.config.models import with_own_models
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError
+from sdopt.pipelines.families import family_of, predicts_noise, settings_of
+from sdopt.pipelines.loading import load_pipeline
+from sdopt.reference import MODEL
+from sdopt.schema import Model, Scheduler, Task
+from tests.pipelines.single_file import original_layout
+
+Composers = type[HydraComposer]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packaged model in one file, as from the web; its name needs quotes in a shell and in Hydra's grammar."""
+    path = tmp_path_factory.mktemp("my models") / "dream, v1 (pruned).safetensors"
+    original_layout(load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}), path)
+    return path
+
+
+def of(composer: Composers, *overrides: str) -> Model:
+    return composer(overrides).current.model
+
+
+class TestChoosing:
+    def test_every_natural_attempt_means_the_same(self, composer: Composers, file: Path) -> None:
+        expected = Model("emoji", "path", str(file), size=64, guidance_scale=4.5, threads=1)
+        for attempt in (
+            [f"model={file}"],
+            [f"model.path={file}"],
+            ["model=folder", f"model.path={file}"],
+            ["model=emoji", f"model.path='{file}'"],
+            ["model=emoji", "model.weights=path", f"model.path='{file}'"],
+        ):
+            assert of(composer, *attempt) == expected
+
+    def test_a_folder(self, composer: Composers) -> None:
+        found = of(composer, f"model={MODEL}")
+        assert found == Model("folder", "path", str(MODEL), size=64, guidance_scale=7.5)
+        assert of(composer, f"model={MODEL}", "model.size=128").size == 128
+
+    def test_relative_paths_are_kept_whole(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(file.parent)
+        assert CommandLine.of([f"model={file.name}"]).overrides == (f"model='{file}'",)
+
+    def test_an_option_is_never_a_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "sd15").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert with_own_models(["model=sd15"], options_of("model")) == ["model=sd15"]
+
+    def test_beside_a_preset(self, composer: Composers, file: Path) -> None:
+        assert of(composer, "experiment=lightning_sd15", f"model.path={file}").path == str(file)
+
+    def test_in_a_variant_and_in_a_sweep(self, composer: Composers, file: Path) -> None:
+        variant = composer(["study=explicit"]).variant("mine", [f"model:{file}", "precision:bf16"])
+        assert variant.model.path == str(file)
+        swept = CommandLine.of(["-m", f"model='{file}',emoji,{MODEL}"]).overrides
+        assert swept == (f"model='{file}',emoji,'{MODEL}'",)
+
+    def test_what_is_not_there(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match="there is no such file or folder"):
+            composer(["model=gone.safetensors"])
+        with pytest.raises(UsageError, match="unknown option"):
+            composer(["model=gone"])
+
+
+class TestHub:
+    def test_a_published_repository_is_its_option(self, composer: Composers) -> None:
+        named, chosen = of(composer, "model=stabilityai/stable-diffusion-xl-base-1.0"), of(composer, "model=sdxl")
+        assert named == chosen
+
+    def test_another_is_asked_for_its_size(self, composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
+        index = {"_class_name": "StableDiffusionXLPipeline"}
+        found: Any = (index, {"sample_size": 96}, {"block_out_channels": [1, 2, 4, 4]})
+        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", lambda _: found)
+        assert of(composer, "model=me/mine") == Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
+
+
+class TestFamilies:
+    @pytest.mark.parametrize(
+        ("tensors", "metadata", "noise"),
+        [
+            ({}, {}, None),
+            ({"v_pred": 0}, {}, False),
+            ({}, {"modelspec.prediction_type": "epsilon"}, True),
+            ({}, {"modelspec.resolution": "512x512"}, True),
+            ({}, {"modelspec.resolution": "768x768"}, False),
+            ({"global_step": 875_000}, {}, True),
+            ({"global_step": 140_000}, {}, False),
+        ],
+    )
+    def test_of_stable_diffusion_2(
+        self, tmp_path: Path, tensors: dict[str, int], metadata: dict[str, str], noise: bool | None
+    ) -> None:
+        path = tmp_path / "two.safetensors"
+        own = {
+            "model.diffusion_model.input_blocks.0.0.weight": torch.zeros(320, 4, 3, 3),
+            "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(320, 1024),
+        }
+        save_file(own | {name: torch.tensor(value) for name, value in tensors.items()}, path, metadata)
+        assert predicts_noise(path) is noise
+        assert family_of(path) == ("sd21_base" if noise else "sd21")
+
+    def test_for_inpainting_only_is_said(self, composer: Composers, file: Path, tmp_path: Path) -> None:
+        path = tmp_path / "inpainting.safetensors"
+        first = {"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(96, 17, 3, 3)}
+        save_file(load_file(file) | first, path)
+        with pytest.raises(UsageError, match="a model for inpainting only, which sdopt does not run"):
+            composer([f"model={path}"])
+
+    def test_settings_of_a_pipeline_that_says_nothing(self) -> None:
+        assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}
