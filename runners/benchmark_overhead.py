@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.errors import UnavailableError, print_problems
+    from sdopt.errors import UnavailableError, UsageError, print_problems
     from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
 
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     wall_s = time.monotonic() - began
     if code:
         print_problems([f"the run ended with exit code {code}, so there is no overhead to report"])
-        return code
+        return code if code == UsageError.exit_code else UnavailableError.exit_code
     found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
     console.print(overhead_tables(found))
     console.print(f"overhead: {write_overhead(found, folder)}", markup=False, highlight=False, soft_wrap=True)

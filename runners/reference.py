@@ -182,7 +182,7 @@ def _attribute_docs(cls: type) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m runners.reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 2 if the page is out of date")
     arguments = parser.parse_args(argv)
     if not HEAD.is_file():
         print(
@@ -197,7 +197,7 @@ def main(argv: Sequence[str]) -> int:
     if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == content:
         return 0
     print(f"{PAGE} is out of date; run python -m runners.reference", file=sys.stderr)
-    return 1
+    return UsageError.exit_code
 
 
 if __name__ == "__main__":

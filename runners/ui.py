@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UnavailableError
+    from sdopt.errors import UnavailableError, without_passwords
     from sdopt.tracking.store import ui_pages
 
     tracking = tracking_of(arguments.overrides)
@@ -41,10 +41,10 @@ def main(argv: list[str]) -> int:
     remote = tracking.uri.startswith(("http://", "https://"))
     pages = {} if remote else ui_pages(tracking)
     if remote:
-        print(f"This tracking server has a UI of its own: {tracking.uri}")
+        print(without_passwords(f"This tracking server has a UI of its own: {tracking.uri}"))
         return 0
     site = f"http://127.0.0.1:{arguments.port}"
-    print(f"MLflow on {tracking.uri}: {site}  (Ctrl-C ends it)")
+    print(without_passwords(f"MLflow on {tracking.uri}: {site}  (Ctrl-C ends it)"))
     for name, page in pages.items():
         print(f"  {name}: {site}/{page}")
     print(

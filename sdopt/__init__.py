@@ -2,7 +2,7 @@
 
 >>> import sdopt
 >>> result = sdopt.run("experiment=quickstart", "protocol=smoke")  # overrides as on the command line
->>> result.table()  # a pandas DataFrame, a row per comparison
+>>> result.table()  # a pandas DataFrame, a row per option
 >>> sdopt.load_result("outputs/runs/quickstart/2026-01-31_23-59-59-0")
 >>> pipe = sdopt.optimize(pipe, precision="bf16", memory=["vae_slicing"])  # a pipeline that you already have
 

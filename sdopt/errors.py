@@ -24,7 +24,7 @@ class SdoptError(Exception):
     exit_code: ClassVar[int]
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [without_passwords(each) for each in ([problems] if isinstance(problems, str) else problems)]
         super().__init__(self.problems)  # the list, because it travels between processes
 
     def __str__(self) -> str:
@@ -91,8 +91,8 @@ def os_problem(error: OSError, folder: Path | None = None) -> str:
 
 
 def command_line(*words: object) -> str:
-    """Returns a command of sdopt as it can be pasted into a shell: `sdopt run resume='my folder'`."""
-    return " ".join(["sdopt", *(shell_word(str(word)) for word in words)])
+    """Returns a command of sdopt as it can be pasted into a shell, without passwords: `sdopt run resume='a b'`."""
+    return " ".join(["sdopt", *(shell_word(without_passwords(str(word))) for word in words)])
 
 
 def shell_word(word: str) -> str:
@@ -109,4 +109,14 @@ def shell_word(word: str) -> str:
 def print_problems(problems: Iterable[str]) -> None:
     """Prints each problem as a line on standard error."""
     for problem in problems:
-        print(f"sdopt: {problem}", file=sys.stderr)
+        print(f"sdopt: {without_passwords(problem)}", file=sys.stderr)
+
+
+def without_passwords(text: str) -> str:
+    """Returns a text without the passwords of addresses in it: what is printed and recorded is passed on to others."""
+    text = re.sub(r"(://[^:/@\s]*):[^/\s]+@", rf"\1:{HIDDEN}@", text)
+    return re.sub(r"([?&](?:password|passwd|pwd|token)=)[^&\s'\"`]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+
+
+HIDDEN = "***"
+"""What stands for a password."""

@@ -17,7 +17,7 @@ from sdopt.conclusion import Conclusion
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems
+from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
 from sdopt.gate.rule_checks import require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
@@ -189,7 +189,8 @@ class Experiment:
         machine = replace(machine, warnings=(*machine.warnings, *self._remarks(plan.variants)))
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
-        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, list(self.command)), machine
+        command = [without_passwords(word) for word in self.command]
+        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""

@@ -193,7 +193,8 @@ class Protocol:
     shuffle_seed: int = bounded(0, **SEEDS)
     """Seed of the order of the variants within each round."""
     stage_calls: int = bounded(1, ge=0, le=100_000)
-    """Calls per process in the separate, instrumented pass that measures the time per stage."""
+    """Calls per process in the separate, instrumented pass that measures the time per stage; with quality metrics one
+    is made in any case, to count the steps of the denoiser."""
     energy_s: float = bounded(5.0, ge=0, le=3600)
     """Seconds of back-to-back calls, once per variant, that measure the energy of a call on a card with a counter; 0
     measures none."""

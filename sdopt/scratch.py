@@ -7,10 +7,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, print_problems
 
 _OWNER = "owner"
 """A file in the folder with the id of the process that owns the folder, and locked by that process."""
@@ -32,12 +33,15 @@ def own_folder() -> Path:
     if folder is None or not folder.is_dir():
         try:
             remove_abandoned()
-            folder = Path(tempfile.mkdtemp(prefix=f"sdopt-{os.getpid()}-", dir=_short_folder()))
+            place = _short_folder()
+            folder = Path(tempfile.mkdtemp(prefix=f"sdopt-{os.getpid()}-", dir=place))
             _lock(folder)
         except OSError as error:
             raise UsageError(
                 f"no temporary folder can be written ({error.strerror or error}): make room, or name one with TMPDIR=…"
             ) from error
+        if place != tempfile.gettempdir() and parent_process() is None:
+            print_problems([f"TMPDIR={tempfile.gettempdir()}: too long for sockets: temporary files are in {place}"])
         _mine[os.getpid()] = folder
         # Runs after multiprocessing has removed its own files there; a forked child does not run it.
         Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)

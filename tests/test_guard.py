@@ -1,5 +1,6 @@
 """Exit code 1 means a regression, and nothing else: every other way out of a command has another code."""
 
+import ast
 import os
 import shlex
 import subprocess
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.cli import main
-from sdopt.errors import UnavailableError, UsageError, command_line, shell_word
+from sdopt.cli import COMMANDS, main
+from sdopt.errors import UnavailableError, UsageError, command_line, print_problems, shell_word
 from sdopt.guard import end_with_code
 from sdopt.terminal import console
 
@@ -40,6 +41,57 @@ def test_each_way_out_has_its_code(way: str, capsys: pytest.CaptureFixture[str])
 
     assert command([]) == code
     assert ("Traceback" in capsys.readouterr().err) == (way == "a defect")
+
+
+MISTAKES = {
+    "run": "nope=1",
+    "search": "nope=1",
+    "show": "/nowhere",
+    "compare": "/nowhere",
+    "gate": "/nowhere",
+    "judge": "/nowhere",
+    "report": "/nowhere",
+    "calibrate": "nope=1",
+    "ui": "tracking.uri=sqlite:////nowhere/runs.db",
+    "sync": "/nowhere",
+    "doctor": "nope=1",
+    "gpu-suite": "nope=1",
+    "benchmark-overhead": "--nope",  # an override starts a run
+    "train-reference": "nope",
+    "evaluate-reference": "--nope",
+}
+"""For each command, an argument that is one."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_mistake_ends_each_command_with_2(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = MISTAKES[command]
+    for arguments in ([given, *([given] if command == "compare" else [])], ["--no-such-option"]):
+        assert main([command, *arguments]) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        assert said
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_but_a_verdict_ends_with_1() -> None:
+    """No command returns a 1 of its own; and what ends a process by itself has another code."""
+    folder = Path(__file__).parents[1]
+    found = []
+    for file in (*folder.glob("runners/*.py"), *folder.glob("sdopt/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            codes: list[ast.AST | None] = []
+            if isinstance(node, ast.Return) and file.parent.name == "runners":
+                either = node.value
+                codes = [either.body, either.orelse] if isinstance(either, ast.IfExp) else [either]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("exit", "SystemExit")):
+                codes = [*node.args]
+            if any(isinstance(code, ast.Constant) and code.value == 1 and code.value is not True for code in codes):
+                found.append(f"{file.relative_to(folder)}: {ast.unparse(node)}")
+    assert not found
 
 
 def test_what_a_command_returns_stays() -> None:
@@ -79,6 +131,20 @@ def test_an_ascii_terminal_is_spelt_for(tmp_path: Path) -> None:
 def test_a_printed_command_can_be_pasted(folder: str) -> None:
     assert shlex.split(command_line("run", f"resume={folder}")) == ["sdopt", "run", f"resume={folder}"]
     assert shlex.split(command_line("sync", folder)) == ["sdopt", "sync", folder]
+
+
+@pytest.mark.parametrize(
+    "address", ["postgresql://me:secret@host/db", "http://me:se@cret@h", "x://h/db?password=secret&a"]
+)
+def test_passwords_are_not_passed_on(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_problems([f"`{address}` is slow"])
+    said = [
+        capsys.readouterr().err,
+        str(UsageError(f"tracking.uri={address}")),
+        command_line(f"tracking.uri={address}"),
+    ]
+    assert not any("cret" in each for each in said)
+    assert all("***" in each for each in said)
 
 
 def test_only_the_value_is_quoted() -> None:

@@ -119,3 +119,14 @@ def test_caches_of_a_user_without_a_home_are_the_process_s_own(monkeypatch: pyte
     assert cache_folder() == Path("/home/it/.cache")
     monkeypatch.setattr(Path, "home", unknown)
     assert cache_folder() == own_folder() / "cache"
+
+
+def test_a_path_that_is_too_long_for_sockets_is_said(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 15)
+    long.mkdir()
+    code = "from sdopt.scratch import own_folder; print(own_folder()); own_folder()"
+    environment = {**os.environ, "TMPDIR": str(long)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("/tmp/sdopt-")
+    assert ended.stderr.count("too long for sockets") == 1
+    assert not list(long.iterdir())

@@ -99,13 +99,13 @@ def _unfit(test: str, family: Family) -> str:
 def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
     """Checks, before anything is loaded, that the gate will have what it judges by.
 
-    That is every metric of its rules, the steps of the denoiser, and the calibration that it names. Does not check
-    rules for contracts that no variant of the plan has.
+    That is every metric of its rules, and the calibration that it names. Does not check rules for contracts that no
+    variant of the plan has.
 
     Raises:
         UsageError: a rule names a metric that will not be measured, that is ambiguous, or that decides nothing with so
-            few images; no call is observed; or the calibration cannot be read. The error has a line per reason, with
-            the key or the metrics and their rules, and the way out.
+            few images; or the calibration cannot be read. The error has a line per reason, with the key or the metrics
+            and their rules, and the way out.
     """
     if not gate.judges:
         return
@@ -121,7 +121,6 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
         if problem := _unmeasured(metric, measured, images, model):
             problems.setdefault(problem, []).append(f"{metric} (gate.rules.{', '.join(where)})")
     found = [f"gate={gate.name}: {', '.join(metrics)}: {problem}" for problem, metrics in problems.items()]
-    found += [unobserved] if (unobserved := _unobserved(plan, gate)) else []
     if gate.calibration is not None:
         try:
             read_calibration(Path(gate.calibration))
@@ -141,18 +140,6 @@ def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
         for contract, listed in gate.rules.items()
     }
     return replace(gate, rules=rules)
-
-
-def _unobserved(plan: Plan, gate: Gate) -> str:
-    """Returns a problem if the denoiser's steps will not be counted, without which nothing passes; else ""."""
-    asked = {variant.name: (variant.workload.steps, variant.scheduler) for variant in plan.variants}
-    alike = [edge for edge in plan.edges if asked[edge.candidate] == asked[edge.reference]]
-    if plan.baseline.protocol.stage_calls or not alike:
-        return ""
-    return (
-        f"protocol.stage_calls=0: gate={gate.name} counts the steps of the denoiser in such a call, and passes nothing "
-        "without; set protocol.stage_calls=1 or gate=none"
-    )
 
 
 def _contracts(plan: Plan) -> list[Contract]:

@@ -180,7 +180,8 @@ class TinyVae(Optimization):
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
             return [f"memory.tiny_vae.path={self.path}: the folder has no config.json of an AutoencoderTiny"]
         try:
-            tiny, own = network_config(self._folder(ctx.model, fetch=False)), part_config(ctx.model, "vae")
+            folder = self._folder(ctx.model, fetch=False)
+            tiny, own = network_config(folder), part_config(ctx.model, "vae")
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
         if tiny["_class_name"] != "AutoencoderTiny":
@@ -188,7 +189,8 @@ class TinyVae(Optimization):
         if own is not None and own["latent_channels"] != tiny["latent_channels"]:
             channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
             return [f"memory.tiny_vae: decodes latents of {channels}; set memory.tiny_vae.path to one that fits"]
-        return network_problems(Path(self.path).expanduser(), f"memory.tiny_vae.path={self.path}") if self.path else []
+        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
+        return [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}")
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:

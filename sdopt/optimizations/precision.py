@@ -1,7 +1,7 @@
 """precision: the types of weights and arithmetic, autocast, and TensorFloat-32."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from typing_extensions import override
 
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.stages import VAE_DECODER
@@ -200,9 +201,11 @@ class FixedVae(Precision):
         if self.weights == "float32":
             found.append("precision.weights=float32: does not need this VAE; choose precision=fp32")
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            found.append(f"precision.path={self.path}: the folder has no config.json of a VAE")
-        elif self.path:
-            found += network_problems(Path(self.path).expanduser(), f"precision.path={self.path}")
+            return [*found, f"precision.path={self.path}: the folder has no config.json of a VAE", *_other_vae(ctx)]
+        with suppress(UsageError):  # `files` fetches it, or reports that it is missing, once it is needed
+            if (folder := self._folder(ctx.model, fetch=False)) is not None:
+                given = f"path={self.path}" if self.path else f"hub_id={self.hub_id}"
+                found += network_problems(folder, f"precision.{given}")
         return found + _other_vae(ctx)
 
     @override

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,8 @@ _USUAL = {
 
 _LIBRARIES = {name: "transformers" if name.startswith("t") else "diffusers" for name in _USUAL}
 
-# Networks beside those of text-to-image, by the prefix of their tensors' names in a single file.
-_OTHER_NETWORKS = ("control_model.", "lora_unet_", "lora_te", "ip_adapter.")
-
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
-_ORIGINAL = {
+_ORIGINAL: dict[str, tuple[str, ...]] = {
     "denoiser": ("model.diffusion_model.",),
     "VAE": ("first_stage_model.", "vae."),
     "text encoder": ("cond_stage_model.", "conditioner.embedders."),
@@ -196,9 +194,12 @@ def _require_original(path: Path, model: Model) -> None:
     latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)
     if problem := further_inputs(channels, latent):
         raise UsageError(f"{at}: {problem}")
-    if others := [name for name in shapes if name.startswith(_OTHER_NETWORKS)]:
+    known = (*chain.from_iterable(_ORIGINAL.values()), "model_ema.")  # averages, which only training uses
+    # Single numbers and rows of numbers are marks, and levels of noise.
+    if others := [name for name, shape in shapes.items() if len(shape) > 1 and not name.startswith(known)]:
         raise UsageError(
-            f"{at}: holds a further network, such as {others[0]}, which sdopt does not run: it would be left out"
+            f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "
+            "they would be left out"
         )
 
 

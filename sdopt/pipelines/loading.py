@@ -22,6 +22,7 @@ from sdopt.pipelines.parts import place
 from sdopt.pipelines.sampling import marks_in, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.pipelines.weights import Header
 from sdopt.schema import Model, Scheduler, Task
 
 if TYPE_CHECKING:
@@ -64,14 +65,60 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
 
 def marks_of(model: Model) -> dict[str, Any]:
     """Returns what the file of a model says of how it was trained; {} for a folder, which has a configuration."""
-    file = Path(str(model.path)).expanduser()
-    return marks_in(file) if model.weights == "path" and file.is_file() else {}
+    return marks_in(Path(str(model.path)).expanduser()) if _is_file(model) else {}
 
 
 def sampling_problems(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model says; [] if it can, or if the model is not local."""
     own = part_config(model, "scheduler")
-    return [] if own is None else unsuited(own, scheduler)
+    return [] if own is None else [*unsuited(own, scheduler), *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
+
+
+def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
+    """Returns a problem if a file of Stable Diffusion 2.x says, but not as a mark, that it is sampled otherwise."""
+    if model.name not in _OF_SD2 or not _is_file(model) or {"prediction_type"} & {*marks_of(model), *scheduler.options}:
+        return []
+    says = predicts_noise(Path(str(model.path)).expanduser())
+    if says is None or says == _OF_SD2[model.name]:
+        return []
+    other = next(name for name, noise in _OF_SD2.items() if noise == says)
+    return [f"model.path={model.path}: is of model={other}, as its size or its number of steps says: choose that"]
+
+
+_OF_SD2 = {"sd21": False, "sd21_base": True}
+"""Architectures that have the same tensors, and whether they predict noise."""
+
+
+def clip_skip_of(model: Model) -> tuple[int, list[str]]:
+    """Returns how many of its text encoder's last layers a single file leaves out, and why that cannot be done.
+
+    `modelspec.encoder_layer` counts from the end, so that 1 is the last layer. The architectures of SDXL and of Stable
+    Diffusion 2.x leave out one anyway.
+    """
+    said = Header.of(Path(str(model.path)).expanduser(), "").metadata.get(_LAYER, "") if _is_file(model) else ""
+    if not said.strip():
+        return 0, []
+    layers = int((part_config(model, "text_encoder") or {})["num_hidden_layers"])
+    usual = 2 if is_sdxl(model) or layers == _LAYERS_OF_SD2 else 1
+    count = int(said) - usual if said.strip().isdigit() else -1
+    if 0 <= count < layers and (usual == 1 or not count):
+        return count, []
+    return 0, [f"model.path={model.path}: says {_LAYER}={said}, and this architecture reads layer {usual} from the end"]
+
+
+_LAYER, _LAYERS_OF_SD2 = "modelspec.encoder_layer", 23
+
+
+def leave_out_layers(text_encoder: Any, count: int) -> None:
+    """Takes the last layers off a text encoder: what is called clip skip, where it is not said for each call."""
+    encoder = getattr(text_encoder, "text_model", text_encoder).encoder
+    if count:
+        encoder.layers = encoder.layers[:-count]
+        text_encoder.config.num_hidden_layers -= count
+
+
+def _is_file(model: Model) -> bool:
+    return model.weights == "path" and Path(str(model.path)).expanduser().is_file()
 
 
 def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
@@ -79,8 +126,11 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
     own, marks = part_config(model, "scheduler"), marks_of(model)
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
     found = remarks(own, marks, scheduler) if own else []
-    if model.name == "sd21" and model.weights == "path" and predicts_noise(Path(str(model.path)).expanduser()) is None:
+    if model.name == "sd21" and _is_file(model) and predicts_noise(Path(str(model.path)).expanduser()) is None:
         found.append(UNMARKED)
+    if skipped := clip_skip_of(model)[0]:
+        said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
+        found.append(f"{said}: its text encoder is used without the last layers: {skipped}")
     return [f"{at}: {remark}" for remark in found]
 
 
@@ -135,7 +185,7 @@ def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module
 
         return random_network(folder / part, library, class_name, part, dtype)
     cls = part_class(library, class_name)
-    if model.weights == "path" and file.is_file():
+    if _is_file(model):
         return cls.from_single_file(  # type: ignore[no-any-return]
             str(file), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
         )
@@ -201,10 +251,11 @@ def load_pipeline(
 
         built_on = "cpu" if on_host else device
         pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
-    elif model.weights == "path" and Path(str(model.path)).expanduser().is_file():
+    elif _is_file(model):
         tokenizers = {path.name: load_tokenizer(path) for path in folder.glob("tokenizer*")}
         file = Path(str(model.path)).expanduser()
         pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
+        leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
     else:
         own: dict[str, Any] = {}
         if class_name_of(folder) == ALT_DIFFUSION:

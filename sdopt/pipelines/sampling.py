@@ -6,6 +6,7 @@ draws other images, and nothing fails.
 
 import difflib
 import inspect
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -73,8 +74,9 @@ def require_options(scheduler: Scheduler) -> None:
 def marks_in(file: Path) -> dict[str, Any]:
     """Returns what a single file says of how its model was trained, as keys of a scheduler's configuration.
 
-    Tensors named `v_pred` and `ztsnr` are marks, and so is metadata by the standards of Stability AI and of kohya.
-    A prediction type that sdopt does not know is returned as it is written.
+    Tensors named `v_pred` and `ztsnr` are marks, and so are metadata by the standards of Stability AI and of kohya, and
+    a configuration beside the file that has its name. A prediction type that sdopt does not know is returned as it is
+    written.
     """
     return dict(_marks(file, file.stat().st_mtime_ns))
 
@@ -90,7 +92,7 @@ def _marks(file: Path, _changed_ns: int) -> dict[str, Any]:
     }
     if not kinds and metadata.get("modelspec.architecture", "").endswith("-v"):
         kinds.add("v_prediction")
-    if "v_pred" in names or _says_yes(metadata, "ss_v_parameterization"):
+    if "v_pred" in names or _says_yes(metadata, "ss_v_parameterization") or _velocity_beside(file):
         kinds.add("v_prediction")
     found: dict[str, Any] = {"prediction_type": " and ".join(sorted(kinds))} if kinds else {}
     if "ztsnr" in names or _says_yes(metadata, "ss_zero_terminal_snr"):
@@ -98,6 +100,13 @@ def _marks(file: Path, _changed_ns: int) -> dict[str, Any]:
     if edm := next((name for name in _EDM if name in names), None):
         found["_class_name"] = f"EDM ({edm})"
     return found
+
+
+def _velocity_beside(file: Path) -> bool:
+    """Returns whether a configuration of the same name, which other programs read with a file, says velocity."""
+    beside = file.with_suffix(".yaml")
+    said = beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
+    return re.search(r"^\s*parameterization:\s*['\"]?v['\"]?\s*$", said, re.MULTILINE) is not None
 
 
 def _says_yes(metadata: Mapping[str, str], key: str) -> bool:

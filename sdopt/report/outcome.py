@@ -24,8 +24,12 @@ class Outcome(StudyResult):
         return cls(**{field.name: getattr(result, field.name) for field in fields(StudyResult)})
 
     def table(self) -> "pd.DataFrame":
-        """Returns a row per comparison with all its figures: see `to_dataframe`."""
-        return to_dataframe(self)
+        """Returns a row for the baseline and one for each option with all its figures: see `to_dataframe`.
+
+        The A/A control is none of them: `speedup_within_floor` says what it shows.
+        """
+        frame = to_dataframe(self)
+        return frame[frame["role"] != "control"].reset_index(drop=True)
 
     def answer(self) -> Answer:
         """Returns the verdict on each option, with its reason, its command and the code that turns it on."""

@@ -67,11 +67,13 @@ class _Inspection:
         return self.run.quality.metrics
 
     def _take_stages(self, process: VariantProcess) -> None:
-        for _ in range(self.run.protocol.stage_calls):
+        timed = self.run.protocol.stage_calls
+        # A gate judges images only where a call has counted the steps of the denoiser.
+        for number in range(max(timed, int(self._scored))):
             for _, found in self._ask([process], "stages", PipelineHost.time_stages):
                 stages = found.stages_s
                 process.row.denoiser_calls = len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
-                for stage, samples in stages.items():
+                for stage, samples in stages.items() if number < timed else ():
                     process.measurement.stages_s.setdefault(stage, []).extend(samples)
                 process.images.append(found.image)
             self.run.progress.advance()

@@ -244,7 +244,7 @@ def file_of(tracking: Tracking) -> Path | None:
 
 def is_server(tracking: Tracking) -> bool:
     """Returns whether a tracking server keeps the runs, rather than a database."""
-    return urlparse(tracking.uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
+    return tracking.uri == "databricks" or urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -342,29 +342,33 @@ def put(
         adopted: queries for runs of others that are put below it.
         note: the experiment's note.
     """
-    before = _found(client, mine, experiment)
-    home = str(before[0].info.experiment_id) if before else _experiment(client, tracking, experiment)
+    found = _found(client, mine, experiment)
+    home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
     _settle(client, tracking, home)
     require_place(client.get_experiment(home).artifact_location, tracking)
-    kept = _whole(before, digest)
-    new = kept is None
-    if new:
-        created: list[str] = []
-        try:
-            kept = _create(client, home, run, None, created)
-            client.set_tag(kept, DIGEST, digest)
-        except BaseException as error:
-            # Another process has logged the same meanwhile, and has deleted what this one began.
-            kept = _whole(_found(client, mine, experiment), digest) if isinstance(error, Exception) else None
-            if kept is None:
-                _delete(client, created)
-                raise
-        if note is not None:
-            _tag_experiment(client, home, NOTE, note)
-    found = _found(client, mine, experiment)
-    kept = _whole(found, digest) or kept
-    assert kept is not None
-    _delete(client, [r.info.run_id for r in found if kept not in (r.info.run_id, r.data.tags.get(PARENT))])
+    new = False
+    while True:
+        if (kept := _whole(found, digest)) is None:
+            new = True
+            created: list[str] = []
+            try:
+                kept = _create(client, home, run, None, created)
+                client.set_tag(kept, DIGEST, digest)
+            except BaseException as error:
+                # Another process has logged the same meanwhile, and has deleted what this one began.
+                kept = _whole(_found(client, mine, experiment), digest) if isinstance(error, Exception) else None
+                if kept is None:
+                    _delete(client, created)
+                    raise
+            if note is not None:
+                _tag_experiment(client, home, NOTE, note)
+            found = _found(client, mine, experiment)
+            kept = _whole(found, digest) or kept
+        _delete(client, [r.info.run_id for r in found if kept not in (r.info.run_id, r.data.tags.get(PARENT))])
+        if client.get_run(kept).info.lifecycle_stage == "active":
+            break
+        # Of two processes, each has deleted the other's run, which it had found before that one was complete.
+        found = _found(client, mine, experiment)
     for other in _found(client, adopted, experiment):
         client.set_tag(other.info.run_id, PARENT, kept)
     return Logged(kept, home, new)

@@ -6,7 +6,6 @@ has what runs there.
 
 import atexit
 import os
-import re
 import sqlite3
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlparse
 
 from sdopt.apart import start_apart
-from sdopt.errors import UsageError, command_line, print_problems
+from sdopt.errors import HIDDEN, UsageError, command_line, print_problems, without_passwords
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
@@ -124,9 +123,9 @@ def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, dead
     _require_address(tracking)
     limit = tracking.deadline_s if deadline_s is None else deadline_s
     answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
-    print_problems(map(_masked, notes))
+    print_problems(notes)
     if isinstance(error, TrackingError):
-        raise type(error)(_masked(f"{tracking.uri}: {error}"))
+        raise type(error)(f"{tracking.uri}: {error}")
     if error is not None:
         raise error
     return answer  # type: ignore[no-any-return]
@@ -210,10 +209,14 @@ def _require_address(tracking: Tracking) -> None:
     except ValueError as error:
         problem = str(error)
     file = file_of(tracking)
+    if f":{HIDDEN}@" in tracking.uri or f"={HIDDEN}" in tracking.uri:
+        problem = "its password is not recorded, and not printed: put it in"
+    if tracking.uri.partition(":")[0] in ("uc", "databricks-uc"):
+        problem = "is a registry of models, which keeps no runs: give tracking.uri=databricks"
     if not tracking.uri.strip() or (file is not None and file.name in ("", ":memory:")) or tracking.uri == "sqlite://":
         problem = "names no database, as sqlite:///outputs/mlflow.db does, and no server, as http://localhost:5000 does"
     if problem:
-        raise UsageError(_masked(f"tracking.uri={tracking.uri}: {problem}"))
+        raise UsageError(f"tracking.uri={tracking.uri}: {problem}")
 
 
 def _located(tracking: Tracking) -> Tracking:
@@ -226,11 +229,6 @@ def _located(tracking: Tracking) -> Tracking:
     if artifacts is not None and "://" not in artifacts:
         tracking = replace(tracking, artifacts=str(Path(artifacts).expanduser().resolve()))
     return tracking
-
-
-def _masked(text: str) -> str:
-    """Returns a text without the passwords of addresses in it."""
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]+@", r"\1:***@", text)
 
 
 def store_exists(tracking: Tracking) -> bool:
@@ -251,7 +249,7 @@ def sync_command(folder: Path, tracking: Tracking) -> str:
 def shown_by(tracking: Tracking, logged: Logged) -> str:
     """Returns how to view a run: the address of its leaderboard on a tracking server, or the command that opens it."""
     if urlparse(tracking.uri).scheme in ("http", "https"):
-        return f"{tracking.uri.rstrip('/')}/{_page(logged.experiment)}"
+        return without_passwords(f"{tracking.uri.rstrip('/')}/{_page(logged.experiment)}")
     store = [] if tracking.uri == Tracking().uri else [f"tracking.uri={tracking.uri}"]
     return command_line("ui", *store)
 

@@ -38,7 +38,7 @@ def test_an_old_page_is_found(
     monkeypatch.setattr(reference, "PAGE", stale)
     assert main(["--check"]) == 0
     stale.write_text(stale.read_text() + "by hand")
-    assert main(["--check"]) == 1
+    assert main(["--check"]) == 2
     assert "is out of date" in capsys.readouterr().err
     assert main([]) == 0
     assert main(["--check"]) == 0

@@ -96,15 +96,6 @@ class TestMeasured:
         assert problems(composer, *judged, f"gate.calibration={FOLDER / 'emoji-10.json'}") == []
         assert problems(composer, "gate=none", "precision=bf16", "gate.calibration=typo.json") == []
 
-    def test_no_call_in_which_steps_are_counted(self, composer: type[HydraComposer]) -> None:
-        unobserved = ["gate=default", "protocol.stage_calls=0"]
-        [said] = problems(composer, *unobserved, "precision=bf16")
-        assert said.startswith("protocol.stage_calls=0: gate=default counts the steps")
-        # Another number of steps is what is judged: it is not compared.
-        fewer = 'study.variants={baseline: [], fewer: ["workload.steps=5"]}'
-        assert problems(composer, *unobserved, "study=explicit", fewer) == []
-        assert problems(composer, "gate=none", "protocol.stage_calls=0", "precision=bf16") == []
-
 
 @pytest.mark.parametrize(
     ("unfit", "why", "fit"),

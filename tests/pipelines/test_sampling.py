@@ -109,6 +109,44 @@ def test_marks_are_taken_over_and_said(marked: Model) -> None:
     assert "has no rescale_betas_zero_snr" in sampling_problems(marked, PLMS)[0]
 
 
+@pytest.mark.parametrize("line", ['parameterization: "v"', "  parameterization: v", "parameterization: eps", ""])
+def test_a_configuration_beside_a_file_is_a_mark(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(1)}, file)
+    file.with_suffix(".yaml").write_text(f"model:\n  params:\n    linear_start: 0.00085\n{line}\n")
+    assert ("prediction_type" in marks_in(file)) == line.endswith(("v", '"v"'))
+
+
+def test_a_file_that_is_named_as_of_another_family_is_refused(tmp_path: Path) -> None:
+    """Both have the same tensors, and one predicts velocity; 2.1-base was trained for 875,000 steps."""
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(1), "global_step": torch.tensor(875_000)}, file)
+    [problem] = sampling_problems(Model("sd21", "path", str(file)), DDIM)
+    assert "is of model=sd21_base" in problem
+    assert not sampling_problems(Model("sd21_base", "path", str(file)), DDIM)
+    assert not sampling_problems(Model("sd21", "path", str(file)), Scheduler(options={"prediction_type": "epsilon"}))
+    save_file({"a": torch.zeros(1)}, file)
+    assert not sampling_problems(Model("sd21", "path", str(file)), DDIM)
+    assert "nothing in the file says" in sampling_remarks(Model("sd21", "path", str(file)), DDIM)[0]
+
+
+def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None:
+    def saying(layer: str) -> Model:
+        file = tmp_path / f"layer_{layer}.safetensors"
+        save_file(load_file(str(marked.path)), file, {"modelspec.encoder_layer": layer})
+        return Model(weights="path", path=str(file))
+
+    pipes: list[Any] = [load_pipeline(m, DDIM, Task(), "cpu", {"dtype": torch.float32}) for m in (marked, saying("2"))]
+    ids = pipes[0].tokenizer(["a red apple"], padding="max_length", return_tensors="pt").input_ids
+    whole = pipes[0].text_encoder(ids, output_hidden_states=True).hidden_states[-2]
+    norm = getattr(pipes[0].text_encoder, "text_model", pipes[0].text_encoder).final_layer_norm
+    assert torch.equal(pipes[1].text_encoder(ids)[0], norm(whole))
+    assert "(clip skip)" in sampling_remarks(saying("2"), DDIM)[-1]
+    assert not sampling_problems(saying("2"), DDIM)
+    for layer in ("0", "4", "last"):
+        assert "modelspec.encoder_layer" in sampling_problems(saying(layer), DDIM)[0]
+
+
 def test_an_option_overrides_a_mark(marked: Model) -> None:
     chosen = Scheduler(options={"prediction_type": "v_prediction", "rescale_betas_zero_snr": False})
     pipe: Any = load_pipeline(marked, chosen, Task(), "cpu", {"dtype": torch.float32})

@@ -204,9 +204,14 @@ class TestVariants:
 
 
 class TestVaeGivenApart:
-    def test_that_lost_a_tensor(self, composer: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("from_hub", [False, True])
+    def test_that_lost_a_tensor(
+        self, composer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_hub: bool
+    ) -> None:
         folder = Path(shutil.copytree(TINY_AUTOENCODER, tmp_path / "tiny"))
-        chosen = ["memory=tiny_vae", f"memory.tiny_vae.path={folder}"]
+        monkeypatch.setattr("sdopt.optimizations.memory.hub_network", lambda *_, **__: folder)
+        given = "hub_id=somebody/tiny" if from_hub else f"path={folder}"
+        chosen = ["memory=tiny_vae", f"memory.tiny_vae.{given}"]
         device = probe_device("cpu")
         assert not composer(chosen).variant("x", chosen).conflicts(device)
         rewrite(folder / NETWORK_WEIGHTS, lambda tensors: tensors.pop("decoder.layers.0.weight"))
@@ -256,11 +261,12 @@ class TestSingleFile:
         [
             ("model.diffusion_model.time_embed.cond_proj.weight", "does not have"),
             ("model.diffusion_model.middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight", "holds quantized"),
-            ("control_model.input_blocks.0.0.weight", "holds a further network"),
+            ("control_model.input_blocks.0.0.weight", "of a further network"),
+            ("somebody.adds.this.weight", "of a further network"),
         ],
     )
     def test_with_what_would_be_left_out(self, original: Tensors, tmp_path: Path, name: str, said: str) -> None:
-        save_file(original | {name: torch.zeros(1)}, tmp_path / "other.safetensors")
+        save_file(original | {name: torch.zeros(1, 1)}, tmp_path / "other.safetensors")
         found = refusal(tmp_path / "other.safetensors")
         assert said in found
         assert name in found

@@ -24,6 +24,7 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Tracking
+from sdopt.tracking import client
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_result, log_study, update_verdicts
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
@@ -374,6 +375,10 @@ class TestPlaces:
             ("http://localhost:500O", "Port"),
             ("ftp://somewhere", "ftp"),
             ("mysql+nodriver://a:secret@somewhere/b", "nodriver"),
+            ("mysql+nodriver://a:secret@with@at@somewhere/b?password=secret", "nodriver"),
+            ("postgresql://a:***@somewhere/b", "password is not recorded"),
+            ("uc:main", "registry of models"),
+            ("databricks-uc", "registry of models"),
         ],
     )
     def test_what_keeps_no_result_is_refused_before_measuring(
@@ -407,6 +412,23 @@ class TestPlaces:
         left = {run.info.run_id for run in own.runs("shared")}
         assert kept.run in left
         assert not left & {begun, max(first.run, ended)}
+
+    def test_of_two_that_delete_each_others_run_one_logs_again(
+        self, own: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        delete, rivals = client._delete, [True]
+
+        def with_a_rival(store: Any, runs: list[str]) -> None:
+            delete(store, runs)
+            if rivals:
+                rivals.pop()
+                delete(store, [run.info.run_id for run in own.runs("shared")])
+
+        monkeypatch.setattr(client, "_delete", with_a_rival)
+        run = client.Run(name="mine", tags={"a": "1"}, below=[client.Run(name="below", tags={"a": "1"})])
+        logged = client.put(own.client, own.tracking, "shared", run, ["tags.a = '1'"], "digest")
+        assert logged.run in {each.info.run_id for each in own.runs("shared")}
+        assert len(own.runs("shared")) == 2
 
 
 @needs_mlflow
