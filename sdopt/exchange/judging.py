@@ -65,6 +65,28 @@ def judge_folders(given: Given, overrides: Sequence[str], output: Path | None, c
     return exit_code(folder)
 
 
+def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folder: Path) -> StudyResult:
+    """Scores two folders of a baseline's images that start from other noise, for a calibration of that model.
+
+    Args:
+        first: images of some prompts.
+        second: images of the same prompts from other seeds.
+        overrides: keys of quality metrics and of the hardware for the metrics' networks.
+        folder: an empty folder for the images while they are scored.
+
+    Raises:
+        UsageError: the folders or the metrics do not fit together.
+    """
+    with composer_of([*overrides, "tracking=none"]) as composer:
+        config = composer.current.recorded
+    machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
+    environment = describe_environment(machine, ["sdopt", "calibrate"])
+    result = import_study(Given(first, [], other_noise=second), config, environment, now(), folder)
+    require_quality(result.config.quality, result.config.gate, result.config.model)
+    Conclusion(result.config, folder, context).evaluate(result, machine.device.torch_name)
+    return result
+
+
 def _fit_rules(result: StudyResult) -> None:
     """Leaves out rules on what was not given, and says so."""
     kept, left_out = judgeable(result, result.config.gate.rules)

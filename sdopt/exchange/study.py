@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import Picture, numbered, partners, read_folder, require_alike
+from sdopt.exchange.pictures import Picture, numbered, of_other_noise, partners, read_folder, require_alike
 from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.images import read_image
 from sdopt.results.comparisons import Comparison
@@ -50,6 +50,7 @@ class Given:
         candidates: the folders to compare with it.
         again: a second folder of the baseline: the same prompts and seeds, made once more.
         contract: what the candidates promise about their images.
+        other_noise: a folder of the baseline's prompts, made from other seeds: for a calibration.
         precision: the number type in which the baseline was computed, for rules that depend on it.
     """
 
@@ -58,6 +59,7 @@ class Given:
     again: Path | None = None
     contract: Contract = Contract.LOSSY
     precision: str | None = None
+    other_noise: Path | None = None
 
 
 def import_study(
@@ -117,17 +119,22 @@ def import_study(
     )
     if result.control is not None:
         result.redrawn["numerical"] = result.control.images
+    if given.other_noise is not None:
+        pictures = of_other_noise(first, read_folder(given.other_noise), (given.baseline, given.other_noise))
+        result.redrawn["sampling"] = _copied(_Side("", given.other_noise, pictures, []), first, output, len(sides))
     return result
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """Returns a name for each folder: the shortest end of its path by which it differs from the others."""
     parts = [folder.resolve().parts[1:] for folder in folders]
-    for length in range(1, max(map(len, parts)) + 1):
+    for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(path[-length:]) for path in parts]
         if len({*names, BASELINE, AGAIN}) == len(names) + 2:
             return names
-    raise UsageError(f"{folders[0]}: is given twice; name each folder once")
+    if folders:
+        raise UsageError(f"{folders[0]}: is given twice; name each folder once")
+    return []
 
 
 def _times(folder: Path) -> list[Row]:
