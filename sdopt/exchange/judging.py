@@ -11,6 +11,7 @@ from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.exchange.study import Given, import_study, judgeable
+from sdopt.quality.metrics import features_of
 from sdopt.quality.settings import require_quality
 from sdopt.report.sweep import exit_code
 from sdopt.results.files import write_result
@@ -91,5 +92,15 @@ def _fit_rules(result: StudyResult) -> None:
     """Leaves out rules on what was not given, and says so."""
     kept, left_out = judgeable(result, result.config.gate.rules)
     result.config = replace(result.config, gate=replace(result.config.gate, rules=kept))
-    if left_out:
-        print_problems([f"not judged, because it was not given: {', '.join(left_out)}"])
+    problems = [f"not judged, because it was not given: {', '.join(left_out)}"] if left_out else []
+    if result.control is None:
+        problems.append(
+            "without a second folder of the baseline (--again FOLDER) nobody knows how far two equal runs differ, and "
+            "no gain in speed or memory can pass"
+        )
+    if result.config.gate.judges and not features_of(result.config.quality, result.config.model):
+        problems.append(
+            "no network scores these images: add quality.features=[effnet] (pip install 'sdopt[effnet]') or "
+            "[clip:<folder or hub id>] for perceptual distance, CLIP score and CMMD"
+        )
+    print_problems(problems)

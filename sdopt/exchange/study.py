@@ -91,8 +91,10 @@ def import_study(
     rows = []
     for number, side in enumerate(sides):
         control = given.again is not None and side.name == AGAIN
-        if read_image(side.pictures[0].file).shape != size:
-            raise UsageError(f"{side.folder}: its images have another size than those of {given.baseline}")
+        for picture in side.pictures:
+            if (found := read_image(picture.file).shape) != size:
+                sizes = [f"{shape[1]}×{shape[0]}" for shape in (found, size)]
+                raise UsageError(f"{picture.file}: is {sizes[0]}, and {first[0].file} {sizes[1]}; compare one size")
         rows.append(
             VariantResult(
                 side.name,
