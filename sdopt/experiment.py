@@ -44,6 +44,7 @@ from sdopt.variant import Variant
 from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine, find_machine, planned_machine
+from sdopt.worker.process import WorkerProcess
 
 
 @dataclass
@@ -300,4 +301,5 @@ class Experiment:
         """Runs the missing measurements in worker processes, and updates `result.json` as they complete."""
         config = self.config
         with Progress(self.console, self.timeline) as progress:
-            run_study(plan, result, config.protocol, machine, self.context, self.folder, progress, config.quality)
+            workers = partial(WorkerProcess, self.context, machine.device, config.protocol.timeout_s)
+            run_study(plan, result, config.protocol, machine, workers, self.folder, progress, config.quality)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.schema import Model, Scheduler, Task, Tracking
-from sdopt.study.state import StudyRun
+from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
 
@@ -29,12 +29,12 @@ def counted_once() -> Iterator[None]:
     """Counts the operations of the same work once for all studies of this process."""
     counts: dict[str, float | None] = {}
 
-    def begin(_run: StudyRun, _own: dict[str, float | None]) -> None:
+    def begin(_run: Study, _own: dict[str, float | None]) -> None:
         for work in [work for work, count in counts.items() if count is None]:
             del counts[work]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StudyRun, "operations", property(lambda _: counts, begin), raising=False)
+        patch.setattr(Study, "operations", property(lambda _: counts, begin), raising=False)
         yield
 
 

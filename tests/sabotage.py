@@ -125,39 +125,6 @@ class WantsTooMuchInARound(Harmless):
 
 
 @dataclass(frozen=True)
-class WantsTooMuchFromARoundOn(Harmless):
-    """Runs out of memory in one call, and in every call of the processes that follow."""
-
-    call: int = 5
-    marker: str = "tried"
-
-    @contextmanager
-    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
-        if next(_calls) == self.call or Path(self.marker).exists():
-            Path(self.marker).touch()
-            torch.empty(2**58, dtype=torch.uint8)
-        yield
-
-
-@dataclass(frozen=True)
-class WantsSmallBatches(Harmless):
-    """Runs out of memory, or is killed for it, where the denoiser gets more samples than fit."""
-
-    samples: int = 2
-    killed: bool = False
-
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        def look(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            if len(inputs[0]) > self.samples:
-                if self.killed:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                torch.empty(2**58, dtype=torch.uint8)
-
-        pipe.unet.register_forward_pre_hook(look)
-        return super().apply(pipe)
-
-
-@dataclass(frozen=True)
 class UsesTheCache(Harmless):
     """Says whether it finds what an earlier process has compiled."""
 

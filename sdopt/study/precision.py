@@ -3,24 +3,25 @@
 import time
 
 from sdopt.analysis.precision import processes_needed
-from sdopt.results.records import Precision, Status
-from sdopt.study.state import StudyRun
+from sdopt.results.records import Precision, Status, StudyResult
+from sdopt.schema import Protocol
 
 
 class PrecisionPlan:
     """Grants processes to the speed-ups of a study, batch by batch, each of as many as the pilot had.
 
     Args:
-        run: the study; its pilot must be measured before the first batch is granted.
+        result: the study; its pilot must be measured before the first batch is granted.
+        protocol: says how precise, and for how long.
     """
 
-    def __init__(self, run: StudyRun) -> None:
-        self._run = run
+    def __init__(self, result: StudyResult, protocol: Protocol) -> None:
+        self._result, self._protocol = result, protocol
         self._since = time.monotonic()
 
     def grant(self) -> bool:
         """Lets the next batch begin; False where none is needed, or the budget has no room for it."""
-        result, protocol = self._run.result, self._run.protocol
+        result, protocol = self._result, self._protocol
         if protocol.precision is None:
             return False
         if result.precision is None:

@@ -1,28 +1,25 @@
 """Runs a study: measures its missing parts, session by session, and keeps its result up to date."""
 
-from contextlib import suppress
 from pathlib import Path
 
 from sdopt.analysis.effects import effects_of
 from sdopt.analysis.ratios import compare
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
-from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, append_reason
-from sdopt.results.samples import Measurement, ShapeSamples
+from sdopt.results.records import Schedule, Status, StudyResult, append_reason
 from sdopt.schema import Protocol, Quality
 from sdopt.scratch import scratch_folder
-from sdopt.study.designs import CONTROL, Plan
-from sdopt.study.forecast import calls_ahead
+from sdopt.study.designs import Plan
 from sdopt.study.image_cache import ImageCache
-from sdopt.study.missing import Missing, missing_of
+from sdopt.study.missing import missing_of
 from sdopt.study.precision import PrecisionPlan
-from sdopt.study.preparation import prepare_processes
 from sdopt.study.progress import Progress
-from sdopt.study.rounds import blocks, interleaved_rounds
-from sdopt.study.state import StudyRun, VariantProcess
+from sdopt.study.rounds import Blocks, Rounds
+from sdopt.study.session import DoesNotFitError, Session, Study
 from sdopt.study.status import now, progress_of, set_final_statuses
-from sdopt.worker.forkserver import StartContext
+from sdopt.study.warmup import Warmup
 from sdopt.worker.machine import Machine
+from sdopt.worker.process import StartWorker
 
 
 def run_study(
@@ -30,7 +27,7 @@ def run_study(
     result: StudyResult,
     protocol: Protocol,
     machine: Machine,
-    context: StartContext,
+    start_worker: StartWorker,
     folder: Path,
     progress: Progress,
     quality: Quality,
@@ -48,20 +45,14 @@ def run_study(
     presence = Presence(machine.device, str(folder))
     result.status, result.finished = "running", None
     try:
-        with (
-            scratch_folder("study") as scratch,
-            presence,
-        ):
-            run = StudyRun(
-                plan, result, protocol, quality, machine, context, folder, scratch, progress, presence, images
+        with scratch_folder("study") as scratch, presence:
+            study = Study(
+                plan, result, protocol, quality, machine, start_worker, folder, scratch, progress, presence, images
             )
-            try:
-                precision = PrecisionPlan(run)
-                measure_missing(run, first_schedule(protocol, machine))
-                while precision.grant():
-                    measure_missing(run, Schedule(run.session.schedule, result.schedule.reason))
-            finally:
-                run.kill_all()
+            precision = PrecisionPlan(result, protocol)
+            measure_missing(study, first_schedule(protocol, machine))
+            while precision.grant():
+                measure_missing(study, Schedule(result.sessions[-1].schedule, result.schedule.reason))
         set_final_statuses(result)
         result.status = "finished"
     except KeyboardInterrupt:
@@ -83,21 +74,19 @@ def run_study(
     return result
 
 
-def measure_missing(run: StudyRun, schedule: Schedule) -> None:
-    """Measures the missing parts in a new session; if memory runs out in its rounds, measures the rest in another."""
-    next_schedule: Schedule | None = schedule
-    while next_schedule is not None:
-        missing = missing_of(run.result)
-        if not missing.variants:
+def measure_missing(study: Study, schedule: Schedule) -> None:
+    """Measures the missing parts in a new session; if memory runs out in it, measures the rest in another."""
+    while (missing := missing_of(study.result)).variants:
+        session = Session(study, missing, schedule)
+        try:
+            Warmup(session).prepare()
+            (Rounds if session.interleaved else Blocks)(session).measure()
             return
-        _open_session(run, missing, next_schedule)
-        prepare_processes(run)
-        if run.interleaved:
+        except DoesNotFitError as error:
             # Complete rounds are kept, paired within their own session.
-            next_schedule = interleaved_rounds(run)
-        else:
-            blocks(run)
-            next_schedule = None
+            schedule = session.after(error)
+        finally:
+            session.kill_all()
 
 
 def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
@@ -108,33 +97,3 @@ def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
     if protocol.schedule == "auto" and mode.startswith("exclusive"):
         return Schedule("blocks", f"the device is in compute mode {mode}, and takes one process at a time")
     return Schedule()
-
-
-def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
-    """Begins a session, with new processes for all variants that take part."""
-    result, protocol = run.result, run.protocol
-    variants = {variant.name: variant for variant in run.plan.variants} | {CONTROL: run.plan.baseline}
-    rows = [row for row in result.variants if row.name in missing.variants]
-    # The control is measured right after the baseline, so that the floor is known early.
-    rows.sort(key=lambda row: (row.name != result.baseline, not row.is_control))
-    number = len(result.sessions)
-    result.sessions.append(MeasurementSession(now()))
-    run.set_schedule(schedule)
-    run.rounds, run.processes = missing.rounds, []
-    for replicate in sorted({replicate for _, replicate in missing.processes}):
-        for row in rows:
-            timed = (row.name, replicate) in missing.timed
-            if (row.name, replicate) not in missing.processes:
-                continue
-            slug = f"{run.slug(row)}-{replicate}" + (f"-session-{number}" if number else "")
-            measurement = Measurement(replicate, number, [ShapeSamples() for _ in result.shapes])
-            process = VariantProcess(row, variants[row.name], measurement, slug, timed)
-            row.measurements.append(process.measurement)
-            run.processes.append(process)
-    for sub in ("logs", "images"):
-        with suppress(OSError):  # the code that needs the folder reports the error
-            (run.folder / sub).mkdir(exist_ok=True)
-    taking_part = [variants[row.name] for row in rows]
-    calls = calls_ahead(taking_part, len(run.processes), run.rounds, protocol, run.drawing_batch)
-    run.progress.start(calls, run.rounds)
-    run.checkpoint()

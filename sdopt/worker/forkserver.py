@@ -1,4 +1,4 @@
-"""Starts the fork server, and processes from it; `worker.process.Worker` is the worker of a variant.
+"""Starts the fork server, and processes from it; `worker.process.WorkerProcess` is the worker of a variant.
 
 Imports nothing heavy, so that the server loads libraries while the parent does.
 """

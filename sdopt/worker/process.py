@@ -7,16 +7,17 @@ allocator) does not leak from one variant into the next, and a memory peak belon
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from typing_extensions import override
 
 from sdopt.hardware.device import Device
 from sdopt.results.records import Status
-from sdopt.results.samples import Memory
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost, serve
-from sdopt.worker.protocol import TimedCall, WorkerError
+from sdopt.worker.protocol import WorkerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,20 +26,62 @@ _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
 """Signals with which CUDA libraries may end a process when the card's memory is full."""
 
 
-class Worker:
-    """Starts the process of a variant and sends it one request at a time.
+class Worker(Protocol):
+    """The worker of one variant: it answers one request at a time, each a method of `PipelineHost`."""
 
-    Each request is the method of `PipelineHost` of the same name. Each raises WorkerError if the worker fails, dies or
-    takes too long.
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is alive and can answer."""
+
+    def begin(
+        self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], R]:
+        """Sends a request; returns a function that waits for the answer, so that several workers can work at once.
+
+        The answer must be fetched before the next request. Both steps raise WorkerError if the worker fails, dies or
+        takes too long.
+        """
+
+    def ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Sends a request, and returns the answer. Raises WorkerError as `begin` does."""
+        return self.begin(request, *args, **kwargs)()
+
+    def stop(self) -> None:
+        """Ends it, gently if it still listens."""
+
+    def kill(self) -> None:
+        """Ends it and everything it started, at once."""
+
+
+class StartWorker(Protocol):
+    """Starts the worker of a variant, as `WorkerProcess` does with its first three arguments given."""
+
+    def __call__(
+        self,
+        variant: Variant,
+        log: Path,
+        scratch: Path,
+        called: Callable[[float], None],
+        warn: Callable[[str], None],
+    ) -> Worker:
+        """Starts it. Raises OSError."""
+
+
+class WorkerProcess(Worker):
+    """Starts the process of a variant, and sends it requests.
 
     Args:
         context: starts the process.
-        variant: the variant that it runs.
         device: the device that it runs on.
+        timeout_s: limit for each request, in seconds.
+        variant: the variant that it runs.
         log: file that receives everything the worker prints.
         scratch: folder for the compiler caches of several workers. A worker whose log has the same name as that of an
             earlier one reuses its cache. The folder is removed if the parent is killed.
-        timeout_s: limit for each request, in seconds.
         called: receives, with each answer, the seconds spent in calls of the pipeline.
         warn: receives a warning if a process does not end.
 
@@ -49,11 +92,11 @@ class Worker:
     def __init__(
         self,
         context: StartContext,
-        variant: Variant,
         device: Device,
+        timeout_s: float,
+        variant: Variant,
         log: Path,
         scratch: Path,
-        timeout_s: float,
         called: Callable[[float], None] = lambda seconds: None,
         warn: Callable[[str], None] = print_warning,
     ) -> None:
@@ -65,41 +108,19 @@ class Worker:
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
 
     @property
+    @override
     def pid(self) -> int:
-        """The process id."""
         return self._child.pid
 
     @property
+    @override
     def alive(self) -> bool:
-        """Whether the process is alive and can answer."""
         return self._child.alive
 
-    def hello(self) -> None:
-        """Waits until the process has started."""
-        self._ask(PipelineHost.hello)
-
-    def prepare(self) -> float:
-        """Loads the pipeline and applies the optimizations; returns the seconds that this took."""
-        return self._ask(PipelineHost.prepare)
-
-    def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call at the shape `shape_index`, with the batch `number`.
-
-        With `memory`, also measures the peak memory of the call.
-        """
-        return self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
-
-    def memory_so_far(self) -> Memory:
-        """Returns the peak memory of all calls since it was measured last."""
-        return self._ask(PipelineHost.memory_so_far)
-
+    @override
     def begin(
         self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], R]:
-        """Sends a request; returns a function that waits for the answer, so that several workers can work at once.
-
-        The answer must be fetched before the next request. Both steps raise WorkerError.
-        """
         name = request.__name__
 
         def answer() -> R:
@@ -110,9 +131,6 @@ class Worker:
         with self._reporting_deaths(name):
             self._child.send((name, args, kwargs))
         return answer
-
-    def _ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.begin(request, *args, **kwargs)()
 
     @contextmanager
     def _reporting_deaths(self, request: str) -> Iterator[None]:
@@ -129,12 +147,12 @@ class Worker:
                 raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory) from None
             raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
 
+    @override
     def stop(self) -> None:
-        """Ends the worker, gently if it still listens."""
         self._child.stop()
 
+    @override
     def kill(self) -> None:
-        """Ends the worker and everything it started, at once."""
         self._child.kill()
 
 

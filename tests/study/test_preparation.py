@@ -5,8 +5,8 @@ import pytest
 from sdopt.hardware.device import Device
 from sdopt.results.samples import Memory
 from sdopt.schema import Protocol
+from sdopt.study.memory_plan import excess, footprint_gib, memory_budget_gib
 from sdopt.study.plan import warmup_calls
-from sdopt.study.preparation import excess, footprint_gib, memory_budget_gib
 from sdopt.study.run import first_schedule
 from sdopt.worker.machine import Machine
 from tests.fixtures import Compose

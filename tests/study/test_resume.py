@@ -109,24 +109,6 @@ class TestKilled:
         assert "Measured in 2 sessions" in resumed.shown
 
     @pytest.mark.slow
-    def test_in_a_block(self, tmp_path: Path) -> None:
-        study = [*SMALL, "workload.steps=1", "protocol.warmup=0", "protocol.stage_calls=0", "protocol.schedule=blocks"]
-        study += ["study=one_at_a_time", "study.options=[grad_mode:inference_mode,attention:math]", "protocol.rounds=6"]
-
-        def in_second_block(result: StudyResult) -> bool:
-            return any(
-                m.shapes[0].latency_after_s for m in result.variants[-1].measurements
-            )  # the control is measured first
-
-        before = killed_when(in_second_block, tmp_path, *study)
-        [folder] = tmp_path.glob("outputs/runs/*/*")
-        resumed = sdopt(tmp_path, "run", f"resume={folder}")
-        assert resumed.code == 0, resumed.shown
-        assert_whole(resumed.result, 6)
-        assert samples(resumed.result).items() >= samples(before).items()
-        assert resumed.result.schedule.kind == "blocks"
-
-    @pytest.mark.slow
     @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
     def test_while_it_is_logged(self, tmp_path: Path) -> None:
         from mlflow import MlflowClient
@@ -352,15 +334,6 @@ class TestExtended:
         # The extension has become the study's own.
         assert "already complete" in resume(folder).out
 
-    def test_by_rounds(self, folder: Path) -> None:
-        extended = resume(folder, "protocol.rounds=3")
-        assert extended.code == 0, extended.shown
-        for row in extended.result.variants:
-            assert [(m.replicate, m.session, len(m.shapes[0].latency_s)) for m in row.measurements] == [
-                (0, 0, 2),
-                (0, 1, 1),
-            ]
-
     @pytest.mark.slow
     def test_by_prompts(self, tmp_path: Path) -> None:
         study = [*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "grad_mode=inference_mode"]
@@ -433,19 +406,6 @@ class TestExtended:
 
 class TestPrecision:
     STUDY = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "protocol.replicates=3", "grad_mode=inference_mode")
-
-    def test_goes_on_with_as_many_processes_as_the_pilot_says(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
-        found = sdopt(tmp_path, "run", *self.STUDY, "protocol.precision=0.03")
-        assert found.code == 0, found.shown
-        for row in found.result.variants:
-            assert row.status is Status.OK, row.reason
-            assert [(m.replicate, m.session) for m in row.measurements] == [(0, 0), (1, 0), (2, 0), (3, 1)]
-        assert "more processes were needed for grad_mode=inference_mode (4 processes)" in found.shown
-        assert found.result.precision is not None
-        assert found.result.precision.spent_s > 0
 
     def test_ends_when_the_budget_is_spent_and_can_be_given_more(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,9 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.worker.forkserver import prepare_environment, start_fork_server
+from sdopt.worker.host import PipelineHost
 from sdopt.worker.machine import probe_machine
-from sdopt.worker.process import Worker
+from sdopt.worker.process import WorkerProcess
 from tests.fixtures import Compose
 
 
@@ -59,9 +60,9 @@ print(set(Seen.found) - {"aten.lift_fresh.default"}, torch.cuda.is_initialized()
         context = multiprocessing.get_context("spawn")
         machine, _ = probe_machine(context, "cpu")
         assert not machine.preloaded
-        worker = Worker(context, variant(), machine.device, tmp_path / "log", tmp_path / "scratch", timeout_s=120)
+        worker = WorkerProcess(context, machine.device, 120, variant(), tmp_path / "log", tmp_path / "scratch")
         try:
-            worker.prepare()
-            assert worker.time_once().seconds > 0
+            worker.ask(PipelineHost.prepare)
+            assert worker.ask(PipelineHost.time_once).seconds > 0
         finally:
             worker.stop()

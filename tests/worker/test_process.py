@@ -3,7 +3,7 @@
 import os
 import runpy
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from sdopt.results.records import Status
 from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, variables
-from sdopt.worker.process import Worker, answers_of
+from sdopt.worker.process import Worker, WorkerProcess, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 from tests.command import parents
 from tests.fixtures import CPU, Compose
@@ -28,26 +28,26 @@ CARD = Device("cuda", name="a GPU", attributes={"known": True})
 @pytest.fixture
 def worker(variant: Compose, tmp_path: Path) -> Iterator[Worker]:
     places = tmp_path / "log", tmp_path / "scratch"
-    worker = Worker(start_fork_server(), variant("hardware.threads=1"), CPU, *places, timeout_s=60)
+    worker = WorkerProcess(start_fork_server(), CPU, 60, variant("hardware.threads=1"), *places)
     yield worker
     worker.kill()
 
 
 class TestWorker:
     def test_is_a_group_of_its_own(self, worker: Worker) -> None:
-        worker.hello()
+        worker.ask(PipelineHost.hello)
         assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
         assert os.getsid(worker.pid) != os.getsid(0)
 
     def test_is_a_child_of_the_server(self, worker: Worker) -> None:
-        worker.hello()
+        worker.ask(PipelineHost.hello)
         tree = parents()
         assert tree[worker.pid] != os.getpid()
         assert tree[tree[worker.pid]] == os.getpid()
 
     def test_answers_one_thing_after_the_other(self, worker: Worker) -> None:
-        assert worker.prepare() > 0
-        call = worker.time_once()
+        assert worker.ask(PipelineHost.prepare) > 0
+        call = worker.ask(PipelineHost.time_once)
         assert call.seconds > 0
         assert call.gpu is None
         assert call.compiled == Compiled(0.0, 0)
@@ -55,19 +55,19 @@ class TestWorker:
     def test_says_how_long_it_was_in_calls(self, variant: Compose, tmp_path: Path) -> None:
         told: list[float] = []
         places = tmp_path / "log", tmp_path / "scratch"
-        worker = Worker(start_fork_server(), variant("hardware.threads=1"), CPU, *places, 60, told.append)
+        worker = WorkerProcess(start_fork_server(), CPU, 60, variant("hardware.threads=1"), *places, told.append)
         try:
-            worker.prepare()
-            seconds = worker.time_once().seconds
+            worker.ask(PipelineHost.prepare)
+            seconds = worker.ask(PipelineHost.time_once).seconds
         finally:
             worker.stop()
         assert told[0] == 0
         assert 0 < told[1] <= seconds
 
     def test_measures_memory_in_a_timed_call_where_it_is_asked_to(self, worker: Worker) -> None:
-        worker.prepare()
-        assert worker.time_once().memory is None
-        memory = worker.time_once(memory=True).memory
+        worker.ask(PipelineHost.prepare)
+        assert worker.ask(PipelineHost.time_once).memory is None
+        memory = worker.ask(PipelineHost.time_once, memory=True).memory
         assert memory is not None
         assert memory.headline is not None
 
@@ -75,11 +75,11 @@ class TestWorker:
         """Each answers for itself, also where another fails; and all can be asked again."""
         context = start_fork_server()
 
-        def ask(workers: list[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
+        def ask(workers: Sequence[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
             return answers_of([partial(worker.begin, request) for worker in workers])
 
         workers = [
-            Worker(context, variant(), CPU, tmp_path / f"log-{number}", tmp_path / "scratch", timeout_s=60)
+            WorkerProcess(context, CPU, 60, variant(), tmp_path / f"log-{number}", tmp_path / "scratch")
             for number in range(3)
         ]
         try:
@@ -97,14 +97,14 @@ class TestWorker:
 
     def test_survives_a_request_that_fails(self, worker: Worker) -> None:
         with pytest.raises(WorkerError, match="AttributeError") as caught:
-            worker.time_once()  # before there is a pipeline
+            worker.ask(PipelineHost.time_once)  # before there is a pipeline
         assert caught.value.status is Status.FAILED
         assert caught.value.reason.startswith("AttributeError: ")
         assert worker.alive
-        assert worker.prepare() > 0
+        assert worker.ask(PipelineHost.prepare) > 0
 
     def test_ends_when_told(self, worker: Worker) -> None:
-        worker.hello()
+        worker.ask(PipelineHost.hello)
         worker.stop()
         assert worker.pid not in parents()
         assert not worker.alive
@@ -120,19 +120,19 @@ class TestWorker:
         self, variant: Compose, tmp_path: Path, device: Device, may_be_memory: bool
     ) -> None:
         """A crash beside others on a card is tried alone; on a CPU it is one."""
-        worker = Worker(start_fork_server(), variant(), device, tmp_path / "log", tmp_path / "scratch", timeout_s=60)
-        worker.hello()
+        worker = WorkerProcess(start_fork_server(), device, 60, variant(), tmp_path / "log", tmp_path / "scratch")
+        worker.ask(PipelineHost.hello)
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerError) as caught:
-            worker.time_once()
+            worker.ask(PipelineHost.time_once)
         assert caught.value.status is Status.KILLED
         assert caught.value.reason == "killed by SIGSEGV during 'time_once'"
         assert caught.value.out_of_memory == may_be_memory
 
     def test_has_a_time_limit_for_each_answer(self, variant: Compose, tmp_path: Path) -> None:
-        worker = Worker(start_fork_server(), variant(), CPU, tmp_path / "log", tmp_path / "scratch", timeout_s=0.01)
+        worker = WorkerProcess(start_fork_server(), CPU, 0.01, variant(), tmp_path / "log", tmp_path / "scratch")
         with pytest.raises(WorkerError) as caught:
-            worker.prepare()
+            worker.ask(PipelineHost.prepare)
         assert caught.value.status is Status.TIMEOUT
         assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
         assert worker.pid not in parents()

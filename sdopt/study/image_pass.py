@@ -1,0 +1,173 @@
+"""Draws the images of the quality pass, and compares those of timed calls with them."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.errors import UsageError
+from sdopt.quality.images import read_image
+from sdopt.results.records import append_reason
+from sdopt.results.samples import TimedImage
+from sdopt.results.scores import ImageRecord
+from sdopt.study.fingerprint import OPTIONS
+from sdopt.study.image_cache import ImageCache, content_key
+from sdopt.study.session import Session, Study, VariantProcess
+from sdopt.worker.draws import Draw, draw_of, floor_draws
+from sdopt.worker.host import PipelineHost
+from sdopt.worker.protocol import Batch, SampledImage, WorkerError
+
+
+class ImagePass:
+    """One pass of a process over prompts.
+
+    Args:
+        study: the study.
+        process: the process that draws the images.
+        draw: the images to draw.
+        name: the name of their folder, below the study's images.
+    """
+
+    def __init__(self, study: Study, process: VariantProcess, draw: Draw, name: str) -> None:
+        self.process, self.draw = process, draw
+        self._study = study
+        self._subfolder = Path("images") / name
+        self._folder = study.folder / self._subfolder
+        self._key = content_key(process.variant, draw, process.row.inputs, study.result.environment)
+        # A user's own option may read files that it does not declare.
+        self._images = ImageCache(None) if OPTIONS in process.row.inputs else study.images
+        self._cached = False
+        self._records: list[ImageRecord] = []
+        self._batches: list[Batch] = []
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every image is there."""
+        return len(self._records) == len(self.draw.prompts) * self.process.variant.workload.images_per_prompt
+
+    def fetch(self) -> bool:
+        """Takes the images from the cache if they are there; returns whether they are."""
+        records = self._images.fetch(self._key, self._folder)
+        if records is None:
+            return False
+        self._records, self._cached = records, True
+        self._study.progress.advance(self.draw.calls)
+        return True
+
+    def wants(self, batch: int) -> bool:
+        """Returns whether a batch is to be drawn, and can be."""
+        return batch < self.draw.calls and not self._cached and self.process.living
+
+    def begin(self, batch: int) -> Callable[[], Batch]:
+        """Begins one batch; returns a function that waits for it. Both raise WorkerError."""
+        return self.process.worker.begin(PipelineHost.generate, batch, self.draw, self._folder)
+
+    def receive(self, batch: Batch) -> None:
+        """Notes images that were drawn."""
+        self._batches.append(batch)
+        self._records += batch.records
+        self._study.progress.advance()
+
+    def record_times(self) -> None:
+        """Records the time and memory of the calls, if the process drew every image itself."""
+        if self._whole and not self._cached and self.process.living:
+            measurement = self.process.measurement
+            measurement.pass_s = [batch.seconds for batch in self._batches]
+            measurement.pass_held_gib = [batch.held_gib for batch in self._batches]
+
+    def finish(self) -> tuple[str, list[ImageRecord]]:
+        """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
+        if self._whole:
+            self._images.keep(self._key, self._folder, self._records)
+        return self._key, [replace(record, path=str(self._subfolder / record.path)) for record in self._records]
+
+    def discard(self) -> None:
+        """Deletes the drawn images."""
+        self._records = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
+    """Draws the images of variants side by side, or takes them from the cache."""
+    study = session.study
+    passes = [
+        ImagePass(
+            study,
+            process,
+            draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads),
+            study.slug(process.row),
+        )
+        for process in group
+        if process.living
+    ]
+    for drawing in passes:
+        drawing.fetch()
+    for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
+        asked = {drawing.process: drawing for drawing in passes if drawing.wants(batch)}
+        requests = [(process, partial(drawing.begin, batch)) for process, drawing in asked.items()]
+        for process, answer in session.ask_each("images", requests, lenient=True):
+            asked[process].receive(answer)
+    for drawing in passes:
+        drawing.record_times()
+        if drawing.process.living:
+            row = drawing.process.row
+            row.content_key, row.images = drawing.finish()
+
+
+def draw_floors(session: Session, process: VariantProcess) -> None:
+    """Draws the baseline's images once more for each floor.
+
+    A floor that cannot be drawn is left out and noted; the control and its timings stay valid.
+    """
+    study = session.study
+    drawn = draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
+    floors = floor_draws(drawn, process.variant, study.quality.floor_prompts, study.sharing.threads)
+    for kind, draws in floors.items():
+        problems = []
+        for draw in draws:
+            drawing = ImagePass(study, process, draw, f"floor-{kind}")
+            try:
+                if not drawing.fetch():
+                    for batch in range(draw.calls):
+                        study.progress.phase(process.row.name, "images")
+                        drawing.receive(drawing.begin(batch)())
+                _, study.result.redrawn[kind] = drawing.finish()
+                break
+            except WorkerError as error:
+                drawing.discard()
+                problems.append(f"in batches of {draw.batch_size}: {error.reason}")
+                if not process.worker.alive:
+                    break
+        if problems:
+            how = "drawn in smaller batches" if kind in study.result.redrawn else "not drawn"
+            process.row.reason = append_reason(process.row, f"the {kind} floor was {how}; {'; '.join(problems)}")
+        if not process.worker.alive:
+            return
+
+
+def hold_against_drawn(study: Study, process: VariantProcess) -> None:
+    """Compares the sampled images of a process's timed calls with those that the variant's first process drew."""
+    row = process.row
+    if not row.images and row.is_control:
+        row = study.result.variant(study.result.baseline)  # whose images are the control's too
+    drawn = {(record.prompt_index, record.image_index): record for record in row.images}
+
+    def error(image: SampledImage) -> float | None:
+        record = drawn.get((image.prompt_index, image.image_index))
+        return None if record is None else _squared_difference(image.pixels, study.folder / record.path)
+
+    timed_images = process.measurement.shapes[0].timed_images
+    timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    process.images = []
+
+
+def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
+    """Returns the mean squared difference of pixels in 0…1 to a file; None if that has no image of the same size."""
+    try:
+        other = read_image(file)
+    except UsageError:
+        return None
+    return float(np.mean(np.square(pixels / 255 - other / 255))) if pixels.shape == other.shape else None

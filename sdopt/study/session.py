@@ -1,0 +1,471 @@
+"""Holds a running study and its current session: starts and ends workers, asks them, and records what fails.
+
+`Warmup`, `Rounds`, `Blocks` and `Inspection` measure; each is given the session.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from sdopt.locks import Presence
+from sdopt.results.files import write_result
+from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
+from sdopt.results.samples import Measurement, ShapeSamples
+from sdopt.schema import Protocol, Quality
+from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.forecast import calls_ahead
+from sdopt.study.image_cache import ImageCache
+from sdopt.study.memory_plan import footprint_gib
+from sdopt.study.missing import Missing
+from sdopt.study.plan import runnable_of, warmup_calls
+from sdopt.study.progress import Progress
+from sdopt.study.sharing import Sharing
+from sdopt.study.status import now
+from sdopt.variant import Variant
+from sdopt.worker.draws import drawing_batch, timed_draw
+from sdopt.worker.host import PipelineHost
+from sdopt.worker.machine import Machine
+from sdopt.worker.process import StartWorker, Worker, answers_of
+from sdopt.worker.protocol import SampledImage, TimedCall, WorkerError
+
+T = TypeVar("T")
+
+Begin = Callable[[], Callable[[], T]]
+"""Begins a request, and returns a function that waits for the answer."""
+
+
+@dataclass
+class Study:
+    """A study while it runs: what it measures, with what, and where its result goes."""
+
+    plan: Plan
+    result: StudyResult
+    protocol: Protocol
+    quality: Quality
+    machine: Machine
+    start_worker: StartWorker
+    folder: Path
+    scratch: Path
+    """Folder for the compilers' caches, one for each process."""
+    progress: Progress
+    presence: Presence
+    images: ImageCache
+    operations: dict[str, float | None] = field(default_factory=dict)
+    """TFLOP of one image, by the work that variants share."""
+    unwritten: bool = False
+    """Whether `result.json` could not be written the last time."""
+
+    @property
+    def drawing_batch(self) -> int | None:
+        """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
+        variants = runnable_of(self.plan, self.result)
+        return drawing_batch(variants, self.quality.batch_size, self.result.config.gate.judges)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How its processes share the machine while none is timed."""
+        cores = int(self.machine.cpu["cores"])
+        return Sharing(cores, self.plan.baseline.hardware.threads or cores, self.machine.device.is_cuda)
+
+    @property
+    def warmup(self) -> int:
+        """How many untimed calls at each shape follow the first one; the last is the discarded round."""
+        return warmup_calls(runnable_of(self.plan, self.result), self.protocol)
+
+    @property
+    def shapes(self) -> range:
+        """The indices of the shapes, in the order in which every process is called at them."""
+        return range(len(self.result.shapes))
+
+    def slug(self, row: VariantResult) -> str:
+        """Returns a stem for file names; the row's number keeps names apart that differ in forbidden characters."""
+        letters = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()[:60]
+        return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
+
+    def checkpoint(self) -> None:
+        """Writes `result.json`. If it cannot be written, measuring goes on, and the user is warned once."""
+        self.note_other_studies()
+        try:
+            with self.progress.timeline.during("writing result.json"):
+                write_result(self.result, self.folder)
+        except OSError as error:
+            if not self.unwritten:
+                problem = f"{self.folder / 'result.json'}: {error.strerror}"
+                self.progress.warn(f"{problem}; measuring continues, and writing is tried again after every round")
+            self.unwritten = True
+        else:
+            self.unwritten = False
+
+    def note_other_studies(self) -> None:
+        """Records, and warns of, other studies that run on the same device now."""
+        disturbed_by = self.result.sessions[-1].disturbed_by
+        for other in self.presence.others():
+            if other not in disturbed_by:
+                disturbed_by.append(other)
+                self.progress.warn(
+                    f"another study is being measured on this device: {other}; timings of both are unreliable"
+                )
+
+    def warn_once(self, text: str) -> None:
+        """Warns the user and records the warning in the result, once for each text."""
+        warnings = self.result.environment.warnings
+        if text not in warnings:
+            warnings.append(text)
+            self.progress.warn(text)
+
+
+@dataclass(eq=False)
+class VariantProcess:
+    """One process of one variant in one session, with the `Measurement` that receives its samples.
+
+    In blocks it is started several times; later workers reuse the compiler cache of the first one.
+    """
+
+    row: VariantResult
+    variant: Variant
+    measurement: Measurement
+    slug: str
+    """The stem of its file names."""
+    timed: bool
+    """Whether it takes part in the rounds; else only evidence, stages or images are missing."""
+    running: Worker | None = None
+    footprint_gib: dict[str, float] = field(default_factory=dict)
+    """GiB that it needs of each memory that may run out: `device`, `host`."""
+    active: bool = True
+    """False after its variant has failed."""
+    images: list[SampledImage] = field(default_factory=list)
+    """A sample of the images of its timed calls at the first shape."""
+    compiled_packages: int = 0
+    """Packages that its worker compiled to disk; 0 once it is replaced by one that loads them."""
+    given: set[tuple[int, int]] = field(default_factory=set)
+    """The calls of its worker so far, each as the index of the shape and the number of the batch."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the first process of its variant, whose start the variant reports."""
+        return not self.measurement.replicate
+
+    @property
+    def living(self) -> bool:
+        """Whether it has a worker, and its variant has not failed."""
+        return self.active and self.running is not None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker, which must have been started."""
+        assert self.running is not None
+        return self.running
+
+    def stop(self) -> None:
+        """Ends its worker, gently."""
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+
+    def kill(self) -> None:
+        """Ends its worker at once."""
+        if self.running is not None:
+            self.running.kill()
+            self.running = None
+
+
+class DoesNotFitError(Exception):
+    """Processes ran out of memory beside others, and were ended.
+
+    Args:
+        starved: these processes, each with the reason.
+    """
+
+    def __init__(self, starved: Sequence[tuple[VariantProcess, str]]) -> None:
+        self.starved = starved
+        super().__init__("; ".join(reason for _, reason in starved))
+
+
+class Session:
+    """One session of a study, with new processes for all variants that take part.
+
+    Args:
+        study: the study.
+        missing: what it still has to measure.
+        schedule: how the rounds are to be laid out.
+    """
+
+    def __init__(self, study: Study, missing: Missing, schedule: Schedule) -> None:
+        self.study, self.result, self.protocol, self.progress = study, study.result, study.protocol, study.progress
+        self.rounds = missing.rounds
+        self._starved: list[tuple[VariantProcess, str]] = []
+        self._number = len(self.result.sessions)
+        self.record = MeasurementSession(now())
+        self.result.sessions.append(self.record)
+        self._set_schedule(schedule)
+        variants = {variant.name: variant for variant in study.plan.variants} | {CONTROL: study.plan.baseline}
+        rows = [row for row in self.result.variants if row.name in missing.variants]
+        # The control is measured right after the baseline, so that the floor is known early.
+        rows.sort(key=lambda row: (row.name != self.result.baseline, not row.is_control))
+        self.processes = [
+            self._process(row, variants[row.name], replicate, (row.name, replicate) in missing.timed)
+            for replicate in sorted({replicate for _, replicate in missing.processes})
+            for row in rows
+            if (row.name, replicate) in missing.processes
+        ]
+        for sub in ("logs", "images"):
+            with suppress(OSError):  # the code that needs the folder reports the error
+                (study.folder / sub).mkdir(exist_ok=True)
+        taking_part = [variants[row.name] for row in rows]
+        calls = calls_ahead(taking_part, len(self.processes), self.rounds, self.protocol, study.drawing_batch)
+        self.progress.start(calls, self.rounds)
+        study.checkpoint()
+
+    def _process(self, row: VariantResult, variant: Variant, replicate: int, timed: bool) -> VariantProcess:
+        slug = f"{self.study.slug(row)}-{replicate}" + (f"-session-{self._number}" if self._number else "")
+        measurement = Measurement(replicate, self._number, [ShapeSamples() for _ in self.study.shapes])
+        row.measurements.append(measurement)
+        return VariantProcess(row, variant, measurement, slug, timed)
+
+    # ------------------------------------------------------------------------------------------------- its processes
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether all processes live side by side; in blocks there is one at a time."""
+        return self.record.schedule == "interleaved"
+
+    @property
+    def living(self) -> list[VariantProcess]:
+        """The processes that have a worker now."""
+        return [process for process in self.processes if process.running is not None]
+
+    @property
+    def timed(self) -> list[VariantProcess]:
+        """The processes that take part in the rounds, and whose variants have not failed."""
+        return [process for process in self.processes if process.timed and process.active]
+
+    @property
+    def extra_rounds(self) -> int:
+        """How many of its rounds may be timed again because other work disturbed them."""
+        if self.protocol.interference is None:
+            return 0
+        allowed = self.protocol.extra_rounds
+        return math.ceil(self.rounds / 2) if allowed is None else allowed
+
+    def start(self, process: VariantProcess) -> None:
+        """Starts a worker. Raises WorkerError."""
+        study = self.study
+        self.progress.phase(process.row.name, "starting")
+        process.given.clear()
+        log = study.folder / "logs" / f"{process.slug}.log"
+        try:
+            process.running = study.start_worker(
+                process.variant, log, study.scratch, self.progress.timeline.called, self.progress.warn
+            )
+        except OSError as error:
+            raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
+        process.worker.ask(PipelineHost.hello)
+
+    def warm_up_again(self, process: VariantProcess) -> None:
+        """Brings a fresh worker of a process that was measured before to its steady state. Raises WorkerError."""
+        self.start(process)
+        self.progress.phase(process.row.name, "loading")
+        process.worker.ask(PipelineHost.prepare)
+        self.progress.advance()
+        for shape_index in self.study.shapes:
+            for call in range(1 + self.study.warmup):
+                self.progress.phase(process.row.name, "warm-up")
+                # Loading must not count towards the peak that is read after the rounds.
+                last = call == self.study.warmup
+                number = self.next_batch(process, shape_index, call)
+                process.worker.ask(PipelineHost.time_once, shape_index, number, memory=last)
+                self.progress.advance()
+
+    def retire(self, process: VariantProcess) -> None:
+        """Ends the worker of a process that will not start again, and deletes its compiler cache."""
+        process.stop()
+        shutil.rmtree(self.study.scratch / process.slug, ignore_errors=True)
+
+    def stop_all(self) -> None:
+        """Ends all workers; they may be started again."""
+        for process in self.processes:
+            process.stop()
+
+    def kill_all(self) -> None:
+        """Ends all workers at once."""
+        for process in self.processes:
+            process.kill()
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def ask_each(
+        self,
+        phase: str,
+        requests: Sequence[tuple[VariantProcess, Callable[[], Callable[[], T]]]],
+        lenient: bool = False,
+    ) -> list[tuple[VariantProcess, T]]:
+        """Sends one request to each of several workers at once.
+
+        Args:
+            phase: the name of the phase in the progress display.
+            requests: living processes, each with the request to it.
+            lenient: notes a request that cannot be answered, and fails no variant, because it is not a timing.
+
+        Returns:
+            the processes that answered, with their answers; of the others, `note_failure` keeps what went wrong.
+        """
+        if not requests:
+            return []
+        self.progress.together([process.row.name for process, _ in requests], phase)
+        good: list[tuple[VariantProcess, T]] = []
+        for (process, _), answer in zip(requests, answers_of([begin for _, begin in requests]), strict=True):
+            if not isinstance(answer, WorkerError):
+                good.append((process, answer))
+            elif lenient and answer.status is Status.FAILED:
+                process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
+            else:
+                self.note_failure(process, answer)
+        return good
+
+    def call(
+        self, group: Sequence[VariantProcess], phase: str, shape_index: int, call: int, memory: bool = False
+    ) -> list[tuple[VariantProcess, TimedCall]]:
+        """Lets the living workers of a group make one call, as many at once as there are cores for.
+
+        Args:
+            group: the processes of the workers.
+            phase: the name of the phase in the progress display.
+            shape_index: the index of the shape.
+            call: how many calls each worker has made at that shape.
+            memory: whether to measure the peak memory, too.
+        """
+        found: list[tuple[VariantProcess, TimedCall]] = []
+        for part in batched([process for process in group if process.living], self.study.sharing.calls):
+            requests = []
+            for process in part:
+                number = self.next_batch(process, shape_index, call)
+                begin = partial(process.worker.begin, PipelineHost.time_once, shape_index, number, memory=memory)
+                requests.append((process, begin))
+            found += self.ask_each(phase, requests)
+        return found
+
+    def next_batch(self, process: VariantProcess, shape_index: int, call: int) -> int:
+        """Returns the number of the batch for a call of a process, the same for all variants, and records it as given.
+
+        While there are enough prompts, no two calls of a variant, in one process or in several, get the same prompts
+        and noise: an option must not gain by remembering earlier calls.
+
+        Args:
+            process: the process that makes the call.
+            shape_index: the index of the shape.
+            call: the index of the worker's call at that shape; 0 is its first.
+        """
+        calls_per_process = 2 + self.study.warmup + self.rounds + self.extra_rounds
+        number = process.measurement.replicate * calls_per_process + call
+        number %= timed_draw(process.variant, shape_index).calls
+        process.given.add((shape_index, number))
+        return number
+
+    def note_call(self, process: VariantProcess, shape_index: int, call: TimedCall) -> None:
+        """Records the figures of a call at a shape, except its time."""
+        self.progress.advance()
+        samples = process.measurement.shapes[shape_index]
+        if samples.recompiles is not None:
+            samples.recompiles += call.compiled.graphs
+        if call.memory is not None:
+            samples.memory = call.memory
+            needed = footprint_gib(call.memory)
+            process.footprint_gib = {kind: max(gib, process.footprint_gib.get(kind, 0)) for kind, gib in needed.items()}
+
+    # ------------------------------------------------------------------------------------- what fails, or does not fit
+
+    @contextmanager
+    def noting_failure(self, process: VariantProcess) -> Iterator[None]:
+        """Notes a WorkerError of a block of code as the failure of a process."""
+        try:
+            yield
+        except WorkerError as error:
+            self.note_failure(process, error)
+
+    def note_failure(self, process: VariantProcess, error: WorkerError) -> None:
+        """Fails the variant of a process; ends it for `require_fit` if it may have lacked memory that others held."""
+        others = len([other for other in self.living if other is not process])
+        if not (error.out_of_memory and others):
+            self.fail(process, error)
+            return
+        # Each worker emulates a card of its own, from which others take no memory.
+        emulated = process.variant.hardware.emulate_memory
+        if self.protocol.schedule == "auto" and self.interleaved and not emulated:
+            process.kill()
+            failed = f"'{process.row.name}' failed while {others} other processes were in memory"
+            self._starved.append((process, f"{failed}, perhaps for lack of memory ({error.reason})"))
+            return
+        self.fail(process, error)
+        advice = f"{others} other processes were in memory: try protocol.schedule=blocks"
+        process.row.reason = append_reason(process.row, advice)
+
+    def fail(self, process: VariantProcess, error: WorkerError) -> None:
+        """Ends all processes of a variant, with the error as its status and reason."""
+        row = process.row
+        if row.status is Status.PENDING:
+            row.status, row.reason = error.status, error.reason
+        else:
+            # It was fully measured before, and was only timed again beside the missing variants.
+            row.reason = append_reason(row, f"when timed again: {error.reason}")
+        for other in self.processes:
+            if other.row is row:
+                other.active = False
+                other.kill()
+                self.retire(other)
+
+    def require_fit(self, when: str = "") -> None:
+        """Raises DoesNotFitError if processes ran out of memory beside others; `when` is added to the reasons."""
+        if self._starved:
+            raise DoesNotFitError([(process, f"{reason}{when}") for process, reason in self._starved])
+
+    def use_blocks(self, reason: str) -> None:
+        """Measures one process at a time from now on."""
+        self._set_schedule(Schedule("blocks", reason))
+        self.stop_all()
+
+    def after(self, error: DoesNotFitError) -> Schedule:
+        """Returns the schedule for a session that measures the rest: blocks if a process fits alone, else as before.
+
+        Ends this session. Each process that ran out of memory is tried alone; a variant that fails so has failed.
+        """
+        self.stop_all()
+        for process, _ in error.starved:
+            if process.active:
+                try:
+                    self.warm_up_again(process)
+                except WorkerError as alone:
+                    self.fail(process, alone)
+                process.stop()
+        # One that was measured before, and fails now, is wanted again as long as others are timed beside it.
+        fitting = [reason for process, reason in error.starved if process.active or process.row.status.measured]
+        self._forget_untimed()
+        return (
+            Schedule("blocks", fitting[0]) if fitting else Schedule(self.record.schedule, self.result.schedule.reason)
+        )
+
+    def _forget_untimed(self) -> None:
+        """Deletes the measurements that broke off before the first round: another session makes them again."""
+        for process in self.processes:
+            self.retire(process)
+            measurement = process.measurement
+            if not (measurement.complete or any(samples.calls for samples in measurement.shapes)):
+                process.row.measurements = [other for other in process.row.measurements if other is not measurement]
+        if not any(m.session == self._number for row in self.result.variants for m in row.measurements):
+            self.result.sessions.remove(self.record)
+
+    def _set_schedule(self, schedule: Schedule) -> None:
+        """Changes its schedule; the drift of earlier blocks is kept."""
+        self.result.schedule = Schedule(schedule.kind, schedule.reason, self.result.schedule.drift)
+        self.record.schedule = schedule.kind
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yields items in groups of a size; the last may be smaller. From Python 3.12 on it is in itertools."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,231 @@
+"""Workers that load and call nothing: a study's orchestration in milliseconds.
+
+A `FakeWorker` answers every request of a `PipelineHost` with figures of the right form. What goes wrong in it, a test
+says with a fault: a function that is given the worker and the name of the request, and may raise a WorkerError.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import initialize_config_dir
+from PIL import Image
+from rich.console import Console
+from typing_extensions import override
+
+from sdopt.config.composer import HydraComposer
+from sdopt.config.paths import CONF
+from sdopt.hardware.probe import probe_device
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import Evidence, Memory
+from sdopt.results.scores import ImageRecord
+from sdopt.study.designs import Edge, Plan
+from sdopt.study.plan import plan_result
+from sdopt.study.progress import Progress
+from sdopt.study.run import run_study
+from sdopt.study.timeline import Timeline
+from sdopt.variant import Variant
+from sdopt.worker.draws import Draw, timed_draw
+from sdopt.worker.machine import Machine
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import Batch, Compiled, SampledImage, StagedCall, TimedCall, TracedCall, WorkerError
+from tests.command import SMOKE
+
+Fault = Callable[["FakeWorker", str], None]
+
+
+class FakeWorker(Worker):
+    """A worker of `Fakes`."""
+
+    def __init__(self, fakes: "Fakes", variant: Variant, log: Path) -> None:
+        self.variant, self.log, self.fakes = variant, log, fakes
+        self.requests: list[str] = []
+        self.given: list[tuple[int, int]] = []
+        """The shape and the number of the batch of each call."""
+        self.graphs = self.packages = 0
+        """What the next call compiles."""
+        self.draw: Draw | None = None
+        """That of the images it was last asked for."""
+        self._alive = True
+
+    @property
+    @override
+    def pid(self) -> int:
+        return os.getpid()
+
+    @property
+    @override
+    def alive(self) -> bool:
+        return self._alive
+
+    @property
+    def beside(self) -> int:
+        """How many others are alive."""
+        return sum(other.alive for other in self.fakes.started) - 1
+
+    @override
+    def begin(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        name = request.__name__
+        self.requests.append(name)
+        self.draw = args[1] if name == "generate" else None
+
+        def answer() -> Any:
+            try:
+                if fault := self.fakes.faults.get(self.variant.name):
+                    fault(self, name)
+            except WorkerError as error:
+                self._alive = error.status not in (Status.KILLED, Status.TIMEOUT)
+                raise
+            return getattr(self, f"_{name}")(*args, **kwargs)
+
+        return answer
+
+    @override
+    def stop(self) -> None:
+        self._alive = False
+
+    @override
+    def kill(self) -> None:
+        self._alive = False
+
+    def _hello(self) -> None:
+        pass
+
+    def _prepare(self) -> float:
+        return 0.5
+
+    def _time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+        self.given.append((shape_index, number))
+        compiled, self.graphs, self.packages = Compiled(0.1 * self.graphs, self.graphs, self.packages), 0, 0
+        seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
+        draw = timed_draw(self.variant, shape_index)
+        image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, _pixels(draw))
+        return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image)
+
+    def _memory_so_far(self) -> Memory:
+        return Memory(0.2, 0.3)
+
+    def _measure_energy(self, seconds: float) -> float:
+        return seconds
+
+    def _prove(self, shape_index: int = 0) -> TracedCall:
+        evidence = [Evidence(axis, option, True, "seen") for axis, option in self.variant.choices.items()]
+        return TracedCall(evidence, None, {"operators": 1.0}, [])
+
+    def _time_stages(self) -> StagedCall:
+        draw = timed_draw(self.variant)
+        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, _pixels(draw)))
+
+    def _count_operations(self) -> float:
+        return 0.001
+
+    def _generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
+        folder.mkdir(parents=True, exist_ok=True)
+        start = batch * draw.batch_size
+        records = []
+        for index, prompt in enumerate(draw.prompts[start : start + draw.batch_size], start):
+            Image.fromarray(_pixels(draw)).save(folder / f"{index}.png")
+            records.append(ImageRecord(prompt, index, 0, draw.seed + index, f"{index}.png"))
+        return Batch(records, 0.1, 0.3)
+
+
+def _pixels(draw: Draw) -> np.ndarray:
+    return np.full((draw.size, draw.size, 3), 100, np.uint8)
+
+
+@dataclass
+class Fakes:
+    """Starts fake workers, in the place of `WorkerProcess`."""
+
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    """By variant."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """The time of a call, by variant; others take 0.1 s."""
+    started: list[FakeWorker] = field(default_factory=list)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __call__(
+        self,
+        variant: Variant,
+        log: Path,
+        scratch: Path,
+        called: Callable[[float], None],
+        warn: Callable[[str], None],
+    ) -> FakeWorker:
+        self.started.append(FakeWorker(self, variant, log))
+        return self.started[-1]
+
+
+def failing(status: Status, request: str = "prepare", *, call: int = 0, beside: bool = False) -> Fault:
+    """A fault in one kind of request.
+
+    Args:
+        status: what becomes of it.
+        request: the request's name.
+        call: its number in the worker, from 1; 0 is every one.
+        beside: only while other workers live.
+    """
+
+    def fault(worker: FakeWorker, name: str) -> None:
+        number = worker.requests.count(name)
+        if name == request and call in (0, number) and (worker.beside or not beside):
+            raise WorkerError(status, f"{status} in {name} {number}")
+
+    return fault
+
+
+@cache
+def _baseline() -> Variant:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return HydraComposer([*SMOKE]).variant("baseline", plain=True)
+
+
+@cache
+def _planned(names: tuple[str, ...]) -> tuple[Plan, StudyResult, Machine]:
+    machine = Machine(probe_device("cpu"), {"cores": 2}, preloaded=True, bad_fork=False)
+    variants = (_baseline(), *(replace(_baseline(), name=name) for name in names))
+    plan = Plan(variants, tuple(Edge(name, "baseline", name) for name in names))
+    return plan, plan_result(plan, "fake", "explicit", _baseline().config, machine, ["sdopt"]), machine
+
+
+def fake_study(
+    names: Collection[str] = ("it",), of: Mapping[str, Mapping[str, Any]] | None = None, **protocol: Any
+) -> tuple[Plan, StudyResult, Machine]:
+    """A study that nothing of is measured: a baseline, and variants that are like it.
+
+    Args:
+        names: the variants.
+        of: changed keys, by section of the configuration.
+        protocol: changed keys of the protocol.
+    """
+    plan, result, machine = _planned(tuple(names))
+    changes = {**(of or {}), "protocol": protocol}
+
+    def changed(owner: Variant | RecordedConfig) -> dict[str, Any]:
+        known = {section: keys for section, keys in changes.items() if hasattr(owner, section)}
+        return {section: replace(getattr(owner, section), **keys) for section, keys in known.items()}
+
+    config = replace(result.config, **changed(result.config))
+    variants = tuple(replace(variant, config=config, **changed(variant)) for variant in plan.variants)
+    result = replace(deepcopy(result), config=config)
+    for row in result.variants:
+        row.config = config
+    for edge in result.comparisons:
+        edge.shapes = [deepcopy(edge.shapes[0]) for _ in config.shapes]
+    return replace(plan, variants=variants), result, machine
+
+
+def run_fake(
+    folder: Path, study: tuple[Plan, StudyResult, Machine], fakes: Fakes | None = None
+) -> tuple[StudyResult, Fakes]:
+    """Measures what a study lacks with fake workers."""
+    (plan, result, machine), fakes = study, fakes or Fakes()
+    with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), Timeline()) as progress:
+        run_study(plan, result, result.config.protocol, machine, fakes, folder, progress, result.config.quality)
+    return result, fakes

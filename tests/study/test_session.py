@@ -1,0 +1,430 @@
+"""How a study is orchestrated: schedules, statuses, memory that runs out, rounds that others disturb, what broke off.
+
+All of it with fake workers, and a fake meter.
+"""
+
+import itertools
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from sdopt.analysis.disturbance import count_rounds
+from sdopt.results.files import read_result
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import Interference
+from sdopt.study.designs import CONTROL
+from sdopt.study.missing import missing_of
+from sdopt.study.resume import merge_resumed
+from sdopt.worker.protocol import WorkerError
+from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake
+
+
+class Meter:
+    """Counts as the kernel would that took half of the processor from some calls of a study, by their number."""
+
+    disturbed: frozenset[int] = frozenset()
+    off = ""
+    calls = 0
+
+    def __init__(self, pid: int) -> None:
+        assert pid > 1
+
+    def stop(self, seconds: float) -> Interference | None:
+        assert seconds > 0
+        type(self).calls += 1
+        return None if self.off else Interference(0.5 if self.calls in self.disturbed else 0.0, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def meter(monkeypatch: pytest.MonkeyPatch) -> type[Meter]:
+    made = type("MeterOfOneTest", (Meter,), {})
+    monkeypatch.setattr("sdopt.study.rounds.InterferenceMeter", made)
+    return made
+
+
+def calls_of(result: StudyResult) -> dict[str, list[tuple[int, int, int]]]:
+    """By variant, the session, the replicate and the number of timed calls of each process."""
+    return {
+        row.name: [(m.session, m.replicate, len(m.shapes[0].calls)) for m in row.measurements]
+        for row in result.variants
+    }
+
+
+def statuses(result: StudyResult) -> dict[str, str]:
+    return {row.name: str(row.status) for row in result.variants}
+
+
+class TestInterleaved:
+    def test_each_process_is_timed_once_a_round(self, tmp_path: Path) -> None:
+        result, fakes = run_fake(tmp_path, fake_study(["a", "b"], rounds=3, replicates=2, warmup=1))
+        assert set(statuses(result).values()) == {"ok"}
+        assert calls_of(result) == {name: [(0, 0, 3), (0, 1, 3)] for name in ("baseline", "a", "b", CONTROL)}
+        assert len(fakes.started) == 8
+        assert not any(worker.alive for worker in fakes.started)
+        assert read_result(tmp_path) == result
+
+    def test_prompts_are_the_same_for_all_variants_and_differ_between_calls(self, tmp_path: Path) -> None:
+        of = {"workload": {"prompt_count": 20}}
+        study = fake_study(["a"], of, rounds=2, replicates=2, warmup=1)
+        prompts = tuple(f"prompt {number}" for number in range(20))
+        plan = study[0]
+        for variant in plan.variants:
+            object.__setattr__(variant, "prompts", prompts)
+        _, fakes = run_fake(tmp_path, study)
+        by_replicate: dict[str, set[tuple[tuple[int, int], ...]]] = {}
+        for worker in fakes.started:
+            by_replicate.setdefault(worker.log.stem[-1], set()).add(tuple(worker.given))
+        # The control and the baseline are the same variant: both replicates gave all variants the same batches.
+        [first], [second] = by_replicate["0"], by_replicate["1"]
+        assert len({*first, *second}) == len(first) + len(second) == 2 * 4
+
+    def test_nothing_is_timed_after_the_profiler_has_looked(self, tmp_path: Path) -> None:
+        """It stays with a process on a GPU, whose launches are slower from then on."""
+        _, fakes = run_fake(tmp_path, fake_study(rounds=2, warmup=1, stage_calls=1, energy_s=5.0))
+        first = fakes.started[0].requests
+        assert first[:2] == ["hello", "prepare"]
+        asked = [
+            name for name in dict.fromkeys(first[2:]) if name != "count_operations"
+        ]  # once for all of the same work
+        assert asked == ["time_once", "memory_so_far", "measure_energy", "generate", "time_stages", "prove"]
+        assert first.count("prove") == 1
+        assert first.index("memory_so_far") > max(i for i, name in enumerate(first) if name == "time_once")
+
+    def test_energy_is_not_measured_unless_asked_for(self, tmp_path: Path) -> None:
+        _, fakes = run_fake(tmp_path, fake_study(rounds=1, energy_s=0.0))
+        assert not any("measure_energy" in worker.requests for worker in fakes.started)
+
+    def test_a_worker_that_compiled_a_package_is_replaced_by_one_that_loads_it(self, tmp_path: Path) -> None:
+        """What compiling leaves in memory is in no later process."""
+        compiled: list[FakeWorker] = []
+
+        def compiles(worker: FakeWorker, name: str) -> None:
+            if name == "time_once" and not compiled:
+                compiled.append(worker)
+                worker.graphs = worker.packages = 1
+
+        result, fakes = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": compiles}))
+        of_it = [worker for worker in fakes.started if worker.variant.name == "it"]
+        assert [worker.log for worker in of_it] == [of_it[0].log] * 2
+        assert of_it[0].requests == ["hello", "prepare", "time_once"]
+        [measured] = result.variant("it").measurements
+        assert measured.shapes[0].graphs == 1
+        assert measured.shapes[0].compile_s
+        assert len(measured.shapes[0].calls) == 2
+
+    def test_names_that_differ_in_signs_alone_keep_their_files_apart(self, tmp_path: Path) -> None:
+        result, fakes = run_fake(tmp_path, fake_study(["a b", "a-b", "ä", "ö"], rounds=1))
+        paths = [record.path for row in result.variants for record in row.images]
+        assert len(paths) == len(set(paths)) == 5 + 1  # no scores, so the control draws as well
+        assert len({worker.log for worker in fakes.started}) == 6
+
+    def test_every_shape_is_called_first_warmed_up_and_timed(self, tmp_path: Path) -> None:
+        study = fake_study(["it"], {"workload": {"size": [32, 64]}}, rounds=2, warmup=2)
+        result, _ = run_fake(tmp_path, study)
+        for row in result.variants:
+            [measured] = row.measurements
+            for samples in measured.shapes:
+                found = len(samples.warmup_s), len(samples.discarded_s), len(samples.calls)
+                assert found == (1, 1, 2)
+                assert samples.cold_start_s
+                assert samples.evidence
+
+
+class TestBlocks:
+    def test_the_baseline_is_measured_around_each_block(self, tmp_path: Path) -> None:
+        result, fakes = run_fake(tmp_path, fake_study(["a"], rounds=2, schedule="blocks"))
+        assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
+        assert calls_of(result) == {"baseline": [(0, 0, 6)], "a": [(0, 0, 2)], CONTROL: [(0, 0, 2)]}
+        around = result.variant("baseline").measurements[0].shapes[0].latency_s
+        control, a = (result.variant(name).measurements[0].shapes[0] for name in (CONTROL, "a"))
+        assert control.latency_before_s + control.latency_after_s + a.latency_after_s == around
+        assert a.latency_before_s == control.latency_after_s
+        assert len(result.schedule.drift) == 2
+        assert all(edge.shapes[0].speedup is not None for edge in result.comparisons)
+        # No round is discarded right after a warm-up, and there is never more than one process.
+        assert not any(m.shapes[0].discarded_s for row in result.variants for m in row.measurements)
+        assert all(worker.beside < 1 for worker in fakes.started)
+
+    def test_memory_that_does_not_suffice_for_all_at_once(self, tmp_path: Path) -> None:
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, memory_fraction=1e-9))
+        assert result.schedule.kind == "blocks"
+        assert "exceed" in result.schedule.reason
+        assert set(statuses(result).values()) == {"ok"}
+
+    def test_a_baseline_that_fails_leaves_a_block_without_its_pair(self, tmp_path: Path) -> None:
+        started = itertools.count()
+
+        def dies_later(worker: FakeWorker, name: str) -> None:
+            if name == "hello" and "00-baseline" in worker.log.stem and next(started) == 2:
+                raise WorkerError(Status.KILLED, "gone")
+
+        result, _ = run_fake(tmp_path, fake_study(["a"], rounds=2, schedule="blocks"), Fakes({"baseline": dies_later}))
+        assert statuses(result) == {"baseline": "killed", "a": "failed", CONTROL: "failed"}
+        assert "no baseline after it" in result.variant(CONTROL).reason
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("fault", "status"),
+        [
+            (failing(Status.FAILED), "failed"),
+            (failing(Status.KILLED, "hello"), "killed"),
+            (failing(Status.TIMEOUT, "time_once", call=3), "timeout"),
+            (failing(Status.OUT_OF_MEMORY), "out_of_memory"),
+            (failing(Status.FAILED, "memory_so_far"), "failed"),
+            # What is no timing fails no variant: it is noted, and without evidence the option is not credited.
+            (failing(Status.FAILED, "prove"), "not_engaged"),
+            (failing(Status.KILLED, "prove"), "killed"),
+        ],
+    )
+    def test_end_one_variant_and_no_other(self, tmp_path: Path, fault: Fault, status: str) -> None:
+        study = fake_study(["it", "sound"], rounds=3, warmup=1)
+        result, fakes = run_fake(tmp_path, study, Fakes({"it": fault}))
+        assert result.status == "finished"
+        assert statuses(result) == {"baseline": "ok", "it": status, "sound": "ok", CONTROL: "ok"}
+        assert result.variant("it").reason
+        assert not any(worker.alive for worker in fakes.started)
+        compared = {edge.candidate: edge.shapes[0].speedup is not None for edge in result.comparisons}
+        assert compared == {"it": result.variant("it").status.measured, "sound": True, CONTROL: True}
+
+    def test_of_the_baseline_leave_nothing_to_compare(self, tmp_path: Path) -> None:
+        # The control is the same variant, and fails as it does.
+        result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"baseline": failing(Status.FAILED)}))
+        assert statuses(result) == {"baseline": "failed", "it": "ok", CONTROL: "failed"}
+        assert result.floor is None
+        assert not any(edge.shapes[0].speedup for edge in result.comparisons)
+
+    def test_ctrl_c_keeps_and_compares_what_was_measured(self, tmp_path: Path) -> None:
+        def interrupts(worker: FakeWorker, name: str) -> None:
+            if name == "time_once" and worker.requests.count(name) == 6:
+                raise KeyboardInterrupt
+
+        plan, result, machine = fake_study(rounds=100, warmup=1)
+        fakes = Fakes({"it": interrupts})
+        with pytest.raises(KeyboardInterrupt):
+            run_fake(tmp_path, (plan, result, machine), fakes)
+        assert result.status == "interrupted"
+        assert {row.status for row in result.variants} == {Status.INTERRUPTED}
+        assert result.variant("it").reason == "interrupted after 3 of 100 rounds"
+        assert all(edge.shapes[0].speedup is not None for edge in result.comparisons)
+        assert read_result(tmp_path) == result
+        assert not any(worker.alive for worker in fakes.started)
+
+
+class TestMemory:
+    OUT = Status.OUT_OF_MEMORY
+
+    def test_that_runs_out_beside_others_makes_blocks(self, tmp_path: Path) -> None:
+        result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": failing(self.OUT, beside=True)}))
+        assert statuses(result) == {"baseline": "ok", "it": "ok", CONTROL: "ok"}
+        assert result.schedule.kind == "blocks"
+        assert "while 2 other processes were in memory, perhaps for lack of memory" in result.schedule.reason
+        # What broke off before its first round is as if it had not been.
+        assert [session.schedule for session in result.sessions] == ["blocks"]
+        assert calls_of(result)["it"] == [(0, 0, 2)]
+
+    def test_that_runs_out_within_the_rounds_makes_the_rest_blocks(self, tmp_path: Path) -> None:
+        fault = failing(self.OUT, "time_once", call=2 + 3, beside=True)
+        result, _ = run_fake(tmp_path, fake_study(rounds=4, warmup=1), Fakes({"it": fault}))
+        assert ", in round 3" in result.schedule.reason
+        assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
+        assert set(statuses(result).values()) == {"ok"}
+        # Two rounds were whole; the block makes up for the other two.
+        assert calls_of(result)["it"] == [(0, 0, 2), (1, 0, 2)]
+        [speedup] = [edge.shapes[0].speedup for edge in result.comparisons if edge.candidate == "it"]
+        assert speedup is not None
+        assert speedup.n == 4
+
+    def test_that_runs_out_for_evidence_keeps_all_rounds(self, tmp_path: Path) -> None:
+        result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": failing(self.OUT, "prove", beside=True)}))
+        assert set(statuses(result).values()) == {"ok"}
+        assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
+        assert calls_of(result)["it"] == [(0, 0, 2), (1, 0, 0)]
+
+    def test_that_never_suffices_for_one_leaves_the_others_interleaved(self, tmp_path: Path) -> None:
+        result, _ = run_fake(
+            tmp_path, fake_study(["hopeless", "sound"], rounds=2), Fakes({"hopeless": failing(self.OUT)})
+        )
+        assert result.schedule.kind == "interleaved"
+        assert statuses(result) == {"baseline": "ok", "hopeless": "out_of_memory", "sound": "ok", CONTROL: "ok"}
+        assert "other processes" not in result.variant("hopeless").reason
+        assert calls_of(result)["sound"] == [(0, 0, 2)]
+
+    def test_that_runs_out_for_good_within_the_rounds_leaves_the_others_interleaved(self, tmp_path: Path) -> None:
+        fault = failing(self.OUT, "time_once", call=2 + 3)
+        started = itertools.count()
+
+        def later(worker: FakeWorker, name: str) -> None:
+            if name == "hello" and next(started):
+                raise WorkerError(self.OUT, "not even alone")
+            fault(worker, name)
+
+        result, _ = run_fake(tmp_path, fake_study(["late", "sound"], rounds=4, warmup=1), Fakes({"late": later}))
+        assert statuses(result) == {"baseline": "ok", "late": "out_of_memory", "sound": "ok", CONTROL: "ok"}
+        assert [session.schedule for session in result.sessions] == ["interleaved", "interleaved"]
+        assert sum(count for _, _, count in calls_of(result)["sound"]) in (4, 5)
+
+    def test_with_a_fixed_schedule_is_a_result(self, tmp_path: Path) -> None:
+        study = fake_study(rounds=3, warmup=1, schedule="interleaved")
+        result, _ = run_fake(tmp_path, study, Fakes({"it": failing(self.OUT, "time_once", call=4, beside=True)}))
+        assert result.variant("it").status is Status.OUT_OF_MEMORY
+        assert "2 other processes were in memory: try protocol.schedule=blocks" in result.variant("it").reason
+
+    def test_of_a_variant_that_was_measured_before_does_not_go_on_forever(self, tmp_path: Path) -> None:
+        plan, result, machine = fake_study(["it", "new"], rounds=2)
+        run_fake(tmp_path, (plan, result, machine))
+        row = result.variant("new")
+        row.status, row.measurements = Status.PENDING, []
+        # The variant that the missing one is compared with fails when it is timed again.
+        result.comparisons[1].reference = "it"
+        run_fake(tmp_path, (plan, result, machine), Fakes({"it": failing(self.OUT)}))
+        assert result.variant("it").status is Status.OK
+        assert "when timed again" in result.variant("it").reason
+        assert result.sessions[-1].schedule == "blocks"
+
+
+class TestMissing:
+    @staticmethod
+    def resumed(folder: Path, rounds: int = 2, replicates: int = 1) -> tuple[StudyResult, Fakes]:
+        """Goes on as `sdopt run resume=… retry_failed=true` does."""
+        plan, fresh, machine = fake_study(["a", "b"], rounds=rounds, replicates=replicates)
+        merged = merge_resumed(read_result(folder), fresh, plan, folder, retry_failed=True)
+        return run_fake(folder, (plan, merged, machine))
+
+    @pytest.mark.parametrize("call", range(1, 7))
+    def test_after_an_end_at_any_call_loses_the_round_under_way_at_most(self, tmp_path: Path, call: int) -> None:
+        def ends(worker: FakeWorker, name: str) -> None:
+            if name in ("time_once", "prove", "generate") and next(count) == call:
+                raise KeyboardInterrupt
+
+        count = itertools.count(1)
+        with pytest.raises(KeyboardInterrupt):
+            run_fake(tmp_path, fake_study(["a", "b"], rounds=2, replicates=1), Fakes({"a": ends}))
+        before = calls_of(read_result(tmp_path))
+        result, _ = self.resumed(tmp_path)
+        assert set(statuses(result).values()) == {"ok"}
+        after = calls_of(result)
+        for name, processes in before.items():
+            assert after[name][: len(processes)] == processes
+        assert all(edge.shapes[0].speedup.n >= 2 for edge in result.comparisons if edge.shapes[0].speedup)
+        assert all(edge.shapes[0].speedup for edge in result.comparisons)
+        assert missing_of(result).variants == frozenset()
+
+    def test_variant_is_measured_beside_its_references_measured_again(self, tmp_path: Path) -> None:
+        run_fake(tmp_path, fake_study(["a", "b"], rounds=2, replicates=1), Fakes({"b": failing(Status.FAILED)}))
+        result, fakes = self.resumed(tmp_path)
+        # A baseline and a control belong to every session; what is not compared with it is left alone.
+        assert {worker.log.stem for worker in fakes.started if worker.alive or worker.requests} == {
+            *("00-baseline-0-session-1", "02-b-0-session-1", "03-baseline-a-a-control-0-session-1")
+        }
+        assert set(statuses(result).values()) == {"ok"}
+        assert calls_of(result)["a"] == [(0, 0, 2)]
+
+    @pytest.mark.parametrize(
+        ("more", "expected"),
+        [({"rounds": 3}, [(0, 0, 2), (1, 0, 1)]), ({"replicates": 2}, [(0, 0, 2), (1, 1, 2)])],
+    )
+    def test_rounds_and_processes_are_added(
+        self, tmp_path: Path, more: dict[str, int], expected: list[tuple[int, int, int]]
+    ) -> None:
+        run_fake(tmp_path, fake_study(["a", "b"], rounds=2, replicates=1))
+        result, _ = self.resumed(tmp_path, **more)
+        assert calls_of(result) == dict.fromkeys(("baseline", "a", "b", CONTROL), expected)
+        assert set(statuses(result).values()) == {"ok"}
+
+    def test_precision_takes_as_many_processes_as_the_pilot_says(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"it": 4})
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, replicates=3, precision=0.03))
+        expected = [(0, 0, 2), (0, 1, 2), (0, 2, 2), (1, 3, 2)]
+        assert calls_of(result) == dict.fromkeys(("baseline", "it", CONTROL), expected)
+        assert result.precision is not None
+        assert result.precision.stopped == ""
+
+    def test_precision_ends_when_the_budget_is_spent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"it": 4})
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, replicates=3, precision=0.03, budget_s=1e-9))
+        assert len(result.sessions) == 1
+        assert result.precision is not None
+        assert result.precision.stopped == "protocol.budget_s=1e-09 was spent"
+
+
+class TestFloors:
+    """The control draws images in larger batches than anything that is timed: that must not cost it its timings."""
+
+    QUALITY: ClassVar = {"metrics": True, "cache": None, "prompt_count": 4, "floor_prompts": 4, "batch_size": 1}
+
+    def run(self, folder: Path, largest: int, status: Status) -> StudyResult:
+        def fault(worker: FakeWorker, name: str) -> None:
+            if worker.draw is not None and worker.draw.batch_size > largest:
+                raise WorkerError(status, "too many at once")
+
+        study = fake_study(["it"], {"quality": self.QUALITY}, rounds=2)
+        for variant in study[0].variants:
+            object.__setattr__(variant, "pictured", ("a", "b", "c", "d"))
+        result, _ = run_fake(folder, study, Fakes({"baseline": fault}))
+        assert set(statuses(result).values()) == {"ok"}
+        assert result.schedule.kind == "interleaved"
+        return result
+
+    def test_are_drawn_in_smaller_batches(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path, 2, Status.OUT_OF_MEMORY)
+        assert {kind: len(records) for kind, records in result.redrawn.items()} == {"numerical": 4, "sampling": 4}
+        assert "the numerical floor was drawn in smaller batches; in batches of 4: " in result.variants[-1].reason
+
+    @pytest.mark.parametrize(("status", "tried"), [(Status.OUT_OF_MEMORY, [4, 2]), (Status.KILLED, [4])])
+    def test_are_left_out(self, tmp_path: Path, status: Status, tried: list[int]) -> None:
+        result = self.run(tmp_path, 1, status)
+        assert set(result.redrawn) == {"sampling"}
+        reason = result.variants[-1].reason
+        assert "the numerical floor was not drawn; " in reason
+        assert [size for size in (4, 2) if f"in batches of {size}: " in reason] == tried
+
+
+class TestDisturbedRounds:
+    """Rounds that other work on the machine disturbs: timed again, left out on all sides, and counted."""
+
+    @staticmethod
+    def left_out(result: StudyResult, variant: str) -> list[int]:
+        [measured] = result.variant(variant).measurements
+        return [call.round for call in measured.shapes[0].calls if call.left_out]
+
+    def test_are_timed_again_and_left_out_on_all_sides(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.disturbed = frozenset({2})  # in the first of two rounds of three processes
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, interference=0.02))
+        for row in result.variants:
+            assert calls_of(result)[row.name] == [(0, 0, 3)]
+            assert self.left_out(result, row.name) == [0]
+            samples = row.measurements[0].shapes[0]
+            assert samples.deciding_s == samples.latency_s[1:]
+        assert result.comparisons[0].shapes[0].speedup is not None
+        assert result.comparisons[0].shapes[0].speedup.n == 2
+
+    def test_are_timed_again_no_more_often_than_allowed(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.disturbed = frozenset(range(100)) - {4, 5, 6}  # only the second round is clean
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, interference=0.02, extra_rounds=2))
+        for name in ("baseline", "it", CONTROL):
+            assert calls_of(result)[name] == [(0, 0, 4)]
+            assert self.left_out(result, name) == [2, 3]
+        counts = count_rounds(result)
+        assert counts is not None
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (4, 3, 2, 1)
+
+    def test_of_a_block_are_its_own(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.disturbed = frozenset({1})  # of the baseline, before the first block
+        result, _ = run_fake(tmp_path, fake_study([], rounds=2, interference=0.02, schedule="blocks"))
+        assert self.left_out(result, "baseline") == [0]
+        assert self.left_out(result, CONTROL) == []
+        [baseline], [control] = (result.variant(name).measurements for name in ("baseline", CONTROL))
+        assert control.shapes[0].latency_before_s == baseline.shapes[0].latency_s[1:3]
+        assert len(baseline.shapes[0].latency_s) == 5
+
+    def test_are_not_known_where_the_kernel_does_not_count(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.off = "interference is not recorded here"
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, interference=0.02))
+        for row in result.variants:
+            assert [call.interference for call in row.measurements[0].shapes[0].calls] == [None, None]
+        assert result.environment.warnings == [meter.off]
+        assert (tmp_path / "shown.txt").read_text().count(meter.off) == 1
