@@ -18,7 +18,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.gate.rule_checks import require_measured
+from sdopt.gate.rule_checks import remarks_on_rules, require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import sampling_remarks
@@ -195,7 +195,8 @@ class Experiment:
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
-        found: dict[str, None] = {}
+        config = self.config
+        found = dict.fromkeys(remarks_on_rules(config.gate, config.quality, config.model))
         for variant in variants:
             count = max(len(variant.prompts), len(variant.pictured))
             workload, model = replace(variant.workload, prompt_count=count), variant.model

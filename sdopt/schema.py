@@ -358,6 +358,8 @@ class Rule:
     high: float | None = bounded(None, ge=-1e9, le=1e9)
     confidence: float | None = bounded(0.95, gt=0.5, lt=1)
     """One-sided confidence level; null tests the estimate itself, as benchmarks with published windows do."""
+    optional: bool = False
+    """Whether the rule is left out, and that said, where none of the chosen features can measure its metric."""
 
 
 @dataclass(frozen=True)

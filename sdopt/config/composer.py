@@ -23,10 +23,12 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.results.choices import as_choice, as_override, listed
+from sdopt.results.choices import NONE, as_choice, as_override, listed
 from sdopt.schema import Gate, Tracking
 from sdopt.study.designs import difference
 from sdopt.variant import Variant
+
+_LORA = "lora"
 
 
 class HydraComposer:
@@ -138,7 +140,11 @@ class HydraComposer:
         for override in overrides:
             named.setdefault(group_of(key_of(override)), []).append(override)
         staying = [axis for override in overrides for axis in self._compositions.axes(override) or () if "." in axis]
-        merged = merge_overrides(self._without_optimizations() if plain else self._overrides, overrides, staying)
+        before = self._without_optimizations() if plain else self._overrides
+        if lora := self._lora_of(overrides):
+            staying.append(_LORA)
+            before = [*before, *(override for override in lora if override not in before)]
+        merged = merge_overrides(before, overrides, staying)
         # A preset may have changed keys of an option, and would change them in the default option too.
         reset = {group for group in self._groups() if named.get(group) == [default_choice(group)]}
         # Hydra deletes only what is among its defaults; a group without a default is taken out after composing.
@@ -149,11 +155,19 @@ class HydraComposer:
             self._parsed[key] = parse(swapped.cfg, swapped.choices)
         return self._parse(merged, reset), merged
 
+    def _lora_of(self, overrides: Sequence[str]) -> list[str]:
+        """Returns the job's keys of its LoRA, if overrides choose another way to use one: its file stays the same."""
+        chosen = [override.partition("=")[2] for override in overrides if key_of(override) == _LORA]
+        keys = [override for override in self._overrides if key_of(override).startswith(f"{_LORA}.")]
+        return keys if chosen and chosen[-1] != NONE else []
+
     def _swapped(self, overrides: Sequence[str], plain: bool) -> Composition | None:
         """Composes a variant that differs from the job only in options and their keys, from the nodes of both.
 
         That is what Hydra would compose of all overrides, in a fifth of the time. Returns None for other variants.
         """
+        if self._lora_of(overrides):
+            return None
         chosen: dict[str, dict[str, str]] = {}
         keys = []
         for override in overrides:

@@ -19,6 +19,7 @@ from sdopt.pipelines.latents import require_latents
 from sdopt.pipelines.prompts import negative_prompts, resolve_prompts
 from sdopt.pipelines.sampling import require_options
 from sdopt.pipelines.tasks import require_inputs
+from sdopt.quality.metrics import features_of
 from sdopt.quality.settings import require_quality
 from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import (
@@ -167,12 +168,17 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
 
 
 def _settled(sections: dict[str, Any]) -> dict[str, Any]:
-    """Fills null values from other sections: replicates and prompts from the gate, threads from the model."""
-    gate = sections["gate"]
+    """Fills null values from other sections: replicates and prompts from the gate, threads and features from the model.
+
+    What features another machine would choose, which judges the result later, depends on what is installed there.
+    """
+    gate, quality, model = (sections[name] for name in ("gate", "quality", "model"))
+    own = list(features_of(quality, model)) if quality.metrics and model.weights in ("path", "hub") else None
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
-        ("quality", "prompt_count", gate.prompt_count if sections["quality"].metrics else None),
-        ("hardware", "threads", sections["model"].threads),
+        ("quality", "features", own),
+        ("quality", "prompt_count", gate.prompt_count if quality.metrics else None),
+        ("hardware", "threads", model.threads),
     ):
         if getattr(sections[section], key) is None:
             sections = sections | {section: replace(sections[section], **{key: value})}

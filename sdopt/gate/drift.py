@@ -17,6 +17,7 @@ from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, judgement, rulings_of
+from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rulings import unjudged
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.comparisons import Comparison, Interval
@@ -162,6 +163,7 @@ def judge_drift(
     Raises:
         UsageError: the results are not comparable; the message names every difference.
     """
+    gate = applicable(gate, later.config.quality, later.config.model)
     found = differences(later, earlier)
     refused = [difference for difference in found if difference.waiver not in waived]
     if refused:

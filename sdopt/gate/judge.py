@@ -28,6 +28,7 @@ from sdopt.gate.belief import belief_rulings, repeated_prompts
 from sdopt.gate.calibration import Fit
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
+from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rulings import (
     above,
     below,
@@ -61,6 +62,7 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
         fit: the calibration for margins; see `calibration_for`.
     """
     result.gate = gate.name
+    gate = applicable(gate, result.config.quality, result.config.model)
     cases = [_case(result, comparison, gate, fit) for comparison in judged_comparisons(result)]
     claims = [claim for case in cases for claim in case.claims]
     # A claim is tested together with those of all other comparisons.

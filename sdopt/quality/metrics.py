@@ -14,7 +14,7 @@ from sdopt.pipelines.catalog import PACKAGED
 from sdopt.quality.appearance import brightness, contrast, fine_detail, palette
 from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
-from sdopt.quality.features import ClipFeatures
+from sdopt.quality.features import ClipFeatures, is_installed
 from sdopt.quality.inputs import Inputs, finite
 from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db
 from sdopt.results.scores import Score
@@ -254,10 +254,12 @@ def in_reading_order(names: Iterable[str]) -> list[str]:
 
 
 def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
-    """Returns the names of feature extractors: those configured, else the model's own; none for a full-size model."""
+    """Returns the names of feature extractors: those configured, else the packaged model's own, else EfficientNet's."""
     if quality.features is not None:
         return tuple(quality.features)
-    return ("emojiclip",) if (PACKAGED / model.name).is_dir() else ()
+    if (PACKAGED / model.name).is_dir():
+        return ("emojiclip",)
+    return ("effnet",) if is_installed("effnet") else ()
 
 
 def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...]:

@@ -80,6 +80,7 @@ class Search:
             for reasons in self.space.left_out:
                 self.say(f"left out: {shortened(reasons)}")
             self.studies.require_final(self._foreseen())
+            self.studies.calibrate(self.say)
             finalists = []
             # A race that ends early, or that nobody needs any more, leaves time to screen more.
             while self.screen() or not finalists:

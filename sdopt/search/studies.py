@@ -1,7 +1,7 @@
 """Runs the studies of a search: ordinary studies, whose result files every other command reads."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.overrides import key_of, merge_overrides, quoted
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
+from sdopt.gate.calibration import calibration_file, calibration_of, fit_of, read_calibration, write_calibration
 from sdopt.gate.rule_checks import require_measured
 from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
@@ -26,6 +27,11 @@ FINAL = "final"
 
 _OTHER_NOISE = 500_000
 """Added to the noise seed for the final study; a search draws fewer images than that before it judges."""
+
+CALIBRATE = "calibrate"
+"""The folder of the study that measures how much images differ by chance."""
+
+_DESIGN = ("study=explicit", "study.skip_conflicts=true")
 
 _UNTRACKED = ("gate=none", "tracking=none")
 
@@ -55,13 +61,13 @@ class Studies:
         Raises:
             UsageError: too few prompts remain that the search has not used.
         """
-        name = f"study.name={quoted(self.config.title)}"
-        design = ["study=explicit", name, "study.skip_conflicts=true"]
+        design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if stage != FINAL:
             own = map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
         judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
-        return [*merge_overrides(self.given, [*judged, *design]), *self._fresh()]
+        own = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
+        return [*merge_overrides(self.given, [*judged, *design]), *self._fresh(), *own]
 
     def _fresh(self) -> list[str]:
         """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""
@@ -100,6 +106,27 @@ class Studies:
                 f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
             )
 
+    def calibrate(self, say: Callable[[str], None]) -> None:
+        """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
+
+        On the prompts and noise that the search may see, and not on those that the finalists are judged by.
+        """
+        run, _ = self.composed(FINAL)
+        shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
+        if run.gate.calibration or not any(shares) or _packaged_fits(run):
+            return
+        count = max(self._drawn(stage) for stage in ("screen", "race"))
+        say(f"{CALIBRATE}: how much {2 * count} images of the baseline differ by chance, for the margins of the gate")
+        own = [f"quality.{key}={count}" for key in ("prompt_count", "floor_prompts")]
+        once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
+        overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
+        result = self._measured(CALIBRATE, [*overrides, _variants([])], brief=True)
+        write_calibration(calibration_of(result), self._calibration)
+
+    @property
+    def _calibration(self) -> Path:
+        return self.folder / "calibration.json"
+
     def measure(self, stage: str, candidates: Sequence[Candidate], brief: bool = True) -> StudyResult:
         """Measures the candidates beside a baseline, or completes such a study.
 
@@ -108,6 +135,9 @@ class Studies:
             UnavailableError: the study broke off.
             InterruptedStudy: the user pressed Ctrl-C.
         """
+        return self._measured(stage, [*self.overrides(stage), _variants(candidates)], brief)
+
+    def _measured(self, stage: str, overrides: Sequence[str], brief: bool) -> StudyResult:
         folder = self.folder / stage
         if (folder / "result.json").is_file():
             result = read_result(folder)
@@ -117,7 +147,7 @@ class Studies:
             launch([f"resume={folder}"], brief=brief)
         else:
             argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
-            argv += [*self.overrides(stage), _variants(candidates), f"hydra.run.dir={quoted(str(folder))}"]
+            argv += [*overrides, f"hydra.run.dir={quoted(str(folder))}"]
             launch(argv, brief=brief)
         if not (folder / "result.json").is_file():
             error = read_error(folder)
@@ -128,6 +158,13 @@ class Studies:
         """Returns the configuration of a study without its variants, and its baseline; see `overrides`."""
         with composer_of(self.overrides(stage), self.config_dir) as composer:
             return composer.current, composer.variant(BASELINE)
+
+
+def _packaged_fits(run: RunConfig) -> bool:
+    """Returns whether a calibration that comes with sdopt is of this model and this work."""
+    file = calibration_file(run.recorded)
+    own = run.model.weights == "packaged" and file.is_file()
+    return own and fit_of(read_calibration(file), run.recorded, named=False).calibration is not None
 
 
 def _variants(candidates: Sequence[Candidate]) -> str:

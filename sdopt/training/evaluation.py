@@ -97,7 +97,7 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
         note: called before each step.
 
     Raises:
-        UsageError: the folder has no exported pipeline, or the extra `effnet` is not installed.
+        UsageError: the folder has no exported pipeline, or `effnet` is not installed.
         DataError: the data cannot be downloaded.
     """
     from sdopt.quality.features import feature_extractor, require_features

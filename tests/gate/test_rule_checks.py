@@ -9,7 +9,7 @@ from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import FOLDER
-from sdopt.gate.rule_checks import require_measured, require_rules
+from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.results.scores import ImageRecord, Score
 from sdopt.results.verdicts import Verdict
@@ -43,15 +43,31 @@ class TestMeasured:
             require_measured(plan, made.current.gate, replace(quality, features=features[:1]), Model(name="sdxl"))
 
     def test_features_that_are_not_named_are_asked_for(self, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "run", "model=sdxl", "gate=default", "precision=bf16", "tracking=none")
+        found = sdopt(
+            tmp_path, "run", "model=sdxl", "gate=default", "precision=bf16", "tracking=none", "quality.features=[]"
+        )
         assert found.code == 2
         assert found.err.startswith(
             "sdopt: gate=default: perceptual (gate.rules.lossy[0], lossy[1], lossy[2]), "
-            "clip_score (gate.rules.lossy[3]), cmmd (gate.rules.lossy[4]): measured only with features"
+            "cmmd (gate.rules.lossy[4]): measured only with features"
         )
         assert len(found.err.splitlines()) == 1
         assert "quality.features=[clip:openai/clip-vit-base-patch32]" in found.err
         assert not list(tmp_path.rglob("result.json"))
+
+    def test_a_model_of_the_users_own_is_judged_without_a_clip(self, composer: type[HydraComposer]) -> None:
+        """By EfficientNet's features, which come along; what needs features of text is left out, and that is said."""
+        chosen = ["model=sdxl", "gate=default", "precision=bf16", "quality.features=[effnet]"]
+        assert problems(composer, *chosen) == []
+        run = composer(chosen).current
+        rules = {rule.metric for rule in applicable(run.gate, run.quality, run.model).rules["lossy"]}
+        assert {"perceptual", "cmmd"} <= rules
+        assert "clip_score" not in rules
+        [said] = remarks_on_rules(run.gate, run.quality, run.model)
+        assert said.startswith("gate=default: clip_score is not judged")
+        assert "clip:" in said
+        packaged = composer(["gate=default"]).current
+        assert applicable(packaged.gate, packaged.quality, packaged.model) == packaged.gate
 
     def test_features_of_another_kind_do_not_help(self, composer: type[HydraComposer]) -> None:
         rule = "+gate.rules={lossy: [{metric: fid_inception, test: at_most, limit: 1}]}"

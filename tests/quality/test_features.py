@@ -63,7 +63,7 @@ def test_an_extractor_is_never_in_training_mode(clip: ClipFeatures) -> None:
     assert not any(parameter.requires_grad for parameter in clip.parameters())
 
 
-@pytest.mark.skipif(not effnet_installed, reason="the extra effnet is not installed")
+@pytest.mark.skipif(not effnet_installed, reason="effnet is not installed")
 def test_effnet_tells_what_is_in_a_photograph(drawings: np.ndarray) -> None:
     """That resizing, scaling and weights fit together shows in the classes: ImageNet's 652 is a military uniform."""
     from matplotlib.cbook import get_sample_data
@@ -146,9 +146,13 @@ def test_weights_that_are_missing_are_not_made_up(clip_folder: Path, tmp_path: P
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"efficientnet_lite_pytorch, .* not installed; pip install 'sdopt\[effnet\]'"):
+    with pytest.raises(
+        UsageError, match=r"efficientnet_lite_pytorch, .* not installed; pip install efficientnet_lite_pytorch"
+    ):
         require_features("effnet")
-    with pytest.raises(UsageError, match=r"torch_fidelity, torchvision is not installed; pip install 'sdopt\[fid\]'"):
+    with pytest.raises(
+        UsageError, match="torch_fidelity, torchvision is not installed; pip install torch_fidelity torchvision"
+    ):
         require_features("inception")
 
 
