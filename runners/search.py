@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 from . import end_with_code, exit_code_of, indented, with_help
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Callable, Sequence
 
+    from rich.console import Console, RenderableType
+
+    from sdopt.results.records import StudyResult
     from sdopt.schema import Tracking
+    from sdopt.search.record import SearchRecord
     from sdopt.search.run import Search
 
 _HELP = """\
@@ -54,43 +58,67 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_intermixed_args(argv)
 
+    return searched(arguments.overrides, arguments.config_dir, began)
+
+
+def searched(
+    overrides: "Sequence[str]",
+    config_dir: Path | None,
+    began: float,
+    answer: "Callable[[SearchRecord, StudyResult | None], RenderableType] | None" = None,
+) -> int:
+    """Starts or continues a search, and prints its answer; returns the exit code.
+
+    Args:
+        overrides: those of a command line, `search.…` among them.
+        config_dir: a folder with the user's own config groups.
+        began: when the command began, in seconds of the monotonic clock.
+        answer: what is printed of a search that ended; None for the table of all candidates.
+    """
     from sdopt.worker.forkserver import independent_children, start_fork_server
 
     start_fork_server()
+    from sdopt.config.models import with_own_models
     from sdopt.config.overrides import asks_dry_run, key_of
+    from sdopt.config.paths import options_of
     from sdopt.search.command import begun, prepare
     from sdopt.search.terminal import space_table
     from sdopt.terminal import console as terminal
 
-    dry = asks_dry_run(arguments.overrides)
-    overrides = [override for override in arguments.overrides if key_of(override) != "dry_run"]
+    overrides = with_own_models(overrides, options_of("model", config_dir))
+    dry = asks_dry_run(overrides)
+    overrides = [override for override in overrides if key_of(override) != "dry_run"]
     console = terminal()
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     with independent_children():
-        prepared = prepare(overrides, arguments.config_dir)
+        prepared = prepare(overrides, config_dir)
         if dry:
             console.print(space_table(prepared.space))
             return 0
         with begun(prepared, began, say) as search:
-            return _searched(search, prepared.baseline.tracking, console)
+            return _run(search, prepared.baseline.tracking, console, answer)
 
 
-def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int:
+def _run(
+    search: "Search",
+    tracking: "Tracking",
+    console: "Console",
+    answer: "Callable[[SearchRecord, StudyResult | None], RenderableType] | None",
+) -> int:
     from sdopt.errors import print_problems
     from sdopt.search.command import concluded, logged
     from sdopt.search.terminal import answer_table
     from sdopt.tracking.client import TrackingError
 
-    judged = None
     try:
         judged = search.run()
     except KeyboardInterrupt as interrupt:
-        concluded(search, None, ended=False)
-        print(f"sdopt: interrupted; what was found so far: {search.studies.folder}/search.md", file=sys.stderr)
-        print("The same command continues the search.", file=sys.stderr)
+        record = concluded(search, None, ended=False)
+        print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
+        print(f"All of it: {search.studies.folder}/search.md. The same command continues the search.", file=sys.stderr)
         return exit_code_of(interrupt)
     record = concluded(search, judged)
     if tracking.kind == "mlflow":
@@ -99,7 +127,7 @@ def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int
                 logged(search, record, judged, tracking)
         except TrackingError as error:
             print_problems([f"not logged to {error}; the same command logs it"])
-    console.print(answer_table(record))
+    console.print(answer(record, judged) if answer else answer_table(record))
     console.print(f"search: {search.studies.folder}", markup=False, highlight=False, soft_wrap=True)
     return 0 if record.winner else 3
 

@@ -8,6 +8,7 @@ from sdopt.errors import UsageError
 from sdopt.guard import end_with_code
 
 COMMANDS = {
+    "optimize": "find what makes one model faster on this machine: a file, a folder or owner/name",
     "run": "measure a study: variants against a baseline, in one run",
     "search": "find the fastest combination of options that passes the gate, within limits",
     "show": "print a finished result again: tables, verdicts and the answer",

@@ -1,7 +1,7 @@
 """Writes how to apply an option that a study measured: the command that measures it again, and code for a program."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 
 from sdopt.results.choices import option_name
@@ -60,7 +60,9 @@ def _as_experiment_has(variant: VariantResult, baseline: VariantResult, named: s
     The preset itself would measure all its variants.
     """
     config = variant.config
-    if config.model.name != RecordedConfig().model.name:
+    if config.model.weights == "path":
+        yield f"model={config.model.path}"
+    elif config.model.name != RecordedConfig().model.name:
         yield f"model={config.model.name}"
     yield from (f"{axis}={option}" for axis, option in _chosen(variant) if axis not in named)
     if optimized := [f"{axis}:{option}" for axis, option in _chosen(baseline) if axis in baseline.promises]:
@@ -86,21 +88,32 @@ def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
 
     The code is diffusers' own for options that have such code, and `sdopt.optimize` for the others.
     """
-    differ = {axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option}
-    applied = {axis: lines for axis, lines in variant.snippets.items() if axis in differ}
-    found = [*_scheduler(variant.config, reference.config), *(line for lines in applied.values() for line in lines)]
+    differ = [axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option]
+    imports, changes, contexts = code_of(variant, differ)
+    scheduler = _scheduler(variant.config, reference.config)
+    call = _call(variant.config.workload, reference.config.workload)
+    if contexts:
+        changes += [f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
+    elif call:
+        changes.append(f"image = {call}.images[0]")
+    return [*dict.fromkeys([*scheduler[:1], *imports]), *scheduler[1:], *changes]
+
+
+def code_of(variant: VariantResult, axes: Collection[str]) -> tuple[list[str], list[str], list[str]]:
+    """Returns code that turns on the options of some axes for a pipeline `pipe`.
+
+    Returns:
+        the lines that import, those that change the pipeline, and the context managers that wrap each call.
+    """
+    applied = {axis: lines for axis, lines in variant.snippets.items() if axis in axes}
+    found = [line for lines in applied.values() for line in lines]
     imports = [line for line in found if line.startswith(_IMPORTS)]
     changes = [line for line in found if not line.startswith((*_IMPORTS, _WITHIN))]
     if by_sdopt := [axis for axis, lines in applied.items() if not lines]:
         imports.append("import sdopt")
         changes.append(_optimize(variant, by_sdopt))
-    call = _call(variant.config.workload, reference.config.workload)
     contexts = [line.removeprefix(_WITHIN).removesuffix(":") for line in found if line.startswith(_WITHIN)]
-    if contexts:
-        changes += [f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
-    elif call:
-        changes.append(f"image = {call}.images[0]")
-    return [*dict.fromkeys(imports), *changes]
+    return list(dict.fromkeys(imports)), changes, contexts
 
 
 def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:

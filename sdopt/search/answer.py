@@ -64,9 +64,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, passed, answers, last, len(entries), judged)
-        if ended
-        else f"The search has not ended; {len(entries)} combinations were proposed so far.",
+        sentence=_sentence(winner, passed, answers, last, len(entries), judged) if ended else _so_far(entries),
         entries=sorted(entries, key=_rank),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -125,6 +123,14 @@ def _sentence(
         none = f"Keep the baseline: none of the {tried} combinations reached the final."
         return none if tried else "No combination was tried."
     return f"Keep the baseline: {len(answers)} {of} were judged, and none of them is shown to be worth it."
+
+
+def _so_far(entries: Sequence[Entry]) -> str:
+    """Returns what a search that was interrupted has found: nothing of it was judged."""
+    found = [entry for entry in entries if entry.fate is Fate.OPEN and (entry.speedup or 0) > 1]
+    best = max(found, key=lambda entry: entry.speedup or 0, default=None)
+    best_said = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
+    return f"The search has not ended; {len(entries)} combinations were proposed so far{best_said}."
 
 
 def _notes(search: Search, judged: StudyResult | None) -> list[str]:

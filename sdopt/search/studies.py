@@ -66,8 +66,8 @@ class Studies:
             own = map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
         judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
-        own = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
-        return [*merge_overrides(self.given, [*judged, *design]), *self._fresh(), *own]
+        fit = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
+        return [*merge_overrides(self.given, [*judged, *design]), *self._fresh(), *fit]
 
     def _fresh(self) -> list[str]:
         """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""

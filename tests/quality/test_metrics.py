@@ -57,7 +57,7 @@ class TestMeasured:
         assert "lpips_alex" not in names(Quality())
 
     def test_of_a_full_size_model_nothing_over_features_that_are_not_named(self) -> None:
-        assert not [name for name in names(Quality(), FULL_SIZE) if family_of(name).over]
+        assert not [name for name in names(Quality(features=[]), FULL_SIZE) if family_of(name).over]
 
     def test_over_features_that_suit(self) -> None:
         found = names(Quality(features=["inception", "effnet", "clip:openai/clip-vit-base-patch32"]), FULL_SIZE)

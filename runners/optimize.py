@@ -1,0 +1,52 @@
+"""sdopt optimize: what makes a model faster on this machine, as one sentence, a picture and a program."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from . import end_with_code
+
+_EXAMPLES = """\
+examples:
+  sdopt optimize dreamshaper.safetensors
+  sdopt optimize dreamshaper.safetensors --lora style.safetensors --memory 8 --budget 30m
+  sdopt optimize stabilityai/stable-diffusion-xl-base-1.0 precision=fp16     from float16 on, instead of float32
+  sdopt optimize emoji workload.steps=10 search.groups=[precision,caching]   the packaged model, and two groups only
+
+It is `sdopt search` with the groups, the limits and the words that one model needs; Ctrl-C keeps what was found, and
+the same command continues. In Python, `sdopt.optimize(pipe, …)` is something else: it turns options on for a
+pipeline that you have, and measures nothing.
+
+Exit codes: 0 something faster passed; 2 usage or configuration; 3 nothing passed, or it could not be measured."""
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Searches what makes one model faster; returns the exit code."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(
+        prog="sdopt optimize",
+        description="Find what makes a model faster on this machine, without images getting worse.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a .safetensors file, a diffusers folder, owner/name, or a name")
+    parser.add_argument("--lora", metavar="FILE", help="a LoRA that all images are made with")
+    parser.add_argument("--memory", metavar="GIB", type=float, help="a limit for the peak memory")
+    parser.add_argument("--budget", metavar="TIME", help="how long to search, as in 90s, 30m or 2h (default: 30m)")
+    parser.add_argument("--config-dir", type=Path, help="a folder with groups of your own")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt search and sdopt run")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from sdopt.search.optimize import answer_of_optimize, optimize_overrides
+
+    from .search import searched
+
+    chosen = (arguments.model, arguments.lora, arguments.memory, arguments.budget)
+    overrides = optimize_overrides(*chosen, arguments.overrides)
+    return searched(overrides, arguments.config_dir, began, answer_of_optimize)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""`sdopt optimize`: the search that a user of one model means, and its answer as a program that runs."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from sdopt.config.overrides import key_of, quoted
+from sdopt.errors import UsageError
+from sdopt.report.contact_sheet import comparison_sheet
+from sdopt.report.program import program_of
+from sdopt.results.files import write_atomically
+from sdopt.results.records import StudyResult
+from sdopt.search.answer import load_line
+from sdopt.search.record import SearchRecord
+from sdopt.search.studies import FINAL
+
+PICTURE, PROGRAM = "before_after.png", "optimized.py"
+
+_TRIED = {
+    "precision": "fp32,tf32,bf16,fp16,int8_sdnq,int8_torchao,fp8_torchao",
+    "attention": "default,flash,cudnn,xformers,fused_qkv",
+    "layout": "contiguous,channels_last",
+    "caching": "none,deepcache,tome,guidance_interval",
+    "compiler": "eager,regional,inductor",
+}
+"""The options that may make a call faster, by group; what cannot run on a machine is left out, with the reason."""
+
+_SAVING = {"memory": "vae_slicing,vae_tiling,layerwise_casting,group_offload,model_offload,sequential_offload"}
+"""Options that save memory and make no call faster: they are tried where there is a limit."""
+
+_ADAPTERS = {"lora": "loaded,fused"}
+
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+def optimize_overrides(
+    model: str, lora: str | None, memory_gib: float | None, budget: str | None, given: Sequence[str]
+) -> list[str]:
+    """Returns the overrides of `sdopt search` that ask what makes a model faster on this machine.
+
+    Args:
+        model: a file, a folder, a repository of the hub, or the name of an option of the group.
+        lora: a file, a folder or a repository with a LoRA, which all variants have.
+        memory_gib: a limit for the peak memory, in GiB.
+        budget: how long to search, as in `30m`.
+        given: further overrides, which win.
+
+    Raises:
+        UsageError: the budget is no time, or the LoRA is not there.
+    """
+    tried = _TRIED | (_SAVING if memory_gib is not None else {}) | (_ADAPTERS if lora else {})
+    own = {key_of(override): override for override in given}
+    if "search.groups" in own and "search.options" not in own:
+        tried = {group: options for group, options in tried.items() if group in own["search.groups"]}
+    found = [f"model={model}", f"search.title={_title(model)}"]
+    found += [f"search.groups=[{','.join(tried)}]"]
+    found += [f"search.options={{{','.join(f'{group}:[{options}]' for group, options in tried.items())}}}"]
+    if lora:
+        found += ["lora=loaded", f"lora.path={quoted(_place(lora))}"]
+    if memory_gib is not None:
+        found.append(f"search.memory_gib={memory_gib}")
+    if budget is not None:
+        found.append(f"search.budget_s={_seconds(budget)}")
+    # A path need not be quoted as Hydra's grammar wants it.
+    return [*(override for override in found if override.partition("=")[0] not in own), *given]
+
+
+def _title(model: str) -> str:
+    """Returns the name of the search: that of the file, the folder or the repository."""
+    name = Path(model).name
+    name = name.removesuffix(Path(name).suffix) if Path(name).suffix == ".safetensors" else name
+    return re.sub(r"[^\w.-]+", "_", name).strip("_.-") or "model"
+
+
+def _place(lora: str) -> str:
+    path = Path(lora).expanduser()
+    if path.exists():
+        return str(path.absolute())
+    if path.suffix == ".safetensors" or lora.count("/") != 1:
+        raise UsageError(f"--lora {lora}: there is no such file or folder")
+    return lora
+
+
+def _seconds(budget: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", budget.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--budget {budget}: give a time, as in 90s, 30m or 2h")
+    return max(1, round(float(found[1]) * _UNITS[found[2]]))
+
+
+def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> RenderableType:
+    """Returns the answer: a sentence, a picture of before and after, and the winner as a program; writes both files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    folder = Path(record.folder)
+    parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
+    if record.winner is None or judged is None:
+        parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.command]
+        parts.append(Text(f"Everything that was tried: {folder}/search.md"))
+        return Group(*parts)
+    sides = (judged.baseline, record.winner)
+    two = replace(
+        judged,
+        variants=[row for row in judged.variants if row.name in sides],
+        comparisons=[each for each in judged.comparisons if each.candidate == record.winner],
+    )
+    if sheet := comparison_sheet(two, folder / FINAL):
+        write_atomically(folder / PICTURE, sheet)
+        parts.append(Text(f"Before and after: {folder / PICTURE}"))
+    if program := program_of(judged, judged.variant(record.winner)):
+        write_atomically(folder / PROGRAM, program.encode())
+        parts.append(Text(f"A program that does the same: {folder / PROGRAM}\n"))
+        parts.append(Padding(Text(program), (0, 0, 0, 4)))
+    else:
+        parts += [Text("As it was measured:"), Padding(Text(load_line(record)), (0, 0, 0, 4))]
+    return Group(*parts)

@@ -1,0 +1,92 @@
+"""The program that an answer ends with, run as it is: its image is the one that sdopt makes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from sdopt.assembly import Assembly
+from sdopt.config.composer import HydraComposer
+from sdopt.pipelines.catalog import ARCHITECTURES
+from sdopt.pipelines.loading import load_pipeline
+from sdopt.report.program import _tokenizers, program_of
+from sdopt.results.records import StudyResult
+from sdopt.schema import Model, Scheduler, Task
+from sdopt.study.plan import plan_result
+from sdopt.worker.machine import Machine
+from tests.fixtures import CPU
+from tests.optimizations.test_lora import kohya
+from tests.pipelines.single_file import original_layout
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packaged model in a single file, marked as such files are, and a LoRA by kohya's names."""
+    folder = tmp_path_factory.mktemp("from the web")
+    original_layout(
+        load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}), folder / "dream.safetensors"
+    )
+    save_file(kohya(), folder / "style.safetensors")
+    return folder
+
+
+def planned(composer: type[HydraComposer], *overrides: str) -> tuple[StudyResult, Any]:
+    """A study that is planned and not measured, and its variant."""
+    made = composer([*overrides, "workload.steps=3", "workload.prompts=[a red apple]", "workload.prompt_count=1"])
+    plan = made.current.study.plan(made)
+    return plan_result(
+        plan, "mine", "pair", made.current.recorded, Machine(CPU, CPU.attributes, preloaded=True, bad_fork=False), []
+    ), plan.variants[1]
+
+
+def test_makes_the_image_that_sdopt_makes(
+    composer: type[HydraComposer], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [f"model={files / 'dream.safetensors'}", "lora=loaded", f"lora.path='{files / 'style.safetensors'}'"]
+    result, variant = planned(composer, *chosen, "precision=bf16", "layout=channels_last", "grad_mode=inference_mode")
+    program = program_of(result, result.candidates[0])
+    seeded = program.replace("(prompt, ", "(prompt, generator=torch.manual_seed(7), ")
+    assert "import sdopt" not in program, "all of it is diffusers' own"
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    exec(compile(seeded, "optimized.py", "exec"), {})
+    torch.set_num_threads(before)
+    found = np.asarray(Image.open(tmp_path / "image.png"))
+    assembly = Assembly.load(variant, "cpu")
+    settings: dict[str, Any] = {"num_inference_steps": 3, "guidance_scale": variant.guidance_scale}
+    with assembly.entered(), torch.no_grad():
+        made = assembly.pipe("a lighthouse on a rocky coast at dusk", generator=torch.manual_seed(7), **settings)
+    assert np.array_equal(found, np.asarray(made.images[0]))
+
+
+def test_leaves_to_sdopt_what_diffusers_does_not_have(composer: type[HydraComposer]) -> None:
+    result, _ = planned(composer, "caching=deepcache", "precision=bf16")
+    program = program_of(result, result.candidates[0])
+    assert 'sdopt.optimize(pipe, caching="deepcache")' in program
+    assert "dtype=torch.bfloat16" in program
+    compile(program, "optimized.py", "exec")
+
+
+def test_a_published_file_is_given_clips_vocabulary() -> None:
+    """As its architecture pads prompts; the packaged model's has its own."""
+    for name, count in (("sd15", 1), ("sdxl", 2)):
+        model = Model(name, "path", str(ARCHITECTURES / name / "model_index.json"))  # any file
+        found = dict(_tokenizers(model))
+        assert len(found) == count
+        for loaded in found.values():
+            made: Any = eval(loaded, {"CLIPTokenizer": __import__("transformers").CLIPTokenizer})
+            assert made("a cat").input_ids == [49406, 320, 2368, 49407]
+
+
+@pytest.mark.parametrize("chosen", [["model=sd15", "model.weights=random"], ["task=img2img"]])
+def test_there_is_none_for_what_no_program_loads(composer: type[HydraComposer], chosen: list[str]) -> None:
+    made = composer([*chosen, "precision=bf16"])
+    plan = made.current.study.plan(made)
+    result = plan_result(
+        plan, "mine", "pair", made.current.recorded, Machine(CPU, CPU.attributes, preloaded=True, bad_fork=False), []
+    )
+    assert program_of(result, result.candidates[0]) == ""
