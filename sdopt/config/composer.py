@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +279,10 @@ class HydraComposer:
                 for key in ("device", "sheet", "emulate_memory")
             },
         }
-        shared |= {"quality": run.quality == self.current.quality, "gate": run.gate == self.current.gate}
+        # Features that nobody named are those of the model, and a study has one set of them.
+        features = (run if run.model == self.current.model else self.current).quality.features
+        same = replace(run.quality, features=features) == self.current.quality
+        shared |= {"quality": same, "gate": run.gate == self.current.gate}
         mine, others = (side.workload.shapes(side.model) for side in (run, self.current))
         # Rounds time every variant at every shape, and compare them shape by shape.
         shared["a list in workload.size or workload.batch_size"] = mine == others or len(mine) == len(others) == 1

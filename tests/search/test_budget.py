@@ -68,7 +68,7 @@ class Simulated(Search):
         budget = Budget(WORK, self.deadline, self.config.finalists, clock=lambda: self.now)
         self.__dict__["budget"] = budget
         measure: Any = lambda stage, candidates, brief=True: self.measured(stage, [c.name for c in candidates])  # noqa: E731
-        self.studies = SimpleNamespace(measure=measure, require_final=lambda candidates: None)  # type: ignore[assignment]
+        self.studies = SimpleNamespace(measure=measure, require_final=lambda _: None, calibrate=lambda _: None)  # type: ignore[assignment]
         self.space = SimpleNamespace(  # type: ignore[assignment]
             left_out=(), alone=lambda: (), contract=lambda candidate: Contract.LOSSY
         )

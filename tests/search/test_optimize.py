@@ -36,7 +36,7 @@ def test_budgets(said: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("said", ["soon", "0m", "-3m"])
 def test_what_is_no_budget(said: str) -> None:
-    with pytest.raises(UsageError, match="--budget .*: give a time, as in 90s, 30m or 2h"):
+    with pytest.raises(UsageError, match=r"--budget .*: give a time, as in 90s, 30m or 2h"):
         asked(budget=said)
 
 
