@@ -98,7 +98,7 @@ def searched(
         if dry:
             console.print(space_table(prepared.space))
             return 0
-        with begun(prepared, began, say) as search:
+        with begun(prepared, began, say, brief=answer is not None) as search:
             return _run(search, prepared.baseline.tracking, console, answer)
 
 

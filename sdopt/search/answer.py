@@ -18,7 +18,7 @@ from sdopt.results.records import StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import Entry, Fate, SearchRecord, start_said
+from sdopt.search.record import Entry, Fate, SearchRecord, shortened, start_said
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.search.studies import FINAL
@@ -40,6 +40,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     last = findings_of(judged, search.config, Gate()) if judged else {}
     passed = [name for name, finding in last.items() if answers[name].worth is Worth.WORTH_IT and not finding.out]
     winner = passed[0] if passed else None
+    undecided = next((name for name in last if _is_undecided(answers[name], last[name])), None) if not winner else None
     objectives = search.config.objectives
     front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
     entries = []
@@ -64,14 +65,21 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, passed, answers, last, len(entries), judged) if ended else _so_far(entries),
+        sentence=_sentence(winner, undecided, passed, answers, last, len(entries), judged)
+        if ended
+        else _so_far(entries),
         entries=sorted(entries, key=_rank),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
         notes=_notes(search, judged),
         winner=winner,
+        undecided=undecided,
         lines=list(answers[winner].lines) if winner else [],
     )
+
+
+def _is_undecided(answer: OptionAnswer, finding: Finding) -> bool:
+    return answer.worth is Worth.UNPROVEN and not finding.out and (finding.speedup or 0) > 1
 
 
 def _because(answer: OptionAnswer, finding: Finding) -> str:
@@ -106,6 +114,7 @@ def _rank(entry: Entry) -> tuple[int, float]:
 
 def _sentence(
     winner: str | None,
+    undecided: str | None,
     passed: Sequence[str],
     answers: dict[str, OptionAnswer],
     last: dict[str, Finding],
@@ -122,6 +131,12 @@ def _sentence(
     if judged is None:
         none = f"Keep the baseline: none of the {tried} combinations reached the final."
         return none if tried else "No combination was tried."
+    if undecided is not None:
+        answer = answers[undecided]
+        return (
+            f"Nothing is decided. {undecided} was {answer.figure}, {answer.images}, but that is not shown: "
+            f"{shortened(answer.because)}"
+        )
     return f"Keep the baseline: {len(answers)} {of} were judged, and none of them is shown to be worth it."
 
 
@@ -197,7 +212,7 @@ def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda e
     if record.winner and record.lines:
         parts.append(f"To turn it on for a pipeline `pipe`:\n\n```python\n{chr(10).join(record.lines)}\n```\n")
     if record.winner:
-        parts.append(f"Or, as it was measured:\n\n```python\n{load_line(record)}\n```\n")
+        parts.append(f"Or, as it was measured:\n\n```python\n{load_line(record, record.winner)}\n```\n")
     if why := [*record.left_out, *(f"{name}: {reason}" for name, reason in record.conflicts.items())]:
         parts.append(markdown(("cannot run",), [(reason,) for reason in why], []))
     return "\n".join(parts)
@@ -240,6 +255,6 @@ def _start(entry: Entry) -> str:
     return "; ".join(filter(None, (start_said(entry.start), again)))
 
 
-def load_line(record: SearchRecord) -> str:
-    """Returns the line of Python that loads the winner's pipeline."""
-    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={record.winner!r})"
+def load_line(record: SearchRecord, variant: str | None) -> str:
+    """Returns the line of Python that loads the pipeline of a judged candidate."""
+    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={variant!r})"

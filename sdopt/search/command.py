@@ -73,13 +73,14 @@ def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
 
 
 @contextmanager
-def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Iterator[Search]:
+def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: bool = False) -> Iterator[Search]:
     """Yields a search, new or as an earlier call left it, and locks its folder for the duration.
 
     Args:
         prepared: the search that the command line asks for.
         began: when the command began, in seconds of the monotonic clock.
         say: takes lines of progress.
+        brief: whether the judged study is not shown.
 
     Raises:
         UsageError: a storage cannot be written, or an earlier call's files and trials do not belong together.
@@ -100,7 +101,7 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Itera
         trials = Trials.open(name, prepared.space, config)
         _require_whole(trials, folder)
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
-        yield Search(config, prepared.space, studies, trials, began + config.budget_s, say)
+        yield Search(config, prepared.space, studies, trials, began + config.budget_s, say, brief)
 
 
 def _identity(prepared: Prepared) -> str:

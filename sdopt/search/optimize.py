@@ -101,23 +101,24 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
     """
     folder = Path(record.folder)
     parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
-    if record.winner is None or judged is None:
+    best = record.winner or record.undecided
+    if best is None or judged is None:
         parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.command]
         parts.append(Text(f"Everything that was tried: {folder}/search.md"))
         return Group(*parts)
-    sides = (judged.baseline, record.winner)
+    sides = (judged.baseline, best)
     two = replace(
         judged,
         variants=[row for row in judged.variants if row.name in sides],
-        comparisons=[each for each in judged.comparisons if each.candidate == record.winner],
+        comparisons=[each for each in judged.comparisons if each.candidate == best],
     )
     if sheet := comparison_sheet(two, folder / FINAL):
         write_atomically(folder / PICTURE, sheet)
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
-    if program := program_of(judged, judged.variant(record.winner)):
+    if program := program_of(judged, judged.variant(best)):
         write_atomically(folder / PROGRAM, program.encode())
-        parts.append(Text(f"A program that does the same: {folder / PROGRAM}\n"))
-        parts.append(Padding(Text(program), (0, 0, 0, 4)))
+        parts.append(Text(f"As a program: {folder / PROGRAM}\n"))
+        parts.append(Text(program, no_wrap=True, overflow="ignore"))
     else:
-        parts += [Text("As it was measured:"), Padding(Text(load_line(record)), (0, 0, 0, 4))]
+        parts += [Text("As it was measured:"), Padding(Text(load_line(record, best)), (0, 0, 0, 4))]
     return Group(*parts)

@@ -83,6 +83,8 @@ class SearchRecord:
     """Why options cannot run even alone."""
     notes: list[str]
     winner: str | None = None
+    undecided: str | None = None
+    """Without a winner, the first judged candidate that was faster, and of which nothing bad is shown."""
     lines: list[str] = field(default_factory=list)
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
 

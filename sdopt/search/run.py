@@ -52,6 +52,8 @@ class Search:
     trials: Trials
     deadline: float
     say: Callable[[str], None]
+    brief: bool = False
+    """Whether the judged study is not shown, because the caller answers in other words."""
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """The fate of each candidate that is out of the search, with the reason, by name."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class Search:
             f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )
-        return self.studies.measure(FINAL, finalists, brief=False)
+        return self.studies.measure(FINAL, finalists, brief=self.brief)
 
     def _foreseen(self) -> list[Candidate]:
         """Returns the candidates with a single option each, for checks before anything is measured."""

@@ -55,7 +55,7 @@ def answer_table(record: SearchRecord) -> Group:
             parts.append(Text("To turn it on for a pipeline `pipe`:"))
             parts += [Padding(Text(line), (0, 0, 0, 4)) for line in record.lines]
         parts.append(Text("Or, as it was measured:"))
-        parts.append(Padding(Text(load_line(record)), (0, 0, 0, 4)))
+        parts.append(Padding(Text(load_line(record, record.winner)), (0, 0, 0, 4)))
     judged = [entry for entry in record.entries if entry.command]
     if judged:
         parts.append(Text("To measure the judged candidates again:"))
