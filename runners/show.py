@@ -10,33 +10,44 @@ from . import end_with_code
 def main(argv: list[str]) -> int:
     """Prints what `sdopt run` printed at its end; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="sdopt show", description="Print a finished result again: what was measured, the tables and the answer."
+        prog="sdopt show",
+        description="Print a finished result again: the answer, the table, and how to use the best option.",
     )
     parser.add_argument(
         "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
     )
+    parser.add_argument("--all", action="store_true", help="show every figure, reason and note, as the page does")
     parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for an MLflow run")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
 
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
+    from sdopt.analysis.summary import summary_of
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError, print_problems
-    from sdopt.report.table import answer_group, show, sweep_table
-    from sdopt.report.verdicts import verdict_table
+    from sdopt.report.answer import answer_shown
+    from sdopt.report.header import header_of
+    from sdopt.report.terminal import sections_shown, shown
     from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
 
     console = terminal()
     found = find_results(arguments.result, tracking_of(arguments.overrides))
     if found.sweep and len(found.studies) > 1:
-        console.print(sweep_table(found.sweep.rows, console.width))
+        console.print(shown(found.sweep.blocks(arguments.all), console.width))
     for result, folder in found.studies:
-        show(result, console, folder)
-        if result.judgements:
-            console.print(verdict_table(result, result.judgements))
-        console.print(answer_group(result))
+        if found.sweep and not arguments.all:
+            break  # the table above has them
+        summary = summary_of(result)
+        if arguments.all:
+            from sdopt.report.page.sections import text_sections
+
+            console.print(answer_shown(summary, console.width))
+            console.print(*header_of(result), sep="\n", markup=False, highlight=False)
+            console.print(sections_shown(text_sections(summary)[1:], console.width))
+        else:
+            console.print(answer_shown(summary, console.width, folder))
     print_problems(found.damaged)
     return UsageError.exit_code if found.damaged else 0
 

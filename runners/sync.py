@@ -116,10 +116,10 @@ def _log_result(path: Path, tracking: "Tracking") -> tuple[str, bool]:
 
 
 def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> tuple[str, bool]:
-    from sdopt.report.markdown import sweep_markdown
+    from sdopt.report.markdown import written
     from sdopt.tracking.runs import log_sweep
 
-    logged = log_sweep(list(sweep.studies.values()), sweep.folder, sweep_markdown(sweep.rows), tracking)
+    logged = log_sweep(list(sweep.studies.values()), sweep.folder, written(sweep.blocks()), tracking)
     return logged.run, logged.new
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sdopt.analysis.summary import Summary, summary_of
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge, left_unjudged
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
+from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import write_reports
-from sdopt.report.table import show
-from sdopt.report.verdicts import append_step_summary, verdict_table
+from sdopt.report.verdicts import append_step_summary
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import write_at_last
 from sdopt.results.records import StudyResult
@@ -68,24 +69,24 @@ class Conclusion:
         if left_unjudged(result):
             print_problems([f"gate={gate.name}: has no comparison to judge"])
         write_at_last(result, self.folder)
-        append_step_summary(result, result.judgements)
+        append_step_summary(summary_of(result), result.judgements)
 
     def report(self, result: StudyResult) -> None:
-        """Prints the tables and writes all reports to the run's folder."""
+        """Prints the answer and writes all reports to the run's folder."""
         if self.brief:
             return
-        show(result, self.console, self.folder)
-        if result.judgements:
-            self.console.print(verdict_table(result, result.judgements))
-        self.write_reports(result)
+        summary = summary_of(result)
+        self.console.print()
+        self.console.print(answer_shown(summary, self.console.width, self.folder))
+        self.write_reports(summary)
         failed = [row.name for row in result.variants if row.status.failure]
         if failed and self.again:
             print_problems([f"`{self.again} retry_failed=true` measures again: {', '.join(failed)}"])
 
-    def write_reports(self, result: StudyResult) -> None:
+    def write_reports(self, summary: Summary) -> None:
         """Writes all reports to the study's folder, and names those that people open."""
         missing: dict[str, list[str]] = {}
-        for report, error in write_reports(result, self.folder):
+        for report, error in write_reports(summary, self.folder):
             if error is not None:
                 reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
                 missing.setdefault(reason, []).append(report.name)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
+from sdopt.analysis.summary import summary_of
 from sdopt.conclusion import Conclusion
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
@@ -24,9 +25,9 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.tasks import remarks_on
+from sdopt.report.answer import answer_shown
 from sdopt.report.dry_run import show_plan
 from sdopt.report.header import announce
-from sdopt.report.table import answer_group, terminal_table
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
@@ -133,8 +134,6 @@ class Experiment:
             end.track(result)
             with suppress(OSError):  # the result itself is already written
                 self.timeline.write(self.folder)
-        if not self.brief:
-            self.console.print(answer_group(result))
         return result
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
@@ -275,7 +274,7 @@ class Experiment:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
-            end.write_reports(result)
+            end.write_reports(summary_of(result))
         end.track(result)
 
     def _all_refused(self, plan: Plan, machine: Machine) -> bool:
@@ -295,7 +294,7 @@ class Experiment:
             row.status, row.reason = Status.SKIPPED, row.reason or "nothing is left to compare with it"
         result.status = "finished"
         write_result(result, self.folder)
-        self.console.print(terminal_table(result, self.console.width))
+        self.console.print(answer_shown(summary_of(result), self.console.width))
         self._conclusion.track(result)
 
     def measure(self, plan: Plan, result: StudyResult, machine: Machine) -> None:

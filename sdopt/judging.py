@@ -7,14 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import GateConfig
 from sdopt.errors import UnavailableError, UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code, judge, judged_comparisons, worst_code
+from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import write_reports
-from sdopt.report.table import answer_group
-from sdopt.report.verdicts import verdict_table, write_verdicts
+from sdopt.report.terminal import shown
+from sdopt.report.verdicts import verdict_blocks, write_verdicts
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement
@@ -78,20 +80,21 @@ class Judging:
             judgements = result.judgements
         else:
             judgements = self._drift(result, folder, self.against)
-        self.console.print(verdict_table(result, judgements))
+        summary, width = summary_of(result), self.console.width
+        if self.against is None:
+            self.console.print(answer_shown(summary, width))
+        self.console.print(shown(verdict_blocks(result, judgements), width))
         target = output or folder
         try:
             target.mkdir(parents=True, exist_ok=True)
-            write_verdicts(result, judgements, target)
+            write_verdicts(summary, judgements, target)
         except OSError as error:
             raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
         self.console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
-        if self.against is None:
-            self.console.print(answer_group(result))
-            if output is None:
-                for _ in write_reports(result, folder):
-                    pass
-                self._track(result, folder)
+        if self.against is None and output is None:
+            for _ in write_reports(summary, folder):
+                pass
+            self._track(result, folder)
         return exit_code(judgements, gate)
 
     def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:

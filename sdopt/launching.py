@@ -325,9 +325,9 @@ def _objective(run_config: RunConfig, result: StudyResult) -> Any:
 
 def summarise_sweep(folder: Path, console: Console) -> int:
     """Prints, writes and logs the table and the report of a sweep; returns the exit code for all jobs."""
-    from sdopt.report.markdown import sweep_markdown
+    from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
-    from sdopt.report.table import sweep_table
+    from sdopt.report.terminal import shown
     from sdopt.tracking.finding import of_sweep
     from sdopt.tracking.reporting import write_report
 
@@ -339,9 +339,10 @@ def summarise_sweep(folder: Path, console: Console) -> int:
             print_problems([f"{folder}: no job has written a result; do all machines share this folder?"])
             return UnavailableError.exit_code
         return sweep.exit_code
-    console.print(sweep_table(sweep.rows, console.width))
+    console.print(shown(sweep.blocks(reasons=False), console.width))
+    table = written(sweep.blocks())
     try:
-        (folder / "sweep.md").write_text(sweep_markdown(sweep.rows), encoding="utf-8")
+        (folder / "sweep.md").write_text(table, encoding="utf-8")
     except OSError as error:
         print_problems([f"no table: {folder / 'sweep.md'}: {error.strerror}"])
     try:
@@ -357,7 +358,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     # A resumed sweep may disable tracking, which only the jobs of that run have recorded.
     if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
-            log_sweep(studies, folder, sweep_markdown(sweep.rows), studies[0].config.tracking)
+            log_sweep(studies, folder, table, studies[0].config.tracking)
         except (TrackingError, UsageError) as error:
             to = "to " if isinstance(error, TrackingError) else ""
             print_problems([f"the sweep's own run was not logged {to}{error}"])

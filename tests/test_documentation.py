@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
+from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import HydraComposer
 from sdopt.config.overrides import group_of
 from sdopt.config.paths import CONF
@@ -87,7 +88,8 @@ def test_the_documented_optimization_runs_and_proves_itself(tmp_path: Path) -> N
     finished = sdopt(tmp_path, *command.split()[1:], *SMOKE)
     assert finished.code == 0, finished.shown
     assert finished.result.variants[1].status is Status.OK
-    assert "layers scaled by 0.8" in finished.shown
+    shown = [item.summary for item in finished.result.variants[1].measurements[0].shapes[0].evidence]
+    assert any("layers scaled by 0.8" in summary for summary in shown)
 
 
 def test_the_documented_design_plans(tmp_path: Path) -> None:
@@ -111,10 +113,10 @@ def test_the_documented_design_plans(tmp_path: Path) -> None:
 def test_the_documented_report_writes(result: StudyResult, tmp_path: Path) -> None:
     names: dict[str, object] = {}
     exec("from sdopt.report.catalog import *\nfrom sdopt.report import catalog\n", names)
-    exec("from sdopt.analysis.figures import figures_of\nglobals().update(vars(catalog))\n", names)
+    exec("globals().update(vars(catalog))\n", names)
     exec(block("Add a report", "python").partition("\n\n\nREPORTS")[0], names)
-    content = names["speedups_csv"](result, tmp_path)  # type: ignore[operator]
-    assert content.decode().splitlines()[0] == "variant,speedup"
+    content = names["speedups_csv"](summary_of(result), tmp_path)  # type: ignore[operator]
+    assert content.decode().splitlines()[0] == "variant,speedup,verdict"
     assert "bfloat16," in content.decode()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
-from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib
+from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib, ratios_between
 from sdopt.hardware.cards import peak_of
 from sdopt.results.comparisons import BreakEven, Comparison, Interval
 from sdopt.results.records import StudyResult, VariantResult
@@ -73,8 +73,8 @@ class Ratio:
 
     @property
     def text(self) -> str:
-        """The ratio with its bounds; ≈ marks a speed-up that is within the A/A floor."""
-        return ("≈" if self.measure is SPEEDUP and self.within_floor else "") + ratio_text(self.interval)
+        """The ratio with its bounds."""
+        return ratio_text(self.interval)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,9 @@ class Figures:
     largest_memory_gib: float | None
     """The same peak in the process that needs most: what limits are compared with."""
     ratios: dict[str, Ratio]
-    """By measure (`speedup`, `memory_ratio`, `tail_ratio`)."""
+    """By measure (`speedup`, `memory_ratio`, `tail_ratio`): of the comparison."""
+    overall: dict[str, Ratio]
+    """The same over the study's baseline, whatever the reference: what variants are ranked by."""
     scores: dict[str, Score]
     """The variant's own quality metrics, and the distances to the reference's images."""
     judgement: Judgement | None
@@ -183,6 +185,11 @@ class Figures:
     def reference(self) -> str:
         """The name of the reference; "" without a comparison."""
         return self.comparison.reference if self.comparison else ""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the reference is another variant than the baseline, as in a study that adds options one by one."""
+        return self.ratios != self.overall
 
     @property
     def call_ms(self) -> dict[str, float]:
@@ -220,7 +227,8 @@ class Figures:
             "compile/recompiles": self.recompiles,
             **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
         }
-        for name, ratio in self.ratios.items():
+        steps = {f"step/{name}": ratio for name, ratio in self.ratios.items()} if self.is_step else {}
+        for name, ratio in (self.overall | steps).items():
             found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
         return found
 
@@ -261,9 +269,13 @@ class Figures:
 
 def ratio_text(interval: Interval) -> str:
     """Returns a ratio with its bounds."""
+    return f"{interval.estimate:.2f}× {bounds_text(interval)}".rstrip()
+
+
+def bounds_text(interval: Interval) -> str:
+    """Returns the bounds of a ratio; "" without any."""
     known = interval.low is not None and interval.high is not None
-    bounds = f" [{interval.low:.2f}, {interval.high:.2f}]" if known else ""
-    return f"{interval.estimate:.2f}×{bounds}"
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if known else ""
 
 
 def figures_of(result: StudyResult) -> list[Figures]:
@@ -337,6 +349,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         headline_memory=memory,
         largest_memory_gib=max((m.peak[1] for m in measured if m.peak), default=None),
         ratios=_ratios(result, comparison) if comparison else {},
+        overall=_overall(result, variant),
         scores=variant.quality | (comparison.quality if comparison else {}),
         judgement=_judgement(result, comparison) if comparison else None,
     )
@@ -426,6 +439,17 @@ def _memory(variant: VariantResult) -> dict[str, float]:
     memories = [memory for measurement in variant.measurements for memory in measurement.memories]
     found = {name: [getattr(memory, field) for memory in memories] for name, field in names.items()}
     return {name: max(values) for name, values in found.items() if values and None not in values}
+
+
+def _overall(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:
+    """Returns the ratios of a variant over the study's baseline: those recorded, or else derived from the samples."""
+    baseline = result.variant(result.baseline)
+    edges = [edge for edge in result.comparisons if edge.candidate == variant.name]
+    recorded = next((edge for edge in edges if edge.reference == result.baseline), None)
+    if recorded is None and edges and variant.status.timed and baseline.status.timed:
+        ratios = ratios_between(result, variant, baseline)
+        recorded = Comparison(variant.name, result.baseline, "", [ratios])
+    return _ratios(result, recorded) if recorded else {}
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:

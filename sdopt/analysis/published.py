@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from sdopt.analysis.article import Printed, Published, PublishedTable, other_setup, read_figure
-from sdopt.analysis.figures import Figures, figures_of, first_rows
+from sdopt.analysis.figures import Figures, bounds_text, figures_of, first_rows
 from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.comparisons import Interval
@@ -80,19 +80,18 @@ class Claim:
         return ("<" if self.published.below else "") + value + _SYMBOLS[self.measure]
 
     @property
-    def measured_text(self) -> str:
-        """The measured figure with its unit and interval."""
-        return "" if self.measured is None else _interval(self.measured, _SYMBOLS[self.measure])
+    def measured_parts(self) -> tuple[str, str]:
+        """The measured figure with its unit, and its interval; "" for none."""
+        return _interval(self.measured, _SYMBOLS[self.measure]) if self.measured else ("", "")
 
     @property
-    def ratio_text(self) -> str:
-        """Measured over published, with its interval."""
-        return "" if self.ratio is None else _interval(self.ratio, "")
+    def ratio_parts(self) -> tuple[str, str]:
+        """Measured over published, and its interval; "" for none."""
+        return _interval(self.ratio, "") if self.ratio else ("", "")
 
 
-def _interval(found: Interval, unit: str) -> str:
-    bounds = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
-    return f"{found.estimate:.2f}{unit}{bounds}"
+def _interval(found: Interval, unit: str) -> tuple[str, str]:
+    return f"{found.estimate:.2f}{unit}", bounds_text(found)
 
 
 _PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)

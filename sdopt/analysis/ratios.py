@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 from sdopt.analysis.break_even import break_even, uncounted
-from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.results.records import StudyResult, VariantResult
 from sdopt.results.samples import Measurement
 
@@ -257,26 +257,38 @@ def memory_floor(result: StudyResult) -> float | None:
     return math.exp(abs(found.mean)) if found else None
 
 
+def ratios_between(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> ShapeRatios:
+    """Returns how two variants of a study that were timed compare at its main shape."""
+    speed, tail = speedup(candidate, reference, result.confidence), log_tail(candidate, reference)
+    found = ShapeRatios(
+        speedup=speed,
+        memory_ratio=memory_ratio(candidate, reference, result.confidence),
+        tail_ratio=tail.interval(result.confidence) if tail else None,
+    )
+    baseline, control = _two_baselines(result)
+    if control is not None and speed is not None:
+        sessions = {mine.session for pairs in paired(candidate, reference).values() for mine, _ in pairs}
+        found.floor = floor(control, baseline, sessions)
+    return found
+
+
+def _two_baselines(result: StudyResult) -> tuple[VariantResult, VariantResult | None]:
+    """Returns the baseline, and the A/A control unless one of the two failed."""
+    baseline, control = result.variant(result.baseline), result.control
+    timed = control is not None and control.status.timed and baseline.status.timed
+    return baseline, control if timed else None
+
+
 def compare(result: StudyResult) -> None:
     """Fills in every comparison of a study from its raw samples, and the A/A floor."""
-    control, baseline = result.control, result.variant(result.baseline)
-    if control is not None and not (control.status.timed and baseline.status.timed):
-        control = None  # one that failed gives no floor
+    baseline, control = _two_baselines(result)
     result.floor = floor(control, baseline) if control else None
     for comparison in result.comparisons:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
         for shape_index, ratios in enumerate(comparison.shapes):
-            ratios.speedup = ratios.memory_ratio = ratios.tail_ratio = ratios.floor = None
-            if compared:
-                mine, other = candidate.at(shape_index), reference.at(shape_index)
-                ratios.speedup = speedup(mine, other, result.confidence)
-                ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
-                tail = log_tail(mine, other)
-                ratios.tail_ratio = tail.interval(result.confidence) if tail else None
-                if control and ratios.speedup is not None:
-                    sessions = {m.session for found in paired(mine, other).values() for m, _ in found}
-                    ratios.floor = floor(control.at(shape_index), baseline.at(shape_index), sessions)
+            found = ratios_between(result.at(shape_index), candidate.at(shape_index), reference.at(shape_index))
+            vars(ratios).update(vars(found if compared else ShapeRatios()))
         _explain(comparison, result)
 
 

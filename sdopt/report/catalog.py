@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from sdopt.analysis.summary import Summary
+from sdopt.report.answer import table_blocks
+from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
 from sdopt.report.dataframe import to_dataframe
+from sdopt.report.header import header_of
 from sdopt.report.junit import junit
-from sdopt.report.markdown import markdown_table
-from sdopt.report.page.blocks import Page
+from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.html import html_page
-from sdopt.report.page.markdown import markdown_page
 from sdopt.report.published import published_json, published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
-from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement
 
 
@@ -27,12 +28,12 @@ class Report:
     Attributes:
         name: its content, in a word or two.
         file: its name in the run's folder and among a tracker's artifacts.
-        render: makes its content from a result and the run's folder; returns None if the study has nothing to show.
+        render: makes its content from a summary and the run's folder; returns None if the study has nothing to show.
     """
 
     name: str
     file: str
-    render: Callable[[StudyResult, Path], bytes | None]
+    render: Callable[[Summary, Path], bytes | None]
 
     @property
     def is_picture(self) -> bool:
@@ -41,54 +42,59 @@ class Report:
 
     @property
     def is_looked_at(self) -> bool:
-        """Whether people open it; the last lines of a run name such files."""
-        return self.is_picture or self.file.endswith(".html")
+        """Whether people open it first: the page, which has all pictures."""
+        return self.file == HTML
 
 
 def _of_verdicts(
-    render: Callable[[StudyResult, Sequence[Judgement]], bytes],
-) -> Callable[[StudyResult, Path], bytes | None]:
-    return lambda result, _: render(result, result.judgements) if result.judgements else None
+    render: Callable[[Summary, Sequence[Judgement]], bytes],
+) -> Callable[[Summary, Path], bytes | None]:
+    return lambda summary, _: render(summary, summary.result.judgements) if summary.result.judgements else None
 
 
-def _page(result: StudyResult, folder: Path, *images_bytes: int) -> Page:
+def _page(summary: Summary, folder: Path, *images_bytes: int) -> Page:
     from sdopt.report.page.sections import study_page
 
-    return study_page(result, folder, *images_bytes)
+    return study_page(summary, folder, *images_bytes)
 
 
-def _picture(name: str) -> Callable[[StudyResult, Path], bytes | None]:
-    # Altair takes half a second to load: only a study that is drawn needs it.
-    return lambda result, _: getattr(import_module("sdopt.report.plots"), name)(result)
+def _picture(name: str) -> Callable[[Summary, Path], bytes | None]:
+    # Altair takes half a second to load: only a study that is plotted needs it.
+    return lambda summary, _: getattr(import_module("sdopt.report.plots"), name)(summary)
+
+
+def markdown_table(summary: Summary) -> str:
+    """Returns the answer, the ranking, and the tables and notes below it, as Markdown."""
+    return written(table_blocks(summary, header_of(summary.result)))
 
 
 REPORTS = (
-    Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
-    Report("report", HTML, lambda result, folder: html_page(_page(result, folder))),
+    Report("table", "table.md", lambda summary, _: markdown_table(summary).encode()),
+    Report("report", HTML, lambda summary, folder: html_page(_page(summary, folder))),
     # It links to the pictures beside it, so that no image has to be encoded.
-    Report("report as Markdown", MARKDOWN, lambda result, folder: markdown_page(_page(result, folder, 0))),
-    Report("table as data", "table.csv", lambda result, _: to_dataframe(result).to_csv(index=False).encode()),
+    Report("report as Markdown", MARKDOWN, lambda summary, folder: markdown_page(_page(summary, folder, 0))),
+    Report("table as data", "table.csv", lambda summary, _: to_dataframe(summary).to_csv(index=False).encode()),
     Report("plot", "plot.png", _picture("study_plot")),
     Report("speed against quality", "tradeoff.png", _picture("tradeoff_picture")),
     Report("time by stage", "stages.png", _picture("stages_picture")),
     Report("images", "comparison.png", comparison_sheet),
-    Report("broken images", "broken.png", broken_sheet),
-    Report("published figures", "published.md", lambda result, _: published_markdown(result).encode() or None),
-    Report("published figures as data", "published.json", lambda result, _: published_json(result)),
+    Report("broken images", "broken.png", lambda summary, folder: broken_sheet(summary.result, folder)),
+    Report("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
+    Report("published figures as data", "published.json", lambda summary, _: published_json(summary)),
     Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),
     Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
     Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
 )
 
 
-def write_reports(result: StudyResult, folder: Path) -> Iterator[tuple[Report, Exception | None]]:
+def write_reports(summary: Summary, folder: Path) -> Iterator[tuple[Report, Exception | None]]:
     """Writes every report of a study into the run's folder; yields each with its error, if it could not be made.
 
     If one report cannot be made, the others are still written.
     """
     for report in REPORTS:
         try:
-            content = report.render(result, folder)
+            content = report.render(summary, folder)
             if content is not None:
                 write_atomically(folder / report.file, content)
         except Exception as error:

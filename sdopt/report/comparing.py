@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
+from sdopt.analysis.measures import SPEEDUP
 from sdopt.analysis.ratios import speedup_drift
+from sdopt.analysis.words import memory_text, seconds_parts
 from sdopt.gate.drift import changed_choices, differences
 from sdopt.report.header import header_of
-from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.records import StudyResult
 
 _OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objective")
@@ -104,10 +105,11 @@ def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
 
 
 def _cells(row: Figures) -> tuple[str, ...]:
+    speedup = row.overall.get(SPEEDUP.name)
     return (
         str(row.variant.status),
-        seconds_text(row.latency).partition(" [")[0] if row.latency else "",
-        row.speedup.text if row.speedup else "",
+        seconds_parts(row.latency)[0] if row.latency else "",
+        speedup.text if speedup else "",
         memory_text(row).partition(" (")[0],
     )
 

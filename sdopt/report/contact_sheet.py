@@ -6,9 +6,9 @@ from pathlib import Path
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.report.quality import metric_text, pair_metric, quality_heading
-from sdopt.report.words import compared, memory_text, seconds_text
+from sdopt.analysis.summary import Row, Summary
+from sdopt.analysis.words import compared, memory_text, seconds_text
+from sdopt.report.tables import images_cell
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult
@@ -25,7 +25,7 @@ _LINE = 17
 
 _AMPLIFIED = 16
 
-_LETTERS = str.maketrans({"×": "x", "≈": "~", "↑": "", "↓": ""})
+_LETTERS = str.maketrans({"×": "x", "−": "-"})
 """Replacements for characters that Pillow's own font does not have."""
 
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -34,23 +34,22 @@ _Row = tuple[str, Sequence[Image.Image | None]]
 """The title of a row of images, and an image for each column."""
 
 
-def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> bytes | None:
+def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes | None:
     """Draws a PNG with a column per variant, and two rows for each of the first images: the image and its difference.
 
     The difference is that to the image of the variant's reference, amplified. Below each column are its figures against
     the same reference, that of its first comparison. The A/A control is left out: its images are the baseline's.
 
     Args:
-        result: the study.
+        summary: the study.
         folder: the run's, where its images are.
         prompts: how many images of each variant are shown.
 
     Returns:
         None if no variant has images.
     """
-    columns = [
-        row for row in figures_by_variant(result).values() if row.variant.images and row.variant.role != "control"
-    ]
+    plain_first = sorted(summary.rows, key=lambda row: not row.is_baseline)
+    columns = [row for row in plain_first if row.variant.images]
     if not columns:
         return None
     rows: list[_Row] = []
@@ -61,9 +60,10 @@ def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> byt
         }
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
-            differences = [_difference(images[column.variant.name], images.get(column.reference)) for column in columns]
+            differences = [_difference(images[column.name], images.get(column.figures.reference)) for column in columns]
             rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
-    return _draw([compared(result, column) for column in columns], rows, _feet(columns, pair_metric(result)))
+    heads = [compared(summary.result, column.figures) for column in columns]
+    return _draw(heads, rows, _feet(columns))
 
 
 def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
@@ -91,13 +91,14 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
     return _draw(["baseline", "broken"], drawn, [])
 
 
-def _feet(columns: Sequence[Figures], metric: str) -> list[tuple[str, list[str]]]:
+def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
+    judged = any(column.decision for column in columns)
     lines = [
-        ("latency", [seconds_text(column.latency) if column.latency else "" for column in columns]),
+        ("time", [seconds_text(column.figures.latency) if column.figures.latency else "" for column in columns]),
         ("speed-up", [column.speedup.text if column.speedup else "" for column in columns]),
-        ("memory", [memory_text(column) for column in columns]),
-        (quality_heading(metric), [metric_text(column, metric) for column in columns]),
+        ("memory", [memory_text(column.figures) for column in columns]),
+        ("images", [str(images_cell(column, judged)) for column in columns]),
     ]
     return [(title, cells) for title, cells in lines if any(cells)]
 

@@ -2,33 +2,40 @@
 
 from typing import TYPE_CHECKING
 
-from sdopt.analysis.figures import figures_of
-from sdopt.results.records import StudyResult
+from sdopt.analysis.figures import Figures
+from sdopt.analysis.scale import decision_of
+from sdopt.analysis.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def to_dataframe(result: StudyResult) -> "pd.DataFrame":
-    """Returns a row for the baseline and one for each comparison.
+def to_dataframe(summary: Summary) -> "pd.DataFrame":
+    """Returns a row for the baseline and one for each comparison, best first.
 
-    The first columns say what the row is: `variant`, `role`, `status`, `reason`, `contract`, `against`, `verdict` and
-    the option of each axis. The others are all figures by their flat names, as MLflow has them, with two-sided bounds
-    (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`); None stands for what was not measured. Of several shapes,
-    each has columns of its own too, as `speedup/512x512b1`.
+    The first columns say what the row is: `variant`, `role`, `status`, `reason`, `contract`, `against`, the verdicts
+    `speed`, `images` and `gate`, and the option of each axis; "" stands for none. The others are figures by their flat
+    names, with two-sided bounds (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`), as floats: NaN for what was
+    not measured. Ratios are over the study's baseline; those of a comparison with another variant begin with
+    `step/`. Of several shapes, each has columns of its own too, as `speedup/512x512b1`.
     """
     import pandas as pd
 
-    rows = figures_of(result)
+    result, order = summary.result, [row.name for row in summary.rows]
+    last = len(order)
+    rows = sorted(
+        summary.figures,
+        key=lambda one: last if one.variant.is_control else order.index(one.variant.name),
+    )
     facts = [
         {
             "variant": row.variant.name,
             "role": "baseline" if row.variant.name == result.baseline else row.variant.role,
             "status": str(row.variant.status),
-            "reason": row.variant.reason or None,
+            "reason": row.variant.reason,
             "contract": row.variant.contract,
-            "against": row.reference or None,
-            "verdict": None if row.verdict is None else str(row.verdict),
+            "against": row.reference,
+            **_verdicts(summary, row),
             **row.variant.choices,
         }
         for row in rows
@@ -36,6 +43,15 @@ def to_dataframe(result: StudyResult) -> "pd.DataFrame":
     figures = [row.flat for row in rows]
     names = list(dict.fromkeys(name for flat in figures for name in flat))
     frame = pd.DataFrame(facts)
-    frame = frame.join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
-    lacking = [name for name in frame.columns if frame[name].isna().any()]
-    return frame.astype(dict.fromkeys(lacking, object)).where(frame.notna(), None)
+    return frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+
+
+def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:
+    """Returns the verdicts on a variant, or on its step on top of another one; "" for none."""
+    row, step = summary.row(figures.variant.name), summary.step(figures)
+    found = step or row
+    return {
+        "speed": str((found.speed if found else None) or ""),
+        "images": str((row.images if row else None) or ""),
+        "gate": str(decision_of(figures.judgement.verdict)) if figures.judgement else "",
+    }

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sdopt.report.words import gib_text
+from sdopt.analysis.words import gib_text
 from sdopt.results.choices import listed
 from sdopt.results.records import StudyResult
 from sdopt.study.designs import difference

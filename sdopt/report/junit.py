@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from sdopt.results.records import StudyResult
+from sdopt.analysis.scale import decision_of
+from sdopt.analysis.summary import Summary
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
 
 _NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
@@ -17,14 +18,14 @@ def rule_name(ruling: Ruling) -> str:
     return f"{ruling.metric} {ruling.rule}".strip()
 
 
-def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
-    """Returns JUnit XML: a suite for each comparison, a case for each rule.
+def junit(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+    """Returns JUnit XML: a suite for each comparison, a case for each rule; the verdicts are properties of a suite.
 
     A rule that failed is a `failure`; one that could not be judged, or not yet, is an `error`, so that no reader takes
     it for a pass. A suite's time is that of the candidate's timed calls; a rule takes none, but readers show NaN for a
     case without a time. Ant's schema asks for every attribute and child that is written here, and for this order.
     """
-    root = ElementTree.Element("testsuites")
+    root, result = ElementTree.Element("testsuites"), summary.result
     spent = {row.name: sum(map(sum, row.samples.values())) for row in result.variants}
     # A gate may have two rules of one test and metric, and readers keep one case of a name.
     times: Counter[tuple[str, str]] = Counter()
@@ -45,7 +46,12 @@ def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
             failures=str(failures),
             errors=str(len(verdicts) - failures - verdicts.count(Verdict.PASS)),
         )
-        ElementTree.SubElement(suite, "properties")
+        properties = ElementTree.SubElement(suite, "properties")
+        row = summary.row(judgement.candidate)
+        verdicts_of = {"speed": row and row.speed, "images": row and row.images, "gate": decision_of(judgement.verdict)}
+        for name_of, verdict in verdicts_of.items():
+            if verdict is not None:
+                ElementTree.SubElement(properties, "property", name=name_of, value=str(verdict))
         for ruling in judgement.rulings:
             rule = printable(rule_name(ruling))
             times[name, rule] += 1
@@ -53,7 +59,9 @@ def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
             case = ElementTree.SubElement(suite, "testcase", classname=name, name=rule, time="0.000")
             if ruling.verdict is not Verdict.PASS:
                 kind = "failure" if ruling.verdict is Verdict.FAIL else "error"
-                ElementTree.SubElement(case, kind, message=printable(ruling.text), type=str(ruling.verdict))
+                ElementTree.SubElement(
+                    case, kind, message=printable(ruling.text), type=str(decision_of(ruling.verdict))
+                )
         ElementTree.SubElement(suite, "system-out")
         ElementTree.SubElement(suite, "system-err")
     ElementTree.indent(root)

@@ -1,52 +1,69 @@
-"""Writes the result tables as Markdown."""
+"""Writes blocks as Markdown, with the pictures of the run's folder in place of plots."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from sdopt.analysis.answer import Answer, answer_of
-from sdopt.report.header import header_of
-from sdopt.report.notes import SWEEP_NOTE, notes_of
-from sdopt.report.quality import quality_columns, quality_heading, quality_notes, quality_rows
-from sdopt.report.rows import ANSWER_HEADINGS, EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, table_of
-from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
-from sdopt.results.records import StudyResult
+from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Gallery, Notes, Page, Prose, Section, Table
 
 
-def markdown_table(result: StudyResult) -> str:
-    """Returns the answer, the header, and the table with its notes, shapes, effects and quality scores."""
-    columns = quality_columns(result)
-    heads = ("variant", *map(quality_heading, columns))
-    quality = markdown(heads, quality_rows(result, columns), quality_notes(columns)) if columns else ""
-    effects = markdown(EFFECT_HEADINGS, list(map(effect_cells, result.effects)), []) if result.effects else ""
-    several = shape_rows(result)
-    shapes = markdown(SHAPE_HEADINGS, several, []) + "\n" if several else ""
-    table = markdown(*table_of(rows_of(result)), notes_of(result))
-    header = " · ".join(map(_cell, header_of(result)))
-    return "\n".join([answer_markdown(answer_of(result)), f"{header}\n", table, shapes + effects + quality])
+def markdown_page(page: Page) -> bytes:
+    """Returns a report as Markdown; whatever it quotes is escaped."""
+    return ("\n".join(_lines(page, 1)).rstrip() + "\n").encode()
 
 
-def answer_markdown(answer: Answer) -> str:
-    """Returns the answer's sentence, a verdict on each option, and how to apply the best one."""
-    parts = [f"**{_cell(answer.sentence)}**\n"]
-    if answer.options:
-        parts.append(markdown(ANSWER_HEADINGS, [answer_cells(option) for option in answer.options], answer.notes))
-    if (best := answer.best) is not None:
-        parts.append(f"To turn on {_cell(best.option)} for a pipeline `pipe`:\n\n{code_block(best.lines, 'python')}")
-        parts.append(f"To measure it again: `{' '.join(best.command.split())}`\n")
-    return "\n".join(parts)
+def _lines(page: Page, level: int) -> Iterator[str]:
+    yield f"{'#' * level} {escaped(page.title)}\n"
+    yield " · ".join(f"{name}: {escaped(value)}" for name, value in page.summary) + "\n"
+    for section in page.sections:
+        yield from _section(section, level + 1)
+    for study in page.studies:
+        yield from _lines(study, level + 1)
 
 
-def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:
-    """Returns the table of a sweep as Markdown."""
-    headings, cells = table_of([row for _, row in rows])
-    return markdown(("job", *headings), [(job, *row) for (job, _), row in zip(rows, cells, strict=True)], [SWEEP_NOTE])
+def _section(section: Section, level: int) -> Iterator[str]:
+    if section.folded:
+        yield written([Fold(section.title, section.blocks)])
+    elif text := written(section.blocks):
+        yield f"{'#' * level} {section.title}\n"
+        yield text
+
+
+def written(blocks: Sequence[Block]) -> str:
+    """Returns blocks as Markdown; whatever they quote is escaped."""
+    return "\n".join(text for block in blocks for text in _block(block))
+
+
+def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind of block)
+    match block:
+        case Prose(text, strong):
+            yield f"**{_cell(text)}**\n" if strong else f"{escaped(text)}\n"
+        case Notes(lines):
+            if lines:
+                yield "\n".join(f"- {escaped(line)}" for line in lines) + "\n"
+        case Code(title, lines, language):
+            yield f"{escaped(title)}:\n\n{code_block(lines, language)}"
+        case Table():
+            yield markdown(block.headings, [[str(cell) for cell in row] for row in block.cells], [])
+        case Facts(pairs):
+            yield "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in pairs) + "\n"
+        case Fold(title, blocks):
+            yield f"<details><summary>{escaped(title)}</summary>\n"
+            yield written(blocks)
+            yield "</details>\n"
+        case Chart(file=file, caption=caption) if file:
+            yield f"![{escaped(caption)}]({file})\n"
+        case Chart(views=views):
+            # Content without a picture is written as text.
+            yield f"{escaped(views[0][1]['description'])}.\n"
+        case Gallery(file=file):
+            yield f"![Images side by side, a column per variant]({file})\n"
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     """Returns a Markdown table with notes below it; cells and notes are escaped."""
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in notes)]) + "\n"
+    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in notes)]).rstrip() + "\n"
 
 
 def _cell(text: str) -> str:

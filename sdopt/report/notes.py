@@ -3,34 +3,47 @@
 from sdopt.analysis.break_even import compiled_earlier_s
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of, other_studies
-from sdopt.analysis.figures import figures_by_variant, figures_of, floor_range
+from sdopt.analysis.figures import floor_range
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import TAIL_RATIO
 from sdopt.analysis.precision import kept_going
-from sdopt.report.words import compared, sampling_text, seconds_text, start_words
+from sdopt.analysis.summary import Summary
+from sdopt.analysis.words import compared, sampling_text, seconds_text, start_words
 from sdopt.results.comparisons import Interval
 from sdopt.results.records import Status, StudyResult
 
-SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
 
-
-def notes_of(result: StudyResult) -> list[str]:
-    """Returns the notes that a reader of the table needs."""
-    notes = [
+def notes_of(summary: Summary) -> list[str]:
+    """Returns all notes that a reader of the tables needs."""
+    result = summary.result
+    effects = (
+        "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
+        "are faster (or larger) together than the product of their separate effects."
+    )
+    return [
         *_shape_notes(result),
-        *_floor_notes(result),
-        *_sampling_notes(result),
-        *_start_notes(result),
-        *_tail_notes(result),
+        *caveats_of(summary),
+        *_ratio_notes(result),
+        *_tail_notes(summary),
         *_memory_notes(result),
-        *(f"Doubtful: {doubt}." for doubt in doubts_of(result)),
-        *_card_notes(result),
+        *_card_notes(summary),
         *gpu_notes(result),
+        *([effects] if result.effects else []),
     ]
-    if result.effects:
+
+
+def caveats_of(summary: Summary) -> list[str]:
+    """Returns what the verdicts rest on, and what speaks against them: the notes that come first."""
+    result, sampling = summary.result, sampling_text(summary.result)
+    drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
+    notes = [f"{sampling}.{drift}" if sampling else "", *_floor_notes(result), _rounds_note(result)]
+    notes += [_precision_note(result), *(f"Disturbed: {doubt}." for doubt in other_studies(result.sessions))]
+    notes += [*_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
+    hardware = result.config.hardware
+    if hardware.emulate_memory and hardware.sheet is not None:
         notes.append(
-            "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
-            "are faster (or larger) together than the product of their separate effects."
+            f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
+            f"capped; times are those of {result.environment.device['name']}."
         )
     if any(variant.config.random_weights for variant in result.variants):
         notes.append(
@@ -38,9 +51,9 @@ def notes_of(result: StudyResult) -> list[str]:
         )
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         notes.append(
-            "not_engaged: the option ran without evidence of taking effect; its figures are not credited to the option."
+            "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
         )
-    return notes
+    return list(filter(None, notes))
 
 
 def _shape_notes(result: StudyResult) -> list[str]:
@@ -56,17 +69,16 @@ def _shape_notes(result: StudyResult) -> list[str]:
 
 
 def _floor_notes(result: StudyResult) -> list[str]:
+    """Returns by how much two identical baselines differed."""
     if result.control is not None and floor_range(result) is not None:
         several = len(result.shapes) > 1
         floors = [(shape, floor_range(result.at(index))) for index, shape in enumerate(result.shapes)]
         share = "; ".join(
             f"{_floor_text(*ends)}{f' at {shape}' if several else ''}" for shape, ends in floors if ends is not None
         )
-        return [
-            f"A/A floor: two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
-        ]
+        return [f"Two identical baselines differed by {share}; a speed-up that is no larger is too close to call."]
     if any(variant.status.timed and variant.samples for variant in result.variants):
-        return ["No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈)."]
+        return ["One of the two baselines failed, so that no speed-up can be told from chance."]
     return []
 
 
@@ -76,22 +88,18 @@ def _floor_text(low: float, high: float) -> str:
     return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
 
 
-def _sampling_notes(result: StudyResult) -> list[str]:
-    """Returns notes on the samples behind the intervals, and on disturbances of the measurement."""
-    notes = []
-    if samples := sampling_text(result):
-        drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-        notes.append(f"{samples}.{drift}")
-        sessions = len(result.sessions)
-        where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
-        rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
-        notes.append(
-            f"{where}A speed-up is a ratio of geometric means over {rounds}, "
-            "so it need not be the ratio of the two latencies shown."
-        )
-    notes += [note] if (note := _rounds_note(result)) else []
-    notes += [note] if (note := _precision_note(result)) else []
-    return notes + [f"Disturbed: {doubt}." for doubt in other_studies(result.sessions)]
+def _ratio_notes(result: StudyResult) -> list[str]:
+    """Returns how speed-ups are computed; nothing if nothing was timed."""
+    if not sampling_text(result):
+        return []
+    sessions = len(result.sessions)
+    where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
+    rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
+    note = (
+        f"{where}A speed-up is a ratio of geometric means over {rounds}, "
+        "so it need not be the ratio of the two latencies shown."
+    )
+    return [note]
 
 
 def _precision_note(result: StudyResult) -> str:
@@ -138,15 +146,15 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
-def _start_notes(result: StudyResult) -> list[str]:
+def _start_notes(summary: Summary) -> list[str]:
     """Returns notes on the extra start-up time of options, if it is large."""
     starts = [
         f"{row.variant.name} takes {start[0]} longer than {row.reference} {start[1]}, {start[2]}"
-        for row in figures_of(result)
+        for row in summary.figures
         if (start := start_words(row.break_even)) and row.variant.role != "control"
     ]
     notes = [f"Start-up: {'; '.join(starts)}."] if starts else []
-    packages = {variant.name: compiled_earlier_s(variant) for variant in result.variants}
+    packages = {variant.name: compiled_earlier_s(variant) for variant in summary.result.variants}
     loaded = [f"{name} in {seconds_text(Interval(spent_s))}" for name, spent_s in packages.items() if spent_s]
     if loaded:
         notes.append(
@@ -155,15 +163,19 @@ def _start_notes(result: StudyResult) -> list[str]:
     return notes
 
 
-def _tail_notes(result: StudyResult) -> list[str]:
+def _tail_notes(summary: Summary) -> list[str]:
     """Returns a note on largest calls that are shown to differ from those of the reference, at any shape."""
     shown = [
-        f"{compared(result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
-        for row in figures_of(result)
+        f"{compared(summary.result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
+        for row in summary.figures
         for at in row.shapes
         if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and row.variant.role != "control"
     ]
-    return [f"Largest call of a process, over that of the reference's: {'; '.join(shown)}."] if shown else []
+    return (
+        [f"Slowest call of a process (tail latency), over that of the reference's: {'; '.join(shown)}."]
+        if shown
+        else []
+    )
 
 
 def _memory_notes(result: StudyResult) -> list[str]:
@@ -176,17 +188,11 @@ def _memory_notes(result: StudyResult) -> list[str]:
     return [f"Memory: {memory[name]}; the geometric mean of a variant's processes." for name in sorted(names)]
 
 
-def _card_notes(result: StudyResult) -> list[str]:
-    """Returns notes on the card whose memory was emulated, and on the share of its peak rate that variants reached."""
-    notes = []
-    hardware, sheet = result.config.hardware, result.environment.sheet
-    if hardware.emulate_memory and hardware.sheet is not None:
-        notes.append(
-            f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
-            f"capped; times are those of {result.environment.device['name']}."
-        )
+def _card_notes(summary: Summary) -> list[str]:
+    """Returns a note on the share of the card's peak rate that variants reached."""
+    notes, sheet = [], summary.result.environment.sheet
     shares: dict[tuple[str, float], list[str]] = {}
-    for name, figures in figures_by_variant(result).items():
+    for name, figures in summary.first.items():
         compute = figures.compute
         if compute is not None and compute.peak is not None and figures.variant.status.measured:
             shares.setdefault(compute.peak, []).append(f"{name} {100 * (compute.of_peak or 0):.0f} %")

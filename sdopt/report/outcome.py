@@ -4,9 +4,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.analysis.answer import Answer, answer_of
+from sdopt.analysis.summary import Summary, summary_of
+from sdopt.report.catalog import markdown_table
 from sdopt.report.dataframe import to_dataframe
-from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 
@@ -26,18 +26,18 @@ class Outcome(StudyResult):
     def table(self) -> "pd.DataFrame":
         """Returns a row for the baseline and one for each option with all its figures: see `to_dataframe`.
 
-        The A/A control is none of them: `speedup_within_floor` says what it shows.
+        The repeated baseline is none of them: `speedup_within_floor` says what it shows.
         """
-        frame = to_dataframe(self)
+        frame = to_dataframe(summary_of(self))
         return frame[frame["role"] != "control"].reset_index(drop=True)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Summary:
         """Returns the verdict on each option, with its reason, its command and the code that turns it on."""
-        return answer_of(self)
+        return summary_of(self)
 
     def _repr_markdown_(self) -> str:
         """Returns the table that a notebook shows."""
-        return markdown_table(self)
+        return markdown_table(summary_of(self))
 
 
 def load_result(path: str | Path) -> Outcome:

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.figures import Figures
 from sdopt.quality.metrics import in_reading_order, known_family
-from sdopt.report.words import compared
 from sdopt.results.records import StudyResult
 
 BROKEN = "broken"
@@ -47,15 +46,6 @@ def quality_notes(names: Sequence[str]) -> list[str]:
     families = {family.name: family for name in names if (family := known_family(name)) is not None}
     meanings = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
     return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
-
-
-def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns a row for each comparison whose variant has images: what is compared, and a score for each metric."""
-    return [
-        (compared(result, figures), *(metric_text(figures, name) for name in names))
-        for figures in figures_of(result)
-        if figures.variant.images
-    ]
 
 
 def metric_text(figures: Figures, name: str) -> str:

@@ -1,16 +1,24 @@
-"""Reads the results of a command's jobs from their folders: the exit code, and for a sweep one table."""
+"""Reads the results of a command's jobs from their folders: the exit code, and for a sweep its answer and one table."""
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
+from sdopt.analysis.figures import bounds_text
+from sdopt.analysis.summary import Row, Summary, described, rank_of, summary_of
+from sdopt.analysis.words import seconds_parts
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.gate.judge import left_unjudged, worst_code
-from sdopt.report.rows import Row, rows_of
+from sdopt.report.answer import use_of
+from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
+from sdopt.report.tables import images_cell, memory_cell, speed_cell, word
 from sdopt.results.files import read_result
 from sdopt.results.folders import JobError, read_error
 from sdopt.results.records import Status, StudyResult
+from sdopt.schema import WORK
 
 
 def exit_code(folder: Path) -> int:
@@ -33,7 +41,7 @@ def _code_of(result: StudyResult) -> int:
     measured = {row.name for row in result.variants if row.status.measured}
     uncompared = [
         edge
-        for edge in ([] if result.is_imported else result.comparisons)
+        for edge in result.comparisons
         if {edge.candidate, edge.reference} <= measured and not all(at.speedup for at in edge.shapes)
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
@@ -64,31 +72,123 @@ class Sweep:
         codes = [_code_of(study) for job, study in self.studies.items() if job not in self.errors]
         return worst_code([*codes, *(error.exit_code for error in self.errors.values())])
 
-    @property
-    def rows(self) -> list[tuple[str, Row]]:
-        """The job's number and its candidates against their references; the baseline where there is no candidate.
+    @cached_property
+    def summaries(self) -> dict[str, Summary]:
+        """Each study summed up, by its job."""
+        return {job: summary_of(study) for job, study in self.studies.items()}
 
-        If jobs ran on several machines, the jobs of one machine stand together and name it.
-        """
-        hosts = {job: study.environment.host for job, study in self.studies.items()}
-        several = len(set(hosts.values())) > 1
-        found = []
-        for job, study in self.studies.items():
-            rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
-            rows = [row for row in rows if row.reference or len(rows) == 1]
-            if study.status in ("running", "crashed"):
-                why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
-                rows = [replace(row, evidence=row.evidence or why) for row in rows]
-            found += [(job, row) for row in rows]
+    @property
+    def jobs(self) -> list["Job"]:
+        """The variants of all jobs, best first, then what has no figure; gains are over each job's own baseline."""
+        found = [
+            Job(job, self._label(job), row, self._name(job, row), why)
+            for job in self.studies
+            for row, why in self._rows(job)
+        ]
         for job, error in self.errors.items():
-            if job in self.studies:
-                continue
-            found.append((job, Row("", Status(error.status), "", {}, "", "", "; ".join(error.problems))))
-        by_number = sorted(found, key=lambda item: (len(item[0]), item[0]))
-        if not several:
-            return by_number
-        by_machine = sorted(by_number, key=lambda item: hosts.get(item[0], ""))
-        return [(f"{job} on {hosts[job]}" if hosts.get(job) else job, row) for job, row in by_machine]
+            if job not in self.studies:
+                found.append(Job(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
+        return sorted(found, key=lambda each: (*each.rank, len(each.number), each.number))
+
+    def _rows(self, job: str) -> Iterator[tuple[Row, str]]:
+        """Yields the candidates of a job with the reasons beside them; or the baseline of an all-default one."""
+        summary = self.summaries[job]
+        why = ""
+        if summary.result.status in ("running", "crashed"):
+            why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+        for row in summary.candidates or summary.rows:
+            yield row, row.because or why
+
+    def _label(self, job: str) -> str:
+        """Returns a job's number; with its machine, if there are several."""
+        hosts = {name: study.environment.host for name, study in self.studies.items()}
+        return f"{job} on {hosts[job]}" if len({*hosts.values()}) > 1 and hosts.get(job) else job
+
+    def _name(self, job: str, row: Row) -> str:
+        """Returns the name of a row, with what distinguishes its job's baseline from those of other jobs."""
+        plain = {name: study.variant(study.baseline).config for name, study in self.studies.items()}
+        differ = dict.fromkeys(key for config in plain.values() for key in config.differing(plain[job], WORK))
+        sections = {key: getattr(plain[job], key.partition(".")[0]) for key in differ}
+        keys = [f"{key}={getattr(section, key.partition('.')[2])}" for key, section in sections.items()]
+        return ", ".join([row.name, *keys])
+
+    @property
+    def sentence(self) -> str:
+        """The answer of the sweep: which job gains most over its own baseline."""
+        rows = [job for job in self.jobs if job.row is not None and not job.row.is_baseline]
+        if not rows:
+            return "Nothing was compared with a baseline."
+        best = next((job for job in rows if job.row is not None and job.row.recommended), None)
+        if best is None or best.row is None:
+            return f"Keep the baseline: none of {len(rows)} is shown to be better."
+        summary = self.summaries[best.number]
+        told = described(best.row, summary.row(summary.result.baseline), best.name)
+        return f"{told} (job {best.number} of {len(self.studies) + len(self.errors.keys() - self.studies.keys())})."
+
+    def blocks(self, reasons: bool = True) -> list[Block]:
+        """Returns the answer, the table of all jobs, and how to use the winner."""
+        jobs = self.jobs
+        best = next((job.row for job in jobs if job.row is not None and job.row.recommended), None)
+        use = use_of(replace(self.summaries[next(j.number for j in jobs if j.row is best)], best=best)) if best else []
+        return [Prose(self.sentence, strong=True), _table(jobs, self.summaries, reasons), Notes([_NOTE]), *use]
+
+
+_NOTE = "Each job is a study of its own: gains are over the baseline that was measured in the same job."
+
+
+@dataclass(frozen=True)
+class Job:
+    """A variant of a sweep's job; `row` is None for a job without a result."""
+
+    number: str
+    """The name of the job's folder."""
+    label: str
+    """The same, with its machine if there are several."""
+    row: Row | None
+    name: str
+    because: str
+    status: Status = Status.FAILED
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Its place: the largest gain first, and what has none last."""
+        if self.row is None:
+            return True, 0.0
+        return rank_of(self.row)
+
+
+def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool) -> Table:
+    judged = any(job.row is not None and job.row.decision for job in jobs)
+    rows: list[list[Cell | str]] = []
+    for job in jobs:
+        if job.row is None:
+            rows.append([job.name, job.label, "", word(job.status), "", "", "", "", job.because])
+            continue
+        ratio, (before, after) = job.row.speedup, _times(job.row, summaries[job.number])
+        rows.append([
+            job.name,
+            job.label,
+            Cell(f"{ratio.interval.estimate:.2f}×", bounds_text(ratio.interval)) if ratio else Cell(),
+            word(Status.OK) if job.row.is_baseline and job.row.status is Status.OK else speed_cell(job.row),
+            Cell(after, f"from {before}" if before else ""),
+            memory_cell(job.row),
+            images_cell(job.row, judged),
+            word(job.row.decision),
+            job.because,
+        ])  # fmt: skip
+    images = "images" if judged else "images (not judged)"
+    headings = ("variant", "job", "speed-up", "speed", "time", "memory", images, "gate", "because")
+    table = Table(headings, rows, ("job", "speed-up", "time", "memory"))
+    if reasons:
+        return table.filled()
+    return replace(table, spare=("memory", images, "time", "speed-up"), needless=("memory", "time")).filled("because")
+
+
+def _times(row: Row, summary: Summary) -> tuple[str, str]:
+    """Returns the time of the baseline of the same job ("" if that is the row itself), and that of a variant."""
+    baseline = summary.row(summary.result.baseline)
+    mine, other = row.figures.latency, baseline.figures.latency if baseline and not row.is_baseline else None
+    return seconds_parts(other)[0] if other else "", seconds_parts(mine)[0] if mine else ""
 
 
 def read_sweep(folder: Path) -> Sweep:

@@ -1,16 +1,11 @@
-"""Gives every verdict and status a tone, and every tone its look: in a terminal, on a page and in a plot.
-
-A page receives verdicts as text. Their enums are strings, so `TONES` finds a text like its member; two enums with the
-same text give it one tone.
-"""
+"""Gives every verdict and status a tone, and every tone its look: in a terminal, on a page and in a plot."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
-from sdopt.analysis.answer import Worth
 from sdopt.analysis.published import Reproduction
+from sdopt.analysis.scale import Decision, Images, Speed
 from sdopt.results.records import Status
-from sdopt.results.verdicts import Verdict
 
 INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"
 
@@ -32,17 +27,16 @@ class Tone(StrEnum):
     """It judges nothing."""
 
 
-BASELINE = "baseline"
-"""Stands where the other variants have a verdict."""
+BASELINE, BROKEN = "baseline", "broken"
+"""What stands where other variants have a verdict, and where an image tripped a wire."""
 
 _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
-    Tone.GOOD: (Status.OK, Worth.WORTH_IT, Verdict.PASS, Reproduction.REPRODUCED),
+    Tone.GOOD: (Status.OK, Speed.FASTER, Images.EQUAL, Images.WITHIN, Decision.PASS, Reproduction.REPRODUCED),
     Tone.OPEN: (
         Status.INTERRUPTED,
-        Worth.UNPROVEN,
-        Verdict.INCONCLUSIVE,
-        Verdict.NOT_COMPARABLE,
-        Reproduction.UNDECIDED,
+        Speed.CLOSE,
+        Speed.FEW,
+        Decision.UNDECIDED,
         Reproduction.NOT_COMPARABLE,
     ),
     Tone.BAD: (
@@ -51,21 +45,22 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
         Status.OUT_OF_MEMORY,
         Status.KILLED,
         Status.TIMEOUT,
-        Worth.NO_BENEFIT,
-        Worth.HARMFUL,
-        Verdict.FAIL,
+        Speed.SLOWER,
+        Images.WORSE,
+        Decision.FAIL,
         Reproduction.NOT_REPRODUCED,
     ),
-    Tone.BROKEN: (Worth.BROKEN,),
+    Tone.BROKEN: (BROKEN,),
     Tone.PLAIN: (
         BASELINE,
         Status.PENDING,
         Status.SKIPPED,
-        Worth.NOT_MEASURED,
+        Images.NOT_JUDGED,
         Reproduction.NOT_RUN,
         Reproduction.NO_FIGURE,
     ),
 }
+"""`Reproduction.UNDECIDED` has the text, and so the tone, of `Decision.UNDECIDED`."""
 
 TONES: Mapping[str, Tone] = {member: tone for tone, members in _MEMBERS.items() for member in members}
 

@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich import box
-from rich.console import Group
-from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from sdopt.analysis.answer import answer_of
 from sdopt.analysis.measures import measure_named, with_shape
+from sdopt.analysis.scale import decision_of
+from sdopt.analysis.summary import Row, Summary
 from sdopt.errors import print_problems
 from sdopt.gate.looks import spent_of
+from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.junit import junit, rule_name
-from sdopt.report.markdown import escaped, markdown
-from sdopt.report.rows import rows_of, table_of
-from sdopt.report.tones import RICH, TONES
+from sdopt.report.markdown import escaped, written
+from sdopt.report.tables import ranking, word
 from sdopt.results.files import write_atomically
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
@@ -32,36 +26,22 @@ _BOUNDS = (
 )
 
 
-def deciding(judgement: Judgement) -> list[Ruling]:
-    """Returns the rulings that decided the verdict; for a pass, those with an estimate."""
-    decisive = [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]
-    return decisive if judgement.verdict is not Verdict.PASS else [r for r in decisive if r.estimate is not None]
+VERDICT_HEADINGS = ("variant", "against", "contract", "gate", "because")
 
 
-def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group:
-    """Returns a table with a line for each comparison, and below it the rulings that decided."""
-    table = Table(title=escape(f"gate: {result.gate}"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("variant", overflow="fold")
-    table.add_column("contract", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("because", overflow="fold")
-    for judgement in judgements:
-        table.add_row(
-            escape(judgement.candidate),
-            escape(judgement.contract),
-            Text(str(judgement.verdict), RICH[TONES[judgement.verdict]]),
-            escape(_because(judgement)),
-        )
-    notes = _short_notes(result, judgements)
-    return Group(table, *(Padding(Text(note, "dim"), (0, 0, 0, 2)) for note in notes))
+def verdict_rows(judgements: Sequence[Judgement]) -> Table:
+    """Returns a table with a row for each comparison."""
+    rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in judgements]
+    return Table(VERDICT_HEADINGS, rows)
 
 
-VERDICT_HEADINGS = ("variant", "against", "contract", "verdict", "because")
-
-
-def verdict_rows(judgements: Sequence[Judgement]) -> list[tuple[str, ...]]:
-    """Returns a row of cells for each comparison, by `VERDICT_HEADINGS`."""
-    return [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
+def verdict_blocks(result: StudyResult, judgements: Sequence[Judgement]) -> list[Block]:
+    """Returns the verdicts of a gate with their reasons, for a terminal."""
+    return [
+        Prose(f"gate: {result.gate}", strong=True),
+        verdict_rows(judgements),
+        Notes(_short_notes(result, judgements)),
+    ]
 
 
 def verdict_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
@@ -73,24 +53,34 @@ def _short_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[s
     return [_BOUNDS, *claims_of(judgements), *spent_of(result)]
 
 
-def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
+def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
     """Returns the verdicts as Markdown, with every ruling below them."""
-    summary = markdown(VERDICT_HEADINGS, verdict_rows(judgements), verdict_notes(result, judgements))
     rulings = [
-        (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.text)
+        (
+            j.candidate,
+            rule_name(r),
+            str(decision_of(r.verdict)),
+            _figure(r.estimate),
+            _interval(r),
+            _figure(r.margin),
+            r.text,
+        )
         for j in judgements
         for r in j.rulings
     ]
-    heads = ("variant", "rule", "verdict", "estimate", "one-sided bounds", "limit", "reason")
-    return (
-        f"## sdopt gate: {escaped(result.name)} ({escaped(result.gate)})\n\n{summary}\n{markdown(heads, rulings, [])}"
-    )
+    heads = ("variant", "rule", "gate", "estimate", "one-sided bounds", "limit", "reason")
+    blocks: list[Block] = [
+        verdict_rows(judgements),
+        Notes(verdict_notes(summary.result, judgements)),
+        Fold(f"All {len(rulings)} rules", [Table(heads, rulings)]),
+    ]
+    return f"## sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})\n\n{written(blocks)}"
 
 
-def summary_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
-    """Returns the summary of a step in CI: the answer, the table of speed-ups, and then the verdicts."""
-    speedups = markdown(*table_of(rows_of(result)), [])
-    return f"**{escaped(answer_of(result).sentence)}**\n\n{speedups}\n{verdict_markdown(result, judgements)}"
+def summary_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
+    """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts."""
+    first = written([Prose(summary.sentence, strong=True), ranking(summary, reasons=False)])
+    return f"{first}\n{verdict_markdown(summary, judgements)}"
 
 
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:
@@ -126,9 +116,11 @@ def floors_of(result: StudyResult) -> list[str]:
 
 
 def _because(judgement: Judgement) -> str:
-    """Returns the reasons of the verdict; rules with the same reason are merged."""
+    """Returns the reasons of the verdict; rules with the same reason are merged. A pass has too many to name."""
+    if judgement.verdict is Verdict.PASS:
+        return "; ".join([f"all {len(judgement.rulings)} rules", *([judgement.note] if judgement.note else [])])
     by_reason: dict[str, list[str]] = {}
-    for ruling in deciding(judgement):
+    for ruling in [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]:
         by_reason.setdefault(ruling.because, []).append(rule_name(ruling))
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "; ".join([*reasons, *([judgement.note] if judgement.note else [])])
@@ -142,26 +134,35 @@ def _interval(ruling: Ruling) -> str:
     return "" if ruling.low is None or ruling.high is None else f"[{ruling.low:.4g}, {ruling.high:.4g}]"
 
 
-def verdict_json(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
-    """Returns every judgement with its rulings, as JSON."""
+def verdict_json(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+    """Returns the verdicts on each variant, best first, and every judgement with its rulings, as JSON."""
+    result = summary.result
     content = {
         "study": result.name,
         "id": result.id,
         "gate": result.gate,
-        "judgements": [asdict(j) for j in judgements],
+        "answer": summary.sentence,
+        "variants": [verdicts_of(row) for row in summary.candidates],
+        "judgements": [asdict(j) | {"gate": decision_of(j.verdict)} for j in judgements],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def write_verdicts(result: StudyResult, judgements: Sequence[Judgement], folder: Path) -> None:
+def verdicts_of(row: Row) -> dict[str, str]:
+    """Returns the verdicts on a variant by name, without those that it has none of."""
+    found = {"variant": row.name, "speed": row.speed, "images": row.images, "gate": row.decision, "status": row.status}
+    return {name: str(verdict) for name, verdict in found.items() if verdict is not None}
+
+
+def write_verdicts(summary: Summary, judgements: Sequence[Judgement], folder: Path) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder. Raises OSError."""
-    write_atomically(folder / "verdicts.json", verdict_json(result, judgements))
-    write_atomically(folder / "verdicts.md", verdict_markdown(result, judgements).encode())
-    write_atomically(folder / "verdicts.xml", junit(result, judgements))
-    append_step_summary(result, judgements)
+    write_atomically(folder / "verdicts.json", verdict_json(summary, judgements))
+    write_atomically(folder / "verdicts.md", verdict_markdown(summary, judgements).encode())
+    write_atomically(folder / "verdicts.xml", junit(summary, judgements))
+    append_step_summary(summary, judgements)
 
 
-def append_step_summary(result: StudyResult, judgements: Sequence[Judgement]) -> None:
+def append_step_summary(summary: Summary, judgements: Sequence[Judgement]) -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set, as far as GitHub takes it.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
@@ -176,7 +177,7 @@ def append_step_summary(result: StudyResult, judgements: Sequence[Judgement]) ->
             room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
-            stream.write(_shortened(summary_markdown(result, judgements) + "\n", room))
+            stream.write(_shortened(summary_markdown(summary, judgements) + "\n", room))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         print_problems([f"GITHUB_STEP_SUMMARY={target}: the summary cannot be written ({reason}); verdicts are kept"])

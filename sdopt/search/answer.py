@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
-from sdopt.analysis.figures import figures_of, ratio_text
+from sdopt.analysis.figures import ratio_text
+from sdopt.analysis.scale import Decision, Speed
+from sdopt.analysis.summary import Row, Summary, described, summary_of
+from sdopt.analysis.words import gib_text, start_words
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
-from sdopt.report.words import gib_text, start_words
 from sdopt.results.comparisons import Interval
 from sdopt.results.files import write_atomically
-from sdopt.results.records import StudyResult
+from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
@@ -35,10 +36,10 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         ended: whether the search took all its steps, rather than being interrupted.
     """
     found = search.all_findings(("screen-", "race-"))
-    answers = {option.variant: option for option in answer_of(judged).options} if judged else {}
-    rows = {row.variant.name: row for row in figures_of(judged) if row.variant.name in answers} if judged else {}
+    summary = summary_of(judged) if judged else None
+    answers = {row.name: row for row in summary.candidates} if summary else {}
     last = findings_of(judged, search.config, Gate()) if judged else {}
-    passed = [name for name, finding in last.items() if answers[name].worth is Worth.WORTH_IT and not finding.out]
+    passed = [name for name, finding in last.items() if answers[name].pays and not finding.out]
     winner = passed[0] if passed else None
     undecided = next((name for name in last if _is_undecided(answers[name], last[name])), None) if not winner else None
     objectives = search.config.objectives
@@ -50,7 +51,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
             fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
             command = shlex.join(["sdopt", "run", *search.studies.given, *candidate.overrides])
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
-            speedup = rows[name].speedup
+            speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
             entries.append(replace(entry, low=low, high=high, on_front=name in front, command=command))
         else:
@@ -65,9 +66,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, undecided, passed, answers, last, len(entries), judged)
-        if ended
-        else _so_far(entries),
+        sentence=_sentence(winner, undecided, passed, summary, last, len(entries)) if ended else _so_far(entries),
         entries=sorted(entries, key=_rank),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -78,14 +77,17 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     )
 
 
-def _is_undecided(answer: OptionAnswer, finding: Finding) -> bool:
-    return answer.worth is Worth.UNPROVEN and not finding.out and (finding.speedup or 0) > 1
+def _is_undecided(row: Row, finding: Finding) -> bool:
+    """Returns whether a finalist was faster, and neither that nor the opposite is shown."""
+    open_still = row.status is Status.OK and row.decision is not Decision.FAIL and row.speed is not Speed.SLOWER
+    return open_still and not row.pays and not finding.out and (finding.speedup or 0) > 1
 
 
-def _because(answer: OptionAnswer, finding: Finding) -> str:
-    """Returns why a finalist passed or not; the answer repeats the gate's objections."""
-    out = finding.out if answer.worth is Worth.WORTH_IT else ""
-    return "; ".join(filter(None, (out, f"{answer.worth}: {answer.because}", answer.images)))
+def _because(row: Row, finding: Finding) -> str:
+    """Returns why a finalist passed or not; the row repeats the gate's objections."""
+    out = finding.out if row.pays else row.because
+    images = f"images {row.images}" if row.images else ""
+    return "; ".join(filter(None, (str(row.speed or ""), out, images)))
 
 
 def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
@@ -116,28 +118,27 @@ def _sentence(
     winner: str | None,
     undecided: str | None,
     passed: Sequence[str],
-    answers: dict[str, OptionAnswer],
+    summary: Summary | None,
     last: dict[str, Finding],
     tried: int,
-    judged: StudyResult | None,
 ) -> str:
     of = f"of {tried} combinations"
-    if winner is not None:
-        answer, start = answers[winner], start_words(last[winner].start)
-        words = [answer.figure, answer.images, *([f"{start[0]} more {start[1]}", start[2]] if start else [])]
+    row = summary.row(winner) if summary and winner else None
+    if summary is not None and row is not None:
+        start = start_words(last[row.name].start)
+        told = [described(row, summary.row(summary.result.baseline))]
+        told += [f"{start[0]} more {start[1]}, {start[2]}"] if start else []
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
-        which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
-        return f"Turn on {winner}: {', '.join(words)}; the first {of} {which}.{also}"
-    if judged is None:
+        which = "that the gate passes" if summary.result.config.gate.judges else "with a gain; no gate judged"
+        return f"{'; '.join(told)}. The first {of} {which}.{also}"
+    if summary is None:
         none = f"Keep the baseline: none of the {tried} combinations reached the final."
         return none if tried else "No combination was tried."
-    if undecided is not None:
-        answer = answers[undecided]
-        return (
-            f"Nothing is decided. {undecided} was {answer.figure}, {answer.images}, but that is not shown: "
-            f"{shortened(answer.because)}"
-        )
-    return f"Keep the baseline: {len(answers)} {of} were judged, and none of them is shown to be worth it."
+    row = summary.row(undecided) if undecided else None
+    if row is not None:
+        found = described(row, summary.row(summary.result.baseline))
+        return f"Nothing is decided. {found}; but that is not shown: {shortened(row.because)}"
+    return f"Keep the baseline: {len(summary.candidates)} {of} were judged, and none of them is shown to be better."
 
 
 def _so_far(entries: Sequence[Entry]) -> str:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
+from sdopt.analysis.summary import broken_because
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.results.comparisons import BreakEven
@@ -69,7 +69,7 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         config: the objectives and the limits.
         gate: the rules that so few images can decide; a candidate that fails one is ruled out.
     """
-    broken = {option.variant: option.because for option in answer_of(result).options if option.worth is Worth.BROKEN}
+    broken = {row.name: why for row in result.candidates if (why := broken_because(row))}
     if gate.judges and any(row.quality for row in result.variants):
         judge(result, gate, calibration_for(result, gate.calibration))
     failed = {

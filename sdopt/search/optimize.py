@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from sdopt.analysis.summary import summary_of
 from sdopt.config.overrides import key_of, quoted
 from sdopt.errors import UsageError
 from sdopt.report.contact_sheet import comparison_sheet
@@ -112,7 +113,7 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
         variants=[row for row in judged.variants if row.name in sides],
         comparisons=[each for each in judged.comparisons if each.candidate == best],
     )
-    if sheet := comparison_sheet(two, folder / FINAL):
+    if sheet := comparison_sheet(summary_of(two), folder / FINAL):
         write_atomically(folder / PICTURE, sheet)
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if program := program_of(judged, judged.variant(best)):

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from sdopt.report.words import start_words
+from sdopt.analysis.words import start_words
 from sdopt.results.comparisons import BreakEven
 
 

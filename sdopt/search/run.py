@@ -14,10 +14,10 @@ from functools import cached_property
 
 from sdopt.analysis.break_even import first_image_s
 from sdopt.analysis.ratios import latency
+from sdopt.analysis.words import gib_text
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.rule_checks import decidable
-from sdopt.report.words import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate

@@ -8,8 +8,8 @@ from pathlib import Path
 from sdopt.analysis.figures import Figures, figures_of, ratio_text
 from sdopt.analysis.noise import noise_of
 from sdopt.analysis.outcomes import option_of, outcomes_of
+from sdopt.analysis.words import gib_text
 from sdopt.errors import UsageError
-from sdopt.report.words import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.suite.options import row_of

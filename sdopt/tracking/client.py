@@ -38,8 +38,8 @@ VIEW = "sdopt"
 """The name of the shared view, in an experiment's tag and in a link to its page."""
 
 _COLUMNS = (
-    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
-    *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
+    *("metrics.`speedup`", "metrics.`memory_ratio`", "metrics.`quality/psnr_db`"),
+    *("tags.`speed`", "tags.`images`", "tags.`gate`", "tags.`model`", "tags.`device`"),
 )
 """Columns of the leaderboard, beside the name of a run."""
 

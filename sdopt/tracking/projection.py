@@ -9,17 +9,17 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
-from sdopt.analysis.answer import answer_of
 from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.figures import Figures, figures_of, floor_range
-from sdopt.analysis.measures import with_shape
-from sdopt.report.markdown import markdown_table
-from sdopt.report.verdicts import verdict_markdown
+from sdopt.analysis.figures import floor_range
+from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.analysis.scale import Decision
+from sdopt.analysis.summary import PSNR, Summary
+from sdopt.report.catalog import markdown_table
+from sdopt.report.verdicts import verdict_markdown, verdicts_of
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import to_json
 from sdopt.results.folders import inside
 from sdopt.results.records import StudyResult, VariantResult
-from sdopt.results.verdicts import Verdict
 from sdopt.tracking.client import NOTE, ROLE, STUDY, VARIANT, Picture, Run
 
 _NOTE_LIMIT = 8000
@@ -39,9 +39,9 @@ def note_of(text: str) -> str:
     return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
 
 
-def newest_note(result: StudyResult, name: str) -> str:
+def newest_note(summary: Summary, name: str) -> str:
     """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
-    return note_of(f"**{name}:** {answer_of(result).sentence}\n\nStudies have notes with all verdicts and figures.")
+    return note_of(f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures.")
 
 
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
@@ -69,8 +69,9 @@ def _user() -> str:
         return "unknown"
 
 
-def study_tags(result: StudyResult) -> dict[str, str]:
+def study_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run; its note begins with the answer."""
+    result = summary.result
     counts, floors = count_rounds(result), floor_range(result)
     environment = result.environment
     disturbed = any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
@@ -81,42 +82,51 @@ def study_tags(result: StudyResult) -> dict[str, str]:
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
         "sdopt.sessions": str(len(result.sessions)),
         "sdopt.disturbed": str(disturbed).lower(),
-        # No metrics: MLflow would draw a chart of each above the pictures.
         **({"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))} if floors else {}),
         **({"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"} if counts else {}),
-        **judged_tags(result),
+        **judged_tags(summary),
     }
 
 
-def judged_tags(result: StudyResult) -> dict[str, str]:
+def judged_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run that change when a gate judges later."""
-    verdicts = [verdict_markdown(result, result.judgements)] if result.judgements else []
+    result = summary.result
+    verdicts = [verdict_markdown(summary, result.judgements)] if result.judgements else []
     own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
-    answer = answer_of(result).sentence
     return {
-        NOTE: note_of("\n".join([*own, markdown_table(result), *verdicts])),
-        "answer": answer[:_TAG_LIMIT],
-        **({"gate": result.gate} if result.judgements else {}),
+        NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),
+        "answer": summary.sentence[:_TAG_LIMIT],
+        **({"gate.name": result.gate} if result.judgements else {}),
     }
 
 
-def variant_run(result: StudyResult, variant: VariantResult, folder: Path, images: bool) -> Run:
+def study_metrics(summary: Summary) -> dict[str, float]:
+    """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
+    best = next((row for row in summary.rows if row.recommended and row.speedup), None)
+    found = {"options/tried": float(len(summary.candidates)), "options/recommended": 0.0}
+    found["options/recommended"] = float(sum(row.recommended for row in summary.candidates))
+    if any(row.decision for row in summary.candidates):
+        found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
+    if best is not None and best.speedup is not None:
+        found["speedup"] = best.speedup.interval.estimate
+        found |= {MEMORY_RATIO.name: best.memory.interval.estimate} if best.memory else {}
+        score = best.figures.scores.get(PSNR)
+        found |= {f"quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
+    return found
+
+
+def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> Run:
     """Returns the run of a variant; of its images only those of the first prompts, to look at.
 
     Raises:
         UsageError: the result names an image that is not in its folder.
     """
+    result = summary.result
     started, ended = time_of(result.started, result.started), time_of(result.finished, result.started)
     several = len(result.shapes) > 1
     # If there is one shape, a variant's may differ from the study's.
     shapes = result.shapes if several else variant.config.shapes[:1]
     views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
-    metrics = [(name, value, 0) for name, value in logged_metrics(result, variant).items()]
-    for shape, at in views:
-        name = with_shape("latency/round_s", shape.name if several else "")
-        for replicate, samples in at.samples.items():
-            own = name + (f"/process_{replicate}" if len(at.samples) > 1 else "")
-            metrics += [(own, seconds, step) for step, seconds in enumerate(samples, 1)]
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
@@ -142,12 +152,12 @@ def variant_run(result: StudyResult, variant: VariantResult, folder: Path, image
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
     return Run(
         name=variant.name,
-        tags=variant_tags(result, variant),
+        tags=variant_tags(summary, variant),
         status="FINISHED" if variant.status.measured else "FAILED",
         started=started + rank,
         ended=ended,
         parameters=variant_parameters(result, variant),
-        metrics=metrics,
+        metrics=[(name, value, 0) for name, value in logged_metrics(summary, variant).items()],
         files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
         pictures=pictures,
     )
@@ -157,11 +167,11 @@ def _image_key(prompt: str) -> str:
     return re.sub(r"[^A-Za-z0-9 _-]+", " ", prompt).strip()[:60]
 
 
-def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
+def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run."""
     return {
-        **verdict_tags(result, variant),  # MLflow's columns are in this order
-        **common_tags(result, variant.config),
+        **verdict_tags(summary, variant),  # MLflow's columns are in this order
+        **common_tags(summary.result, variant.config),
         **variant.choices,
         ROLE: variant.role,
         VARIANT: variant.name,
@@ -171,19 +181,17 @@ def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
     }
 
 
-def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
-    """Returns the tags of a variant's run with the verdict of each of its comparisons."""
-    answers = [option for option in answer_of(result).options if option.variant == variant.name]
-    verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
-    verdict_texts = [f"{option.worth}: {option.because}" for option in answers]
-    beside = [f" (against {option.reference})" if len(answers) > 1 else "" for option in answers]
-    tags = {
-        "answer": "; ".join(map(str.__add__, verdict_texts, beside))[:_TAG_LIMIT],
-        "worth": "; ".join(dict.fromkeys(str(option.worth) for option in answers)),
-    }
+def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
+    """Returns the tags of a variant's run with its verdicts, and what it gains on top of other variants."""
+    row = summary.row(variant.name)
+    if row is None or row.is_baseline:
+        return {}
+    steps = "; ".join(step.text for step in row.steps if step.text)
     return {
-        **(tags if answers else {}),
-        **({"verdict": "; ".join(verdicts), "gate": result.gate} if verdicts else {}),
+        **{name: found for name, found in verdicts_of(row).items() if name not in ("variant", "status")},
+        "because": row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade"),
+        **({"step": steps[:_TAG_LIMIT]} if steps else {}),
+        **({"gate.name": summary.result.gate} if row.decision else {}),
     }
 
 
@@ -228,31 +236,29 @@ def config_yaml(result: StudyResult) -> str:
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
-def logged_metrics(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference.
+_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/cold_start_s")
+"""The figures of a variant that are metrics in MLflow, beside those of its images; `table.csv` and `result.json` have
+all. MLflow draws a chart of each metric."""
 
-    The run is the variant's, so `gate/passed` says whether it passed in all of its comparisons.
-    """
-    first, *others = [row for row in figures_of(result) if row.variant is variant]
-    verdicts = [row.verdict for row in (first, *others) if row.verdict is not None]
-    figures = first.flat
-    if "gate/passed" in figures:
-        figures["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))
-    return figures | {
-        f"{name}/against {_plain(row.reference)}": value
-        for row in others
-        for name, value in _of_comparison(row).items()
+
+def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
+    """Returns the few figures of a variant that its run has as metrics, those over the baseline with their bounds."""
+    row = summary.row(variant.name)
+    figures = row.figures if row else summary.first[variant.name]
+    bounds = [f"{SPEEDUP.name}_{end}" for end in ("low", "high")]
+    metric, _ = row.distance if row else ("", "")
+    flat = figures.flat
+    found = {
+        name: flat[name] for name in (*_LOGGED, *bounds, "energy/per_image_j", f"quality/{metric}") if name in flat
     }
-
-
-def _of_comparison(row: Figures) -> dict[str, float]:
-    distances = {f"quality/{name}" for name in (row.comparison.quality if row.comparison else {})}
-    return {name: value for name, value in row.flat.items() if name in distances or name.startswith(tuple(row.ratios))}
-
-
-def _plain(name: str) -> str:
-    """Returns a name with only the characters that MLflow allows in names of metrics."""
-    return re.sub(r"[^\w .-]+", " ", name).strip()
+    peak = figures.headline_memory
+    found |= {"memory_gib": peak[1]} if peak and variant.status.measured else {}
+    if row is not None and row.decision is not None:
+        found["gate/passed"] = float(row.decision is Decision.PASS)
+    for at in figures.further if variant.status.measured else ():
+        found |= {with_shape(name, at.shape.name): ratio.interval.estimate for name, ratio in at.overall.items()
+                  if ratio.measure.claim}  # fmt: skip
+    return found
 
 
 def run_name(result: StudyResult, folder_name: str) -> str:

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
-from sdopt.report.page.blocks import Page
+from sdopt.report.blocks import Page
 from sdopt.report.page.files import write_page
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
@@ -43,9 +44,9 @@ def _page(source: Found) -> Page:
 
     if source.sweep is None:
         [(study, folder)] = source.studies
-        return study_page(study, folder)
-    jobs = [(folder.name, study, folder) for study, folder in source.studies]
-    return sweep_page(f"{jobs[0][1].name} {source.folder.resolve().name}", source.sweep.rows, jobs)
+        return study_page(summary_of(study), folder)
+    jobs = [(folder.name, summary_of(study), folder) for study, folder in source.studies]
+    return sweep_page(f"{jobs[0][1].result.name} {source.folder.resolve().name}", source.sweep.blocks(), jobs)
 
 
 def track_report(source: Found, files: list[Path], tracking: Tracking | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from sdopt.analysis.summary import Summary, summary_of
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.report.catalog import REPORTS
 from sdopt.report.page.files import HTML, MARKDOWN
@@ -26,6 +27,7 @@ from sdopt.tracking.projection import (
     newest_note,
     note_of,
     run_name,
+    study_metrics,
     study_parameters,
     study_tags,
     time_of,
@@ -46,23 +48,25 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         UsageError: the result names files that are not in its folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
+    summary = summary_of(result)
     run = Run(
         name=run_name(result, folder.name),
-        tags=study_tags(result),
+        tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
         started=time_of(result.started, result.started),
         ended=time_of(result.finished, result.started),
         parameters=study_parameters(result.config),
+        metrics=[(name, value, 0) for name, value in study_metrics(summary).items()],
         # Not from the files, which may be outdated if the disk is full.
         files={
             "result.json": to_json(result),
             "config.yaml": config_yaml(result).encode(),
-            **_texts(result, folder, tracking.images),
+            **_texts(summary, folder, tracking.images),
         },
         pictures=_pictures(folder) if tracking.images else (),
-        below=[variant_run(result, variant, folder, tracking.images) for variant in result.variants],
+        below=[variant_run(summary, variant, folder, tracking.images) for variant in result.variants],
     )
-    note = newest_note(result, run.name)
+    note = newest_note(summary, run.name)
     return ask(client.put, tracking, result.name, run, [_of_study(result)], digest_of(result), (), note)
 
 
@@ -77,13 +81,15 @@ def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> st
     """
     if tracking.kind == "none" or not store_exists(tracking):
         return None
-    files = {**_texts(result, folder, images=False), "result.json": to_json(result)}
+    summary = summary_of(result)
+    files = {**_texts(summary, folder, images=False), "result.json": to_json(result)}
     # The logged file must equal this result, else a later sync would log it a second time.
-    changes = {"": Run(tags={**judged_tags(result), DIGEST: digest_of(result)}, files=files)}
+    metrics = [(name, value, 0) for name, value in study_metrics(summary).items()]
+    changes = {"": Run(tags={**judged_tags(summary), DIGEST: digest_of(result)}, files=files, metrics=metrics)}
     for variant in result.variants:
-        passed = logged_metrics(result, variant).get("gate/passed")
-        metrics = () if passed is None else (("gate/passed", passed, 0),)
-        changes[variant.name] = Run(tags=verdict_tags(result, variant), metrics=metrics)
+        passed = logged_metrics(summary, variant).get("gate/passed")
+        judged = () if passed is None else (("gate/passed", passed, 0),)
+        changes[variant.name] = Run(tags=verdict_tags(summary, variant), metrics=judged)
     return ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
 
 
@@ -167,15 +173,15 @@ def _of_sweep(study: StudyResult) -> str:
     return f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'"
 
 
-def _texts(result: StudyResult, folder: Path, images: bool) -> dict[str, bytes]:
+def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
     """Renders the reports that are texts."""
     found: dict[str, bytes] = {}
     for report in REPORTS:
         # Without the images beside it, a page would take the place of the logged one, which has them.
-        if report.is_picture or (report.file == HTML and not images and not has_images(result, folder)):
+        if report.is_picture or (report.file == HTML and not images and not has_images(summary.result, folder)):
             continue
         try:
-            content = report.render(result, folder)
+            content = report.render(summary, folder)
         except UnavailableError:  # as `write_reports` has said
             continue
         if content is not None:

@@ -7,6 +7,7 @@ import pytest
 from sdopt.analysis.break_even import break_even, break_even_text, start_text, uncounted
 from sdopt.analysis.figures import flat_figures
 from sdopt.analysis.ratios import compare
+from sdopt.analysis.summary import summary_of
 from sdopt.report.charts.comparisons import break_even_plot
 from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
@@ -67,7 +68,7 @@ class TestBreakEven:
         assert (found.first_image_s, found.extra_s) == (3.5, 40.5)
         assert found.images == pytest.approx(1 + 40.5 / 0.4)
         compare(result)
-        told = " ".join(notes_of(result))
+        told = " ".join(notes_of(summary_of(result)))
         loaded = "Earlier runs compiled packages that were loaded here: bfloat16 in 40.0 s. The start-up includes this."
         assert loaded in told
 
@@ -103,20 +104,20 @@ class TestBreakEven:
         # Which of the two was faster is chance: both run the same kernels here.
         comparison.shapes[0].speedup, comparison.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
         comparison.break_even = level(result, comparison.shapes[0].speedup)
-        [note] = [note for note in notes_of(result) if note.startswith("Start-up: ")]
+        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
         assert f"{said}{break_even_text(comparison.break_even)}" in note
         flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
         assert flat["break_even/images"] == comparison.break_even.images == pytest.approx(1 + 198.0 * 1.5)
-        assert break_even_plot(result) is not None
+        assert break_even_plot(summary_of(result)) is not None
         comparison.shapes[0].floor, comparison.break_even = 2.0, uncounted(comparison.break_even)
-        [note] = [note for note in notes_of(result) if note.startswith("Start-up: ")]
+        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
         assert f"{said}and its calls differ by no more than the A/A floor" in note
         flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s
         assert not any(name.startswith("break_even/") for name in flat)
-        assert break_even_plot(result) is None
-        assert "not known (A/A floor)" in str(_break_even(result).blocks)
+        assert break_even_plot(summary_of(result)) is None
+        assert "not known (A/A floor)" in str(_break_even(summary_of(result)).blocks)
 
     def test_has_no_count_where_two_baselines_differ_by_as_much(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)

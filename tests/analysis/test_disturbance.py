@@ -6,6 +6,7 @@ import pytest
 from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_out, worst_by_round
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.ratios import log_speedup, paired_rounds
+from sdopt.analysis.summary import summary_of
 from sdopt.report.notes import notes_of
 from sdopt.results.records import StudyResult
 from sdopt.results.samples import Call, GpuState, Interference, Measurement, ShapeSamples
@@ -91,7 +92,7 @@ class TestStudy:
         assert counts is not None
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
         said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
-        assert said in notes_of(result)
+        assert said in notes_of(summary_of(result))
 
     @pytest.mark.parametrize(
         ("found", "causes"),
@@ -112,11 +113,11 @@ class TestStudy:
                 )
         result.variant("baseline").measurements[0].shapes[0].calls[2].interference = found
         said = f"Disturbed by other work: 1 of 6 rounds ({causes}, limit 2 %); 1 left out."
-        assert said in notes_of(result)
+        assert said in notes_of(summary_of(result))
 
     def test_that_decide_all_the_same_are_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=False)
-        [note] = [note for note in notes_of(result) if note.startswith("Disturbed by other work")]
+        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Disturbed by other work")]
         assert "1 used anyway, because too few were undisturbed" in note
 
     def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
@@ -125,7 +126,7 @@ class TestStudy:
                 retime(found.shapes[0], interference=[])
         assert count_rounds(result) is None
         disturb(result, 2, 0.001, left_out=False)
-        assert not [note for note in notes_of(result) if note.startswith("Disturbed by other work")]
+        assert not [note for note in notes_of(summary_of(result)) if note.startswith("Disturbed by other work")]
 
     def test_figures_have_them_by_variant(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=True)

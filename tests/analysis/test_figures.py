@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_figures, ratio_text
+from sdopt.analysis.figures import Ratio, figures_by_variant, flat_figures, ratio_text
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
 from sdopt.analysis.noise import noise_of
 from sdopt.analysis.ratios import compare
+from sdopt.analysis.summary import summary_of
+from sdopt.analysis.words import seconds_text
 from sdopt.contract import Contract
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.notes import notes_of
 from sdopt.report.outcome import Outcome
-from sdopt.report.rows import rows_of
-from sdopt.report.words import seconds_text
+from sdopt.report.tables import ranking
 from sdopt.results.comparisons import Interval
 from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import Memory
@@ -61,9 +62,11 @@ class TestOneFigureEverywhere:
             edge.shapes[0].speedup.low,
             edge.shapes[0].speedup.high,
         )
-        [row] = [row for row in rows_of(result) if row.variant == edge.candidate]
-        assert row.speedup.removeprefix("≈") == ratio_text(edge.shapes[0].speedup)
-        frame = to_dataframe(result).set_index("variant")
+        row = summary_of(result).row(edge.candidate)
+        assert row is not None
+        assert row.speedup is not None
+        assert row.speedup.text == ratio_text(edge.shapes[0].speedup)
+        frame = to_dataframe(summary_of(result)).set_index("variant")
         assert frame.loc[edge.candidate, "speedup"] == edge.shapes[0].speedup.estimate
         assert [name for name in flat if "speedup" in name] == [
             "speedup",
@@ -75,10 +78,13 @@ class TestOneFigureEverywhere:
     @pytest.mark.parametrize(("estimator", "name"), [("median", "p50"), ("mean", "mean"), ("min", "min")])
     def test_latency(self, result: StudyResult, estimator: str, name: str) -> None:
         reconfigure(result, "protocol", estimator=estimator)
-        for row, figures in zip(rows_of(result), figures_of(result), strict=True):
+        summary = summary_of(result)
+        shown = [str(cell) for cell in ranking(summary).column("time")]
+        for row, cell in zip(summary.rows, shown, strict=True):
+            figures = row.figures
             if figures.latency is not None:
                 assert figures.flat[f"latency/{name}_s"] == figures.latency.estimate
-                assert row.latency == seconds_text(figures.latency)
+                assert cell == seconds_text(figures.latency)
 
     def test_memory(self, result: StudyResult) -> None:
         edge = result.comparisons[0]
@@ -100,7 +106,7 @@ class TestOneFigureEverywhere:
         assert amounts == pytest.approx([0.5, 0.5])
         assert edge.shapes[0].memory_ratio is not None
         assert amounts[1] / amounts[0] == pytest.approx(edge.shapes[0].memory_ratio.estimate)
-        assert [row.memory for row in rows_of(result)][:2] == ["512 MiB", "512 MiB (1.00×)"]
+        assert {"+0 % 512 MiB", "512 MiB"} <= set(map(str, ranking(summary_of(result)).column("memory")))
         assert rows[edge.candidate].largest_memory_gib == 1.0, "a limit is kept by every process or not at all"
         result.variants = result.variants[:2]
         noise = noise_of(result)
@@ -114,10 +120,10 @@ class TestOneFigureEverywhere:
             Judgement(edge.candidate, reference, edge.credit, Contract.LOSSY, verdict, [])
             for reference, verdict in ((edge.reference, Verdict.PASS), ("batches of four", Verdict.FAIL))
         ]
-        frame = to_dataframe(result)
+        frame = to_dataframe(summary_of(result))
         rows = frame[frame["variant"] == edge.candidate]
-        assert list(zip(rows["verdict"], rows["gate/passed"], strict=True)) == [("pass", 1), ("fail", 0)]
-        passed = logged_metrics(result, result.variant(edge.candidate))["gate/passed"]
+        assert list(zip(rows["gate"], rows["gate/passed"], strict=True)) == [("pass", 1), ("fail", 0)]
+        passed = logged_metrics(summary_of(result), result.variant(edge.candidate))["gate/passed"]
         assert passed == 0, "the run of a variant is about all its comparisons"
 
     def test_stages_and_their_rest_add_up_to_the_call(self, result: StudyResult) -> None:
@@ -148,32 +154,32 @@ class TestOneFigureEverywhere:
         assert edge.shapes[0].tail_ratio.estimate == pytest.approx(3.0)
         assert flat_figures(result, result.variant("bfloat16"))["tail_ratio"] == edge.shapes[0].tail_ratio.estimate
         assert (
-            to_dataframe(result).set_index("variant").loc["bfloat16", "tail_ratio"]
+            to_dataframe(summary_of(result)).set_index("variant").loc["bfloat16", "tail_ratio"]
             == edge.shapes[0].tail_ratio.estimate
         )
-        [note] = [note for note in notes_of(result) if note.startswith("Largest call")]
+        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Slowest call")]
         assert note.endswith(f", over that of the reference's: bfloat16 {ratio_text(edge.shapes[0].tail_ratio)}.")
 
 
 class TestDataFrame:
     def test_has_a_row_per_option_and_nothing_for_what_was_not_measured(self, result: StudyResult) -> None:
         frame = Outcome.of(result).table()
-        rows = [row for row in rows_of(result) if "control" not in row.variant]
-        assert len(rows) == len(rows_of(result)) - 1
-        assert list(frame["variant"]) == [row.variant for row in rows]
+        names = [row.name for row in summary_of(result).rows]
+        assert list(frame["variant"]) == names, "without the repeated baseline"
         skipped = frame.set_index("variant").loc["TensorFloat-32"]
         assert skipped["status"] == Status.SKIPPED
-        assert skipped["speedup"] is None
-        assert frame.loc[0, "speedup"] is None
-        assert frame["speedup"].dropna().astype(float).gt(0).all()
-        assert list(frame["against"].isna()) == [not row.reference for row in rows]
+        assert frame["speedup"].isna().sum() == 2, "of the baseline and of what was skipped"
+        assert frame["speedup"].dtype == frame["latency/p50_s"].dtype == float
+        assert frame["speedup"].round(2).gt(0).sum() == 2
+        assert (frame["against"] == "").sum() == 1
         assert frame.set_index("variant").loc["bfloat16", "precision"] == "bf16"
 
     def test_of_a_study_that_measured_nothing(self, result: StudyResult) -> None:
         for variant in result.variants:
             variant.status = Status.FAILED
-        assert "speedup" not in to_dataframe(result).columns
-        assert len(to_dataframe(result)) == len(rows_of(result))
+        frame = to_dataframe(summary_of(result))
+        assert "speedup" not in frame.columns
+        assert len(frame) == len(result.variants)
 
     def test_the_library_shows_the_table_and_shares_the_record(self, result: StudyResult) -> None:
         outcome = Outcome.of(result)

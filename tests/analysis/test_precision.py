@@ -9,6 +9,7 @@ from scipy import stats
 
 from sdopt.analysis.precision import processes_needed, require_precision
 from sdopt.analysis.ratios import log_speedup
+from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
 from sdopt.report.notes import notes_of
 from sdopt.results.records import Precision, StudyResult
@@ -107,7 +108,7 @@ class TestInterval:
 class TestNote:
     def test_names_what_kept_the_study_going_and_what_did_not_reach_it(self, study: StudyResult) -> None:
         study.precision = Precision(processes_needed(study), 3, 60.0, "protocol.budget_s=60 was spent")
-        [note] = [note for note in notes_of(study) if note.startswith("Precision")]
+        [note] = [note for note in notes_of(summary_of(study)) if note.startswith("Precision")]
         needed = study.precision.needed
         assert note == (
             "Precision: ±3 % for every speed-up, from the deviation of 3 processes; more processes were needed for "
@@ -118,7 +119,7 @@ class TestNote:
 
     def test_says_that_the_pilot_sufficed(self, study: StudyResult) -> None:
         study.precision = Precision({"bfloat16": 3}, 3)
-        assert any(note.endswith("processes; no more processes were needed.") for note in notes_of(study))
+        assert any(note.endswith("processes; no more processes were needed.") for note in notes_of(summary_of(study)))
 
 
 @pytest.mark.parametrize(

@@ -491,7 +491,7 @@ class TestOwnOptions:
         # The hook stays on from the first call to the evidence: cold start, discarded, 2 timed, 1 staged, 1 drawn,
         # 1 traced.
         assert rows["once"].reason == "shading=mine(factor=1.0): scaled 7 predictions"
-        assert "not_engaged: the option ran without evidence" in finished.shown
+        assert "not_engaged: the option ran, and nothing shows" in finished.shown
 
 
 def test_tracking_alone_can_be_composed() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from sdopt.analysis.ratios import compare
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
+from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -536,7 +537,7 @@ class TestLooks:
         verdict(result, NON_INFERIOR)
         write_result(result, tmp_path)
         assert read_result(tmp_path).looks == result.looks
-        assert "Looks: 1 of 1 taken (gate.looks)" in verdict_markdown(result, result.judgements)
+        assert "Looks: 1 of 1 taken (gate.looks)" in verdict_markdown(summary_of(result), result.judgements)
 
 
 SCORES = json.loads((Path(__file__).parent / "bf16_scores.json").read_text())["mse"]
@@ -650,7 +651,7 @@ class TestCodesAndReports:
         result = clip(-2.0)
         result.variant("it").name = result.comparisons[0].candidate = "a | <b>\x07"
         found = verdict(result, NON_INFERIOR, Rule("fid", "at_most", limit=1.0))
-        write_verdicts(result, result.judgements, tmp_path)
+        write_verdicts(summary_of(result), result.judgements, tmp_path)
         kept = json.loads((tmp_path / "verdicts.json").read_text())
         assert kept["judgements"][0]["verdict"] == "fail"
         root = ElementTree.parse(tmp_path / "verdicts.xml").getroot()
@@ -659,7 +660,7 @@ class TestCodesAndReports:
         assert (suite.get("failures"), suite.get("errors")) == ("1", "1")
         summary = (tmp_path / "summary.md").read_text()
         assert "| a \\| &lt;b&gt;" in summary
-        assert summary.endswith(verdict_markdown(result, result.judgements) + "\n")
+        assert summary.endswith(verdict_markdown(summary_of(result), result.judgements) + "\n")
 
     def test_claims_of_benefit_are_held_together_in_the_report(self) -> None:
         result = study(variant("quick", seconds=0.05, claims=["latency"]))
@@ -669,8 +670,8 @@ class TestCodesAndReports:
             "doubtful", "baseline", "", Contract.LOSSY, Verdict.PASS, [], claims={"memory_ratio": 0.06}
         )
         said = "1 of 2 claims of a gain hold together (Holm): quick (latency)."
-        assert said in verdict_markdown(result, [found, doubtful])
-        assert verdict_markdown(study(variant("modest")), []).find("Holm") == -1
+        assert said in verdict_markdown(summary_of(result), [found, doubtful])
+        assert verdict_markdown(summary_of(study(variant("modest"))), []).find("Holm") == -1
 
     def test_a_calibration_survives(self, tmp_path: Path) -> None:
         write_calibration(CALIBRATION, tmp_path / "c.json")
@@ -717,7 +718,7 @@ class TestSeveralShapes:
         [found] = made.judgements
         assert list(found.claims) == found.gains == ["speedup/64x64b1", "speedup/96x96b1"]
         assert "2 of 2 claims of a gain hold together (Holm): fast (latency/64x64b1), fast (latency/96x96b1)" in (
-            verdict_markdown(made, made.judgements)
+            verdict_markdown(summary_of(made), made.judgements)
         )
 
     def test_a_harm_at_one_is_no_gain_of_the_option(self) -> None:

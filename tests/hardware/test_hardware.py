@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sdopt.analysis.figures import flat_figures, peak_rate
+from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
@@ -311,13 +312,15 @@ class TestPeak:
         assert peak_rate(result, half) == ("bf16", 4.0)
         found = flat_figures(result, half)
         assert found["compute/of_peak"] == pytest.approx(found["compute/achieved_tflops"] / 4.0)
-        [note] = [note for note in notes_of(result) if "dense peak" in note]
+        [note] = [note for note in notes_of(summary_of(result)) if "dense peak" in note]
         assert "of fp32's 2 TFLOP/s baseline " in note
         assert "of bf16's 4 TFLOP/s bfloat16 " in note
 
     def test_an_emulated_card_is_named_beside_the_table(self, result: StudyResult) -> None:
         reconfigure(result, "hardware", emulate_memory=True, sheet=Sheet("NVIDIA A10", [], 22.06, 600.0))
-        assert any(note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(result))
+        assert any(
+            note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(summary_of(result))
+        )
 
 
 def test_the_reference_lists_the_cards() -> None:

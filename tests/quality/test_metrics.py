@@ -122,6 +122,6 @@ def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.Mo
     [ruling] = [ruling for judgement in result.judgements for ruling in judgement.rulings if ruling.metric == "redness"]
     assert ruling.verdict == "pass", ruling.reason
     assert "redness (dB) ↓" in (run.folder / "table.md").read_text()
-    assert "redness" in run.out, "the terminal shows it too"
+    assert "redness" in sdopt(tmp_path, "show", "--all", str(run.folder)).out, "the terminal shows it too"
     flat = figures_by_variant(result)["layout=channels_last"].flat
     assert flat["quality/redness"] == scores[1].estimate

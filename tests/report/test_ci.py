@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sdopt.analysis.summary import summary_of
 from sdopt.contract import Contract
 from sdopt.report.junit import junit
 from sdopt.report.verdicts import append_step_summary, summary_markdown
@@ -47,6 +48,8 @@ def valid(content: bytes) -> ElementTree.Element:
     for number, suite in enumerate(root):
         require(suite, SUITE)
         assert suite.attrib["id"] == str(number)
+        for verdict in suite.findall("properties/property"):
+            require(verdict, {"name": TOKEN, "value": TOKEN})
         tags = [child.tag for child in suite]
         cases = suite.findall("testcase")
         assert tags == ["properties", *["testcase"] * len(cases), "system-out", "system-err"]
@@ -71,7 +74,7 @@ def result() -> StudyResult:
 
 
 def test_a_recorded_study(result: StudyResult) -> None:
-    root = valid(junit(result, result.judgements))
+    root = valid(junit(summary_of(result), result.judgements))
     assert [float(suite.attrib["time"]) > 0 for suite in root] == [True] * len(result.judgements) != []
 
 
@@ -85,14 +88,16 @@ def test_odd_names_and_reasons(result: StudyResult) -> None:
     judgements = [
         Judgement(odd, reference, "", Contract.LOSSY, Verdict.FAIL, rulings) for reference in ("baseline", "other")
     ]
-    root = valid(junit(result, [*judgements, Judgement("empty", "b", "", Contract.LOSSY, Verdict.PASS, [])]))
+    root = valid(
+        junit(summary_of(result), [*judgements, Judgement("empty", "b", "", Contract.LOSSY, Verdict.PASS, [])])
+    )
     assert [suite.attrib["tests"] for suite in root] == ["3", "3", "0"]
     assert root[0].attrib["name"] == 'a <b> & "c"��[31m��� \U0001f34e\n against baseline'
 
 
 def summarise(result: StudyResult, target: Path, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
-    append_step_summary(result, result.judgements * times)
+    append_step_summary(summary_of(result), result.judgements * times)
 
 
 def test_a_summary_stays_below_githubs_limit(
@@ -100,7 +105,7 @@ def test_a_summary_stays_below_githubs_limit(
 ) -> None:
     target = tmp_path / "summary.md"
     summarise(result, target, monkeypatch)
-    whole = summary_markdown(result, result.judgements) + "\n"
+    whole = summary_markdown(summary_of(result), result.judgements) + "\n"
     assert target.read_text() == whole
     first, _, heading = whole.splitlines()[:3]
     assert "×" in first  # the answer

@@ -1,18 +1,17 @@
 """Tables of results within a Markdown page."""
 
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from sdopt.analysis.summary import summary_of
 from sdopt.report.embedded import embed
-from sdopt.report.rows import rows_of
+from sdopt.report.tables import ranking, texts
 from sdopt.results.files import write_result
 from sdopt.results.records import Schedule, StudyResult
 from tests.command import ROOT, Finished, sdopt
 from tests.records import reconfigure
-from tests.report.test_table import twice_compared
 
 END = "<!-- sdopt:end -->"
 
@@ -30,22 +29,12 @@ def page(finished: Finished, tmp_path: Path) -> Path:
 def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: Path, result: StudyResult) -> None:
     text = embed(page)
     assert "9.99×" not in text
-    for row in rows_of(result):
-        [line] = [line for line in text.splitlines() if line.startswith(f"| {row.variant} |")]
-        assert row.latency in line
-        assert row.speedup in line
+    for row in texts(ranking(summary_of(result), reasons=False)):
+        assert f"| {' | '.join(row)} |" in text
     assert text.startswith("# Mine\n\n<!-- sdopt:table run -->\n")
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)
     assert embed(page) == text
-
-
-def test_each_row_has_the_scores_of_its_own_comparison(page: Path, result: StudyResult) -> None:
-    twice_compared(result)
-    write_result(result, page.parent / "run")
-    text = embed(page)
-    assert re.search(r"^\| bfloat16 \|.*\| 40 \|", text, re.MULTILINE)
-    assert re.search(r"^\| bfloat16 against batches of four \|.*\| 20 \|", text, re.MULTILINE)
 
 
 def test_the_sampling_is_that_of_the_notes(page: Path, result: StudyResult) -> None:

@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdopt.analysis.summary import Summary, summary_of
 from sdopt.contract import Contract
+from sdopt.report.blocks import Chart, Prose
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec
+from sdopt.report.markdown import markdown_page
 from sdopt.report.page import html
-from sdopt.report.page.blocks import Chart
 from sdopt.report.page.gallery import gallery_of
 from sdopt.report.page.html import html_page
-from sdopt.report.page.markdown import markdown_page
 from sdopt.report.page.sections import study_page, sweep_page
 from sdopt.report.plots import main_plot
-from sdopt.report.rows import rows_of
+from sdopt.report.tables import ranking, texts
 from sdopt.results.comparisons import BreakEven, Effect, Interval, ShapeRatios
 from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import ShapeSamples
@@ -92,16 +93,16 @@ def full(result: StudyResult) -> StudyResult:
 
 class TestOrder:
     def test_the_answer_comes_first_and_the_environment_last(self, full: StudyResult, finished: Finished) -> None:
-        root = parsed(html_page(study_page(full, finished.folder)))
+        root = parsed(html_page(study_page(summary_of(full), finished.folder)))
         assert titles(root) == [
             "Answer",
             "Results",
             "Speed against quality",
             "Step by step",
             "Effects and interactions",
-            "Latency by round",
+            "Time of each call",
             "Time by stage",
-            "Distance to the hardware's limit",
+            "Operations per second",
             "Break-even",
             "Images",
             "Method and reproduction",
@@ -113,7 +114,7 @@ class TestOrder:
         assert [child.tag for child in environment] == [f"{_XHTML}details"]
 
     def test_markdown_has_the_same_sections(self, full: StudyResult, finished: Finished) -> None:
-        page = study_page(full, finished.folder)
+        page = study_page(summary_of(full), finished.folder)
         written = markdown_page(page).decode()
         headings = re.findall(r"^## (.*)$|^<details><summary>(Environment)</summary>$", written, re.MULTILINE)
         assert [first or second for first, second in headings] == titles(parsed(html_page(page)))
@@ -123,25 +124,25 @@ class TestOrder:
     def test_the_answer_is_the_sentence_with_the_command_and_the_code(
         self, full: StudyResult, finished: Finished
     ) -> None:
-        root = parsed(html_page(study_page(full, finished.folder)))
+        root = parsed(html_page(study_page(summary_of(full), finished.folder)))
         [answer] = [section for section in every(root, "section") if section.get("id") == "answer"]
         [sentence] = [each for each in every(answer, "p") if each.get("class") == "strong"]
-        assert text(sentence).startswith("Turn on precision=bf16: 1.50× [1.40, 1.60]")
+        assert text(sentence).startswith("bfloat16 is 1.50× faster (")
         code = [text(each) for each in every(answer, "code")]
         assert any(line.startswith("sdopt run") and "precision=bf16" in line for line in code)
 
     def test_the_table_says_what_the_terminal_says(self, full: StudyResult, finished: Finished) -> None:
-        root = parsed(html_page(study_page(full, finished.folder)))
-        [results] = [section for section in every(root, "section") if section.get("id") == "results"]
-        table = next(every(results, "table"))
-        for row, said in zip(every(next(every(table, "tbody")), "tr"), rows_of(full), strict=True):
-            cells = [text(cell) for cell in row]
-            assert (cells[0], cells[2], cells[3], cells[5]) == (said.variant, said.latency, said.speedup, said.memory)
+        root = parsed(html_page(study_page(summary_of(full), finished.folder)))
+        table = next(every(root, "table"))
+        said = texts(ranking(summary_of(full)))
+        rows = [[text(cell) for cell in row] for row in every(next(every(table, "tbody")), "tr")]
+        # A badge has a glyph before its word, for readers without colours.
+        assert [[re.sub(r"^[✓?✗⚠–] ", "", cell) for cell in row] for row in rows] == said
 
     def test_the_command_that_measures_a_peak_rate_is_one_that_works(
         self, full: StudyResult, finished: Finished
     ) -> None:
-        written = html_page(study_page(full, finished.folder)).decode()
+        written = html_page(study_page(summary_of(full), finished.folder)).decode()
         assert "sdopt doctor --save my_conf/hardware/mine.yaml" in written
 
 
@@ -162,19 +163,20 @@ class TestMainPlot:
         finished: Finished,
         design: str,
         options: list[tuple[str, ...]],
-        plot: Callable[[StudyResult], Spec | None],
+        plot: Callable[[Summary], Spec | None],
     ) -> None:
         result.design, result.effects = design, [Effect(of, Interval(1.2)) for of in options]
-        assert main_plot(result) is plot
-        page = study_page(result, finished.folder)
+        summary = summary_of(result)
+        assert main_plot(summary) is plot
+        page = study_page(summary, finished.folder)
         charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
-        assert [chart.views[0][1] for chart in charts if chart.file == "plot.png"] == [plot(result)]
+        assert [chart.views[0][1] for chart in charts if chart.file == "plot.png"] == [plot(summary)]
         assert markdown_page(page).count(b"](plot.png)") == 1
 
 
 class TestClosed:
     def test_nothing_is_fetched(self, full: StudyResult, finished: Finished) -> None:
-        root = parsed(html_page(study_page(full, finished.folder)))
+        root = parsed(html_page(study_page(summary_of(full), finished.folder)))
         for element in root.iter():
             for name in ("src", "href", "srcset", "action"):
                 value = element.get(name)
@@ -185,7 +187,7 @@ class TestClosed:
         assert "'unsafe-inline'" not in policy.partition("script-src")[2]
 
     def test_what_is_quoted_is_text(self, full: StudyResult, finished: Finished, tmp_path: Path) -> None:
-        plain = parsed(html_page(study_page(copy.deepcopy(full), finished.folder)))
+        plain = parsed(html_page(study_page(summary_of(copy.deepcopy(full)), finished.folder)))
         full.name = ATTACK
         for variant in full.variants:
             for record in variant.images:
@@ -196,7 +198,7 @@ class TestClosed:
         full.environment.device["name"] = ATTACK
         full.comparisons[0].credit = ATTACK
         full.effects[0].options = (ATTACK,)
-        attacked = html_page(study_page(renamed(full, "batches of four", ATTACK), finished.folder))
+        attacked = html_page(study_page(summary_of(renamed(full, "batches of four", ATTACK)), finished.folder))
         root = parsed(attacked)
         for tag in ("script", "style", "b", "img"):
             assert len(list(every(root, tag))) <= len(list(every(plain, tag))) + (tag == "b"), tag
@@ -208,7 +210,7 @@ class TestClosed:
     def test_markdown_has_no_markup_of_others(self, full: StudyResult, finished: Finished) -> None:
         full.name = "<script>alert(1)</script> [a](javascript:b) | **c**"
         full.variant("TensorFloat-32").reason = full.name
-        written = markdown_page(study_page(full, finished.folder)).decode()
+        written = markdown_page(study_page(summary_of(full), finished.folder)).decode()
         assert "<script" not in written
         assert "[a](javascript" not in written.partition("\n")[0]
         assert written.startswith(r"# &lt;script&gt;alert(1)&lt;/script&gt; \[a\](javascript:b) | \*\*c\*\*")
@@ -253,7 +255,7 @@ class TestMissing:
             (lambda _: None, ["Speed against quality", "Step by step", "Effects and interactions"]),
             (nothing_compared, ["Speed against quality", "Break-even"]),
             (one_variant, ["Speed against quality", "Break-even"]),
-            (all_failed, ["Speed against quality", "Latency by round", "Time by stage", "Images", "Break-even"]),
+            (all_failed, ["Speed against quality", "Time of each call", "Time by stage", "Images", "Break-even"]),
             (interrupted, ["Time by stage"]),
             (scores_without_figures, ["Break-even-"]),
         ],
@@ -262,14 +264,14 @@ class TestMissing:
         self, result: StudyResult, finished: Finished, change: Callable[[StudyResult], None], absent: list[str]
     ) -> None:
         change(result)
-        page = study_page(result, finished.folder)
+        page = study_page(summary_of(result), finished.folder)
         found = titles(parsed(html_page(page)))
         assert not set(absent) & set(found)
-        assert {"Answer", "Results", "Method and reproduction", "Environment"} <= set(found)
+        assert {"Answer", "Method and reproduction", "Environment"} <= set(found)
         assert markdown_page(page).startswith(b"# shared\n")
 
     def test_images_that_are_elsewhere_are_said_to_be(self, result: StudyResult, tmp_path: Path) -> None:
-        root = parsed(html_page(study_page(result, tmp_path)))
+        root = parsed(html_page(study_page(summary_of(result), tmp_path)))
         [images] = [section for section in every(root, "section") if section.get("id") == "images"]
         assert "made without the folder of the run" in text(images)
 
@@ -335,18 +337,17 @@ def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
             measurement.shapes.append(ShapeSamples(calls=timed([3 * each for each in measurement.shapes[0].latency_s])))
     for edge in result.comparisons:
         edge.shapes.append(ShapeRatios(speedup=Interval(1.4, 1.3, 1.5)))
-    root = parsed(html_page(study_page(result, finished.folder)))
+    root = parsed(html_page(study_page(summary_of(result), finished.folder)))
     [latency] = [section for section in every(root, "section") if section.get("id") == "latency"]
     assert [text(option) for option in every(latency, "option")] == 2 * ["32×32, batch 1", "32×32, batch 4"]
     assert "bfloat16, 32×32, batch 4" in {row["name"] for row in plots(root)[0]["data"]["values"]}  # type: ignore[index]
 
 
 def test_a_sweep_has_a_table_of_all_and_then_each_study(full: StudyResult, finished: Finished) -> None:
-    rows = [(str(number), row) for number in range(2) for row in rows_of(full)[1:3]]
-    studies = [(str(number), full, finished.folder) for number in range(2)]
-    page = sweep_page("mine", rows, studies)
+    studies = [(str(number), summary_of(full), finished.folder) for number in range(2)]
+    page = sweep_page("mine", [Prose("the answer")], studies)
     root = parsed(html_page(page))
-    assert titles(root) == ["All jobs", "job 0: shared", "job 1: shared"]
+    assert titles(root) == ["Answer", "job 0: shared", "job 1: shared"]
     assert len(list(every(root, "article"))) == 2
     ids = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(ids) == len(set(ids))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from sdopt.analysis.summary import Summary, summary_of
 from sdopt.contract import Contract
 from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
@@ -36,7 +37,7 @@ class TestSheets:
         result.variants = [row for row in result.variants if row.name != "bfloat16"]
         result.variant("baseline").images = result.variant("baseline").images[:2]
         result.comparisons = [edge for edge in result.comparisons if edge.candidate != "bfloat16"]
-        sheet = opened(comparison_sheet(result, finished.folder))
+        sheet = opened(comparison_sheet(summary_of(result), finished.folder))
         assert whole[0] - sheet.size[0] == _CELL
         assert whole[1] - sheet.size[1] == 2 * 2 * _CELL
 
@@ -48,7 +49,7 @@ class TestSheets:
             record = result.variant(name).images[0]
             record.path = f"{name}.png"
             Image.new("RGB", (8, 8), (level, 100, 100)).save(tmp_path / record.path)
-        sheet = opened(comparison_sheet(result, tmp_path))
+        sheet = opened(comparison_sheet(summary_of(result), tmp_path))
         found = {
             sheet.getpixel((150 + column * _CELL + 80, row))
             for column in (1, 2)
@@ -66,20 +67,22 @@ class TestSheets:
             record = result.variant(name).images[0]
             record.path = f"{name}.png"
             Image.new("RGB", (8, 8), (level, 100, 100)).save(tmp_path / record.path)
-        sheet = opened(comparison_sheet(result, tmp_path))
+        sheet = opened(comparison_sheet(summary_of(result), tmp_path))
         last = {sheet.getpixel((150 + 2 * _CELL + 80, row)) for row in range(_CELL, sheet.height - 100)}
         assert (3 * 16, 0, 0) in last
         assert (255, 0, 0) not in last
 
     def test_a_long_name_is_not_cut(self, finished: Finished, result: StudyResult) -> None:
-        before = opened(comparison_sheet(result, finished.folder)).height
-        after = opened(comparison_sheet(renamed(result, "bfloat16", "precision=" + "b" * 200), finished.folder)).height
+        before = opened(comparison_sheet(summary_of(result), finished.folder)).height
+        after = opened(
+            comparison_sheet(summary_of(renamed(result, "bfloat16", "precision=" + "b" * 200)), finished.folder)
+        ).height
         assert after >= before + 5 * 17
 
     def test_without_images_there_is_none(self, result: StudyResult, tmp_path: Path) -> None:
         for row in result.variants:
             row.images = []
-        assert comparison_sheet(result, tmp_path) is None
+        assert comparison_sheet(summary_of(result), tmp_path) is None
         assert list(tmp_path.iterdir()) == []
 
     def test_broken_images_are_shown_beside_the_baselines(self, finished: Finished, result: StudyResult) -> None:
@@ -103,7 +106,9 @@ class TestPlots:
     @pytest.mark.parametrize("design", ["explicit", "cumulative"])
     def test_a_plot_of_the_comparisons(self, result: StudyResult, design: str) -> None:
         result.design = design
-        picture = opened(study_plot(renamed(result, "bfloat16", "$cost$ [of] |it| <b> %d 'quoted' \"twice\"")))
+        picture = opened(
+            study_plot(summary_of(renamed(result, "bfloat16", "$cost$ [of] |it| <b> %d 'quoted' \"twice\"")))
+        )
         assert len(set(picture.getdata())) > 10
 
     def test_a_gain_a_loss_and_what_is_neither_have_colours_of_their_own(self, result: StudyResult) -> None:
@@ -111,7 +116,7 @@ class TestPlots:
         for name, interval in (("gain", Interval(2.0, 1.8, 2.2)), ("loss", Interval(0.5, 0.4, 0.6)), ("", Interval(1))):
             for edge in result.comparisons:
                 edge.shapes[0].speedup, edge.shapes[0].floor = interval, 1.01
-            picture = opened(study_plot(result))
+            picture = opened(study_plot(summary_of(result)))
             # Without the legend, which has all of them.
             shown[name] = set(picture.crop((0, 110, *picture.size)).getdata())
         blue, orange = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
@@ -119,17 +124,22 @@ class TestPlots:
         assert [orange in shown[name] for name in ("gain", "loss", "")] == [False, True, False]
 
     def test_speed_against_quality_and_the_stages(self, result: StudyResult) -> None:
-        assert tradeoff_picture(result) is None
+        assert tradeoff_picture(summary_of(result)) is None
         for edge in result.comparisons:
             edge.quality["psnr_db"] = Score(30.0)
-        assert opened(tradeoff_picture(result)).width == opened(stages_picture(result)).width
+        assert opened(tradeoff_picture(summary_of(result))).width == opened(stages_picture(summary_of(result))).width
 
     def test_without_figures_there_is_none(self, result: StudyResult) -> None:
         for edge in result.comparisons:
             edge.shapes[0].speedup = None
         for row in result.variants:
             row.measurements = []
-        assert study_plot(result) is tradeoff_picture(result) is stages_picture(result) is None
+        assert (
+            study_plot(summary_of(result))
+            is tradeoff_picture(summary_of(result))
+            is stages_picture(summary_of(result))
+            is None
+        )
 
 
 class TestCatalog:
@@ -146,7 +156,8 @@ class TestCatalog:
 
     def test_of_a_judged_study_the_verdicts_too(self, finished: Finished, result: StudyResult) -> None:
         result.judgements = [Judgement("bfloat16", "baseline", "it", Contract.LOSSY, Verdict.PASS, [])]
-        contents = {report.file: report.render(result, finished.folder) for report in REPORTS if not report.is_picture}
+        summary = summary_of(result)
+        contents = {report.file: report.render(summary, finished.folder) for report in REPORTS if not report.is_picture}
         verdicts = {"verdicts.md", "verdicts.json", "verdicts.xml"}
         assert {file for file, content in contents.items() if content} == {
             "table.md",
@@ -159,12 +170,12 @@ class TestCatalog:
     def test_one_that_cannot_be_made_keeps_no_other_from_being_written(
         self, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(_result: StudyResult, _folder: Path) -> bytes:
+        def broken(_summary: Summary, _folder: Path) -> bytes:
             raise ValueError("no ink")
 
-        mine = Report("mine", "mine.txt", lambda result, _: result.name.encode())
+        mine = Report("mine", "mine.txt", lambda summary, _: summary.result.name.encode())
         nothing = Report("nothing", "nothing.txt", lambda *_: None)
         monkeypatch.setattr(catalog, "REPORTS", (Report("broken", "broken.txt", broken), nothing, mine))
-        found = [(report.name, str(error or "")) for report, error in write_reports(result, tmp_path)]
+        found = [(report.name, str(error or "")) for report, error in write_reports(summary_of(result), tmp_path)]
         assert found == [("broken", "no ink"), ("mine", "")]
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -5,15 +5,14 @@ from importlib.resources import files
 
 import pytest
 
-from sdopt.analysis.answer import Worth
 from sdopt.analysis.published import Reproduction
+from sdopt.analysis.scale import Decision, Images, Speed
 from sdopt.report.charts.tradeoff import _SHAPES
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
 from sdopt.results.records import Status
-from sdopt.results.verdicts import Verdict
 
 
-@pytest.mark.parametrize("verdicts", [Status, Worth, Verdict, Reproduction])
+@pytest.mark.parametrize("verdicts", [Status, Speed, Images, Decision, Reproduction])
 def test_every_verdict_has_a_tone(verdicts: type[StrEnum]) -> None:
     assert not [verdict for verdict in verdicts if verdict not in TONES]
 
@@ -28,7 +27,7 @@ def test_every_tone_has_a_look() -> None:
 
 
 def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
-    assert {*_SHAPES} == {BASELINE, *Worth}
+    assert {*_SHAPES} == {BASELINE, *Images}
     assert len({*_SHAPES.values()}) == len(_SHAPES)
 
 
@@ -37,7 +36,7 @@ def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
     [
         (Status.INTERRUPTED, Tone.OPEN),
         (Status.NOT_ENGAGED, Tone.BAD),
-        (Worth.NO_BENEFIT, Tone.BAD),
+        (Speed.SLOWER, Tone.BAD),
         ("not comparable", Tone.OPEN),
         ("baseline", Tone.PLAIN),
     ],

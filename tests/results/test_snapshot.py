@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from sdopt.analysis.answer import answer_of
-from sdopt.analysis.figures import figures_of
+from sdopt.analysis.summary import summary_of
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result
@@ -28,16 +27,17 @@ def summary(result: StudyResult) -> dict[str, Any]:
     """Returns the answer, the figures and, judged anew by the study's own gate, the verdicts of a result."""
     if result.config.gate.judges:
         judge(result, result.config.gate, calibration_for(result, result.config.gate.calibration))
-    answer = answer_of(result)
+    found = summary_of(result)
     options = {
-        f"{option.variant} against {option.reference}": [
-            *(str(option.worth), option.option, option.figure, option.images, option.because)
+        row.name: [
+            *(str(row.speed or row.status), str(row.images or ""), str(row.decision or ""), row.because),
+            *(step.text for step in row.steps),
         ]
-        for option in answer.options
+        for row in found.rows
     }
     figures = {
         f"{row.variant.name} against {row.reference}": {name: float(f"{value:.5g}") for name, value in row.flat.items()}
-        for row in figures_of(result)
+        for row in found.figures
     }
     rulings = {
         f"{judged.candidate} against {judged.reference}": [
@@ -46,7 +46,7 @@ def summary(result: StudyResult) -> dict[str, Any]:
         ]
         for judged in result.judgements
     }
-    return {"answer": answer.sentence, "options": options, "verdicts": rulings, "figures": figures}
+    return {"answer": found.sentence, "options": options, "verdicts": rulings, "figures": figures}
 
 
 @pytest.mark.parametrize("name", _FOUND)

@@ -14,14 +14,16 @@ from rich.console import Console
 import sdopt as library
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.measures import MEASURES
+from sdopt.analysis.summary import summary_of
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
+from sdopt.report.catalog import markdown_table
 from sdopt.report.junit import junit
-from sdopt.report.markdown import markdown_table
 from sdopt.report.sweep import exit_code, read_sweep
-from sdopt.report.verdicts import verdict_table
+from sdopt.report.terminal import shown
+from sdopt.report.verdicts import verdict_blocks
 from sdopt.results import checks
 from sdopt.results.files import parse_result, read_result
 from sdopt.results.folders import read_error
@@ -59,17 +61,18 @@ def answer_to(damaged: Any) -> str | None:
 
 def show(result: StudyResult) -> None:
     """Makes of a result what commands print, write and log."""
-    markdown_table(result)
+    summary = summary_of(result)
+    markdown_table(summary)
     figures_by_variant(result)
-    junit(result, result.judgements)
-    Console(file=StringIO()).print(verdict_table(result, result.judgements))
+    junit(summary, result.judgements)
+    Console(file=StringIO()).print(shown(verdict_blocks(result, result.judgements), 80))
     time_of(result.finished, result.started)
-    study_tags(result)
+    study_tags(summary)
     config_yaml(result)
     for variant in result.variants[:2]:
-        variant_tags(result, variant)
+        variant_tags(summary, variant)
         variant_parameters(result, variant)
-        logged_metrics(result, variant)
+        logged_metrics(summary, variant)
 
 
 def wrong_for(path: Path_) -> Any:
@@ -204,8 +207,8 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
         "2/error.json",
     ]
     assert sweep.exit_code == 1  # the regression of the jobs that can be read
-    assert {job for job, _ in sweep.rows} == {"0", "1", "2", "3", "4"}
-    assert "the job has begun and has written no result" in sweep.rows[-1][1].evidence
+    assert {job.number for job in sweep.jobs} == {"0", "1", "2", "3", "4"}
+    assert "the job has begun and has written no result" in next(job.because for job in sweep.jobs if job.number == "4")
     finished = sdopt(tmp_path, "gate", "sweep")
     assert finished.code  # the worst of all that there is to say
     assert all(line.removeprefix(f"{tmp_path}/") in finished.err for line in sweep.damaged)

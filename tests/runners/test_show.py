@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.answer import answer_of
+from sdopt.analysis.summary import summary_of
 from sdopt.report.comparing import changed_keys, incomparable
 from sdopt.report.sweep import read_sweep
 from sdopt.results.files import read_result, write_result
@@ -30,9 +30,12 @@ class TestShow:
     def test_prints_what_the_run_did(self, finished: Finished, tmp_path: Path) -> None:
         shown = sdopt(tmp_path, "show", str(finished.folder))
         assert shown.code == 0
-        table = finished.out[finished.out.rindex("shared: emoji") : finished.out.index("result: ")]
-        assert table in shown.out
-        assert f"Answer: {answer_of(finished.result).sentence}" in shown.shown
+        assert shown.out.startswith(summary_of(finished.result).sentence[:60])
+        first = finished.out[finished.out.index(shown.out[:60]) :]
+        assert shown.out in first
+        everything = sdopt(tmp_path, "show", "--all", str(finished.folder))
+        assert everything.code == 0
+        assert "Method and reproduction" in everything.out
         assert list(tmp_path.iterdir()) == []
 
     def test_of_a_sweep_on_several_machines_puts_those_of_each_together(
@@ -44,16 +47,21 @@ class TestShow:
             result = read_result(folder / str(job))
             result.environment.host = host
             write_result(result, folder / str(job))
-        assert [job for job, _ in read_sweep(folder).rows] == ["1 on alpha", "0 on zeta", "2 on zeta"]
+        assert sorted(job.label for job in read_sweep(folder).jobs) == ["0 on zeta", "1 on alpha", "2 on zeta"]
         shown = sdopt(tmp_path, "show", "sweep")
         assert shown.code == 0
-        assert "sweep of 3 jobs" in shown.out
+        assert "1 on alpha" in shown.out
 
-    def test_of_a_sweep_shows_all_its_studies(self, sweep_folder: Path, tmp_path: Path) -> None:
+    def test_of_a_sweep_begins_with_its_answer_and_shows_its_studies_on_request(
+        self, sweep_folder: Path, tmp_path: Path
+    ) -> None:
+        sweep = read_sweep(sweep_folder)
         shown = sdopt(tmp_path, "show", str(sweep_folder))
         assert shown.code == 0
-        assert "sweep of 3 jobs" in shown.out
-        assert shown.out.count("Answer: ") == 3
+        assert " ".join(shown.out.split()).startswith(sweep.sentence)
+        assert len(sweep.jobs) == 3
+        everything = sdopt(tmp_path, "show", "--all", str(sweep_folder))
+        assert everything.out.count("Method and reproduction") == 3
 
     def test_of_nothing_says_what_is_wanted(self, tmp_path: Path) -> None:
         shown = sdopt(tmp_path, "show", str(tmp_path / "nowhere"))

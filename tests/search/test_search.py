@@ -140,7 +140,8 @@ class TestSearch:
         write_result(judged, searched.folder / FINAL)
         again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
         assert again.code == 0
-        assert f"Turn on {finalist.name}" in again.shown
+        assert f"{finalist.name} is " in again.shown
+        assert "× faster (" in again.shown
         record = json.loads((searched.folder / "search.json").read_text())
         assert record["winner"] == finalist.name
         assert f"sdopt.load('outputs/searches/{searched.folder.name}/final', variant='{finalist.name}')" in again.shown

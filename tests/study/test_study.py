@@ -416,7 +416,7 @@ class TestFailures:
 def test_one_without_effect_alone_is_exit_code_0(tmp_path: Path) -> None:
     finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "+sabotage=no_effect")
     assert finished.code == 0
-    assert "its figures are not credited to the option" in finished.shown
+    assert "its figures are not attributed to it" in finished.shown
 
 
 @pytest.mark.slow

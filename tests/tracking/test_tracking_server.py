@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sdopt.analysis.summary import summary_of
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking import client, store
 from sdopt.tracking.client import Run, TrackingError
-from sdopt.tracking.projection import logged_metrics
+from sdopt.tracking.projection import logged_metrics, study_metrics
 from sdopt.tracking.runs import log_study
 from tests.command import SMOKE, Finished, Process, start
 from tests.tracking import postgres
@@ -242,9 +243,9 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
 
 
 def metric_values(result: StudyResult) -> int:
-    """Of each variant its metrics and its rounds."""
-    rounds = sum(len(times) for row in result.variants for times in row.samples.values())
-    return rounds + sum(len(logged_metrics(result, row)) for row in result.variants)
+    """Of the study and of each variant its metrics."""
+    summary = summary_of(result)
+    return len(study_metrics(summary)) + sum(len(logged_metrics(summary, row)) for row in result.variants)
 
 
 @pytest.mark.slow

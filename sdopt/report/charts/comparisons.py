@@ -7,10 +7,12 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.answer import answer_of
 from sdopt.analysis.break_even import images_text
-from sdopt.analysis.figures import Ratio, figures_of, floor_range, ratio_text
+from sdopt.analysis.figures import Ratio, floor_range, ratio_text
 from sdopt.analysis.measures import SPEEDUP, smallest_change
+from sdopt.analysis.scale import Speed, speed_of
+from sdopt.analysis.summary import Summary
+from sdopt.analysis.words import seconds_text
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
@@ -26,18 +28,15 @@ from sdopt.report.charts.parts import (
     shortened,
 )
 from sdopt.report.charts.spec import Spec
-from sdopt.report.quality import metric_text, pair_metric, quality_heading
+from sdopt.report.tables import images_cell, memory_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
-from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.comparisons import Effect, Interval
-from sdopt.results.records import StudyResult
-
-_SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
 
 _LOOKS = {
-    "faster": (BLUE, "triangle-right"),
-    "no difference shown": (GREY, "circle"),
-    "slower": (VERMILION, "triangle-left"),
+    str(Speed.FASTER): (BLUE, "triangle-right"),
+    str(Speed.CLOSE): (GREY, "circle"),
+    str(Speed.FEW): (GREY, "diamond"),
+    str(Speed.SLOWER): (VERMILION, "triangle-left"),
 }
 
 _SPEEDUP = Column("speed-up", "figure", 136)
@@ -64,47 +63,68 @@ class Step:
         return None if low is None or high is None else (self.start * low, self.start * high)
 
 
-def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
-    """Draws the speed-ups at each shape with their intervals, the largest first; None if no comparison has one.
+def forest(summary: Summary, detailed: bool = False) -> Spec | None:
+    """Draws the speed-ups over the baseline at each shape with their intervals; None if there is none.
 
     Args:
-        result: the study.
-        detailed: whether to show memory, images and verdict beside the speed-up, in a picture that stands alone.
+        summary: the study.
+        detailed: whether to show memory and images beside the speed-up, in a picture that stands alone.
     """
-    rows = [(at, at.speedup) for row in figures_of(result) for at in row.shapes if at.speedup]
-    if not rows:
-        return None
-    answer = answer_of(result)
-    references, several = {row.reference for row, _ in rows}, len(result.shapes) > 1
-    metric = pair_metric(result)
+    result, several = summary.result, len(summary.result.shapes) > 1
+    judged = any(row.decision for row in summary.rows)
     data: list[dict[str, Any]] = []
-    for row, speedup in sorted(rows, key=lambda pair: (pair[0].variant.role == "control", -pair[1].interval.estimate)):
-        verdict = answer.on(row)
-        against = "" if len(references) == 1 else f" against {row.reference}"
-        data.append({
-            "name": f"{row.variant.name}{f', {row.shape}' if several else ''}{against}",
-            **_bounds(speedup.interval),
-            "speed": _SPEEDS[speedup.gain],
-            "figure": speedup.text,
-            "latency": seconds_text(row.latency) if row.latency else "",
-            "memory": memory_text(row),
-            "quality": metric_text(row, metric),
-            "worth": str(verdict.worth) if verdict else "",
-        })  # fmt: skip
+    for row in [row for row in summary.candidates if row.speedup]:
+        named = [(at, name) for at, name in zip(row.figures.shapes, row.ratios, strict=False)]
+        for (at, _), speed in zip(named, row.speeds, strict=False):
+            speedup = at.overall[SPEEDUP.name]
+            images, memory = images_cell(row, judged), memory_cell(row)
+            data.append({
+                "name": f"{row.name}{f', {at.shape}' if several else ''}",
+                **_bounds(speedup.interval),
+                "speed": str(speed),
+                "figure": speedup.text,
+                "latency": seconds_text(at.latency) if at.latency else "",
+                "memory": str(memory),
+                "images": str(images),
+                "gate": str(row.decision or ""),
+            })  # fmt: skip
+    data.sort(key=lambda each: -each["estimate"])
+    data += _again(summary)
+    if not data:
+        return None
     columns = [_SPEEDUP]
     if detailed:
-        columns += [Column("memory", "memory", 128), Column("verdict", "worth", 80)]
-        columns[2:2] = [Column(quality_heading(metric), "quality", 96)] if metric else []
-    against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
+        columns += [Column("memory", "memory", 108)]
+        columns += [Column("images", "images", 190)] if any(each["images"] for each in data) else []
+        columns += [Column("gate", "gate", 80)] if judged else []
     # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     axis = ratio_axis(
-        f"speed-up{against}, log scale (right is faster)", [*_ends(data), *((1 / floor, floor) if floor else ())]
+        f"speed-up over {shortened(result.baseline)}, log scale (right is faster)",
+        [*_ends(data), *((1 / floor, floor) if floor else ())],
     )
-    tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}
+    tooltip = {"name": "variant", "figure": "speed-up", "speed": "shown", "latency": "time", "memory": "memory"}
     layers = [*([_floor_band(floor)] if floor else []), *_speedups(Rows(data), axis, tooltip)]
-    return Rows(data, columns).spec(layers, f"Speed-ups with intervals{against}")
+    return Rows(data, columns).spec(layers, f"Speed-ups over {result.baseline}, with intervals")
+
+
+def _again(summary: Summary) -> list[dict[str, Any]]:
+    """Returns the rows of the repeated baseline, whose speed-up is 1 but for chance."""
+    return [
+        {
+            "name": f"{row.variant.name}{f', {at.shape}' if row.further else ''}",
+            **_bounds(ratio.interval),
+            "speed": str(speed_of(ratio)),
+            "figure": ratio.text,
+            "latency": seconds_text(at.latency) if at.latency else "",
+            **dict.fromkeys(("memory", "images", "gate"), ""),
+        }
+        for row in summary.figures
+        if row.variant.is_control
+        for at in row.shapes
+        if (ratio := at.speedup)
+    ]
 
 
 def _bounds(found: Interval) -> dict[str, float | None]:
@@ -128,14 +148,18 @@ def _floor_band(floor: float) -> alt.Chart:
 
 def _speedups(rows: Rows, axis: dict[str, Any], tooltip: dict[str, str]) -> list[alt.Chart]:
     """Returns the layers of a line at 1, and of an interval and a dot for each row."""
-    one = inline([{"one": 1}]).mark_rule(color=MUTED, clip=True, aria=False).encode(x="one:Q")
+    # In pieces beside the marks, so that the line crosses no name.
+    pieces = [{"one": 1, "from": row["at"] - 0.22, "to": row["at"] + 0.22} for row in rows.placed]
+    one = (
+        inline(pieces).mark_rule(color=MUTED, clip=True, aria=False).encode(x="one:Q", y=rows.vertical("from"), y2="to")
+    )
     return [one, *rows.dots(axis, tooltip, **kinds("speed", _LOOKS))]
 
 
-def steps_of(result: StudyResult) -> list[Step]:
+def steps_of(summary: Summary) -> list[Step]:
     """Returns the steps of a cumulative study: each begins where the previous one ended, if that was measured."""
     steps: list[Step] = []
-    for row in figures_of(result):
+    for row in summary.figures:
         if row.speedup is not None and row.variant.role != "control":
             before = steps[-1] if steps else None
             start = before.end if before and before.name == row.reference else 1.0
@@ -143,9 +167,9 @@ def steps_of(result: StudyResult) -> list[Step]:
     return steps
 
 
-def waterfall(result: StudyResult) -> Spec | None:
+def waterfall(summary: Summary) -> Spec | None:
     """Draws how the speed-ups of a cumulative study add up, each with its own interval; None if none was timed."""
-    steps = steps_of(result)
+    steps = steps_of(summary)
     if not steps:
         return None
     data: list[dict[str, Any]] = []
@@ -158,7 +182,7 @@ def waterfall(result: StudyResult) -> Spec | None:
             "low": low,
             "high": high,
             "joined": number + 1 < len(steps) and steps[number + 1].start == step.end,
-            "speed": _SPEEDS[step.ratio.gain],
+            "speed": str(speed_of(step.ratio)),
             "figure": step.ratio.text,
             "total": f"{step.end:.2f}×",
             "reference": step.reference,
@@ -189,8 +213,9 @@ def waterfall(result: StudyResult) -> Spec | None:
     return rows.spec([connectors, bars, *whiskers], "Waterfall of the steps")
 
 
-def main_effects(result: StudyResult) -> Spec | None:
+def main_effects(summary: Summary) -> Spec | None:
     """Draws the main effects of a factorial study, the largest first; None if there is none."""
+    result = summary.result
     found = [(effect, effect.speedup) for effect in result.effects if effect.speedup and len(effect.options) == 1]
     if not found:
         return None
@@ -199,7 +224,7 @@ def main_effects(result: StudyResult) -> Spec | None:
         {
             "name": effect.options[0],
             **_bounds(speedup),
-            "speed": _SPEEDS[Ratio(SPEEDUP, speedup, result.floor, *smallest).gain],
+            "speed": str(speed_of(Ratio(SPEEDUP, speedup, result.floor, *smallest))),
             "figure": ratio_text(speedup),
             "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
         }
@@ -212,9 +237,9 @@ def main_effects(result: StudyResult) -> Spec | None:
     )
 
 
-def interactions(result: StudyResult) -> Spec | None:
+def interactions(summary: Summary) -> Spec | None:
     """Draws the map of a factorial study's interactions, main effects on the diagonal; None if there is none."""
-    effects = [effect for effect in result.effects if effect.speedup or effect.aliased_with]
+    effects = [effect for effect in summary.result.effects if effect.speedup or effect.aliased_with]
     names = list(dict.fromkeys(name for effect in effects for name in effect.options))
     if not any(len(effect.options) == 2 for effect in effects):
         return None
@@ -260,14 +285,14 @@ def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def break_even_plot(result: StudyResult) -> Spec | None:
+def break_even_plot(summary: Summary) -> Spec | None:
     """Draws after how many images each variant has repaid its start; None if no variant with a slower start ever does.
 
     A variant whose start costs no more than a call of its reference is left out.
     """
     found = [
         (row.variant.name, row.break_even, row.break_even.images)
-        for row in figures_of(result)
+        for row in summary.figures
         if row.break_even is not None and row.break_even.images and row.break_even.is_slower
         if row.variant.role != "control"
     ]

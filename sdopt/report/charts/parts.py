@@ -76,9 +76,10 @@ class Rows:
     @property
     def y(self) -> alt.Y:
         """The vertical encoding of the marks in a row."""
-        return self._y("at")
+        return self.vertical("at")
 
-    def _y(self, name: str) -> alt.Y:
+    def vertical(self, name: str) -> alt.Y:
+        """The vertical encoding of a field of the data that holds places of rows."""
         scale = alt.Scale(domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False)
         return alt.Y(f"{name}:Q", scale=scale, axis=None)
 
@@ -109,7 +110,7 @@ class Rows:
             layers: the marks.
             summary: what the chart shows, for screen readers; the name and the figure of each row are added.
         """
-        name = alt.Chart().mark_text(**_TEXT).encode(x=alt.value(0), y=self._y("named"), text="label:N")
+        name = alt.Chart().mark_text(**_TEXT).encode(x=alt.value(0), y=self.vertical("named"), text="label:N")
         texts, offset = [name], 10
         for column in self.columns:
             text = alt.Chart().mark_text(**_TEXT, dx=offset)

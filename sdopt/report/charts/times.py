@@ -5,7 +5,9 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.figures import Figures, figures_by_variant
+from sdopt.analysis.figures import Figures
+from sdopt.analysis.summary import Summary
+from sdopt.analysis.words import seconds_text
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
@@ -18,7 +20,6 @@ from sdopt.report.charts.parts import (
 )
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
-from sdopt.report.words import seconds_text
 from sdopt.results.records import StudyResult
 
 _DECIDES, _DISTURBED, _LEFT_OUT = "decides", "disturbed, but decides", "disturbed, left out"
@@ -49,12 +50,13 @@ _FURTHER = (PURPLE, VERMILION, GREY)
 """Colours of further stages, which a user's own pipeline may have."""
 
 
-def rounds_plot(result: StudyResult) -> Spec | None:
+def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     """Draws every timed call by its round: the baseline, a variant that the reader chooses, and the others behind.
 
     Returns:
         None if nothing was timed.
     """
+    result = summary.result.at(shape_index)
     calls = _calls(result)
     if not calls:
         return None
@@ -142,9 +144,10 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
     return ("ms", 1e3) if max(seconds) < 1 else ("s", 1.0)
 
 
-def distribution_plot(result: StudyResult) -> Spec | None:
+def distribution_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     """Draws the calls that count, and the latency with its interval, the shortest first; None if none was timed."""
-    found = [(row, row.latency) for row in figures_by_variant(result).values() if row.latency and row.variant.samples]
+    rows_at = [row.shapes[shape_index] for row in summary.first.values()]
+    found = [(row, row.latency) for row in rows_at if row.latency and row.variant.samples]
     if not found:
         return None
     found.sort(key=lambda pair: pair[1].estimate)
@@ -178,9 +181,9 @@ def distribution_plot(result: StudyResult) -> Spec | None:
     return rows.spec(layers, "Distribution of latencies")
 
 
-def stages_plot(result: StudyResult) -> Spec | None:
+def stages_plot(summary: Summary) -> Spec | None:
     """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
-    rows = [row for row in figures_by_variant(result).values() if row.stages_ms and row.variant.role != "control"]
+    rows = [row.figures for row in summary.rows if row.figures.stages_ms]
     if not rows:
         return None
     known = list(dict.fromkeys([*_STAGES, *(stage for row in rows for stage in row.call_ms)]))
@@ -231,16 +234,16 @@ def _stage_total(row: Figures) -> str:
     return f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s"
 
 
-def limit_plot(result: StudyResult) -> Spec | None:
+def limit_plot(summary: Summary) -> Spec | None:
     """Draws the share of the device's peak rate that each variant reached, or the rate where the peak is not known.
 
     Returns:
         None if operations were not counted.
     """
     found = [
-        (row.variant, row.compute)
-        for row in figures_by_variant(result).values()
-        if row.compute is not None and row.variant.status.measured and row.variant.role != "control"
+        (row.variant, row.figures.compute)
+        for row in summary.rows
+        if row.figures.compute is not None and row.status.measured
     ]
     if not found:
         return None

@@ -7,33 +7,32 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.answer import Answer, Worth, answer_of
-from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.figures import Figures
+from sdopt.analysis.scale import Images
+from sdopt.analysis.summary import Row, Summary
+from sdopt.analysis.words import gib_text, seconds_text
 from sdopt.quality.metrics import family_of, known_family
+from sdopt.report.blocks import Cell
 from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
 from sdopt.report.charts.spec import Spec
 from sdopt.report.quality import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, GREY, MUTED, TONES
-from sdopt.report.words import compared, gib_text, seconds_text
-from sdopt.results.records import StudyResult
 
 _SHAPES: dict[str, str] = {
     BASELINE: "square",
-    Worth.WORTH_IT: "circle",
-    Worth.UNPROVEN: "diamond",
-    Worth.NO_BENEFIT: "triangle-left",
-    Worth.HARMFUL: "triangle-down",
-    Worth.BROKEN: "cross",
-    Worth.NOT_MEASURED: "triangle-up",
+    Images.EQUAL: "circle",
+    Images.WITHIN: "diamond",
+    Images.WORSE: "cross",
+    Images.NOT_JUDGED: "triangle-up",
 }
-"""Shape by verdict: two verdicts may have one colour."""
+"""Shape by what is known of the images: two may have one colour."""
 
 _FACTS = {
     "name": "variant",
-    "kind": "verdict",
+    "kind": "images",
     "speed_text": "speed-up",
-    "latency": "latency",
-    "loss_text": "images",
+    "latency": "time",
+    "loss_text": "figure",
     "memory_text": "memory",
 }
 """Tooltip of a point: titles by field of the data."""
@@ -46,57 +45,50 @@ class Tradeoff:
     Attributes:
         metric: its heading, with its unit and its better direction.
         spec: the plot; points bear numbers.
-        legend: the variant of each number, with its verdict.
+        legend: the variant of each number, with what is known of its images.
     """
 
     metric: str
     spec: Spec
-    legend: tuple[tuple[int, str, str], ...]
+    legend: tuple[tuple[int, str, Cell], ...]
 
 
-def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
-    """Draws speed against each quality metric that all points have.
+def tradeoffs(summary: Summary, named: bool = False) -> list[Tradeoff]:
+    """Draws speed over the baseline against each quality metric that all points have.
 
     Args:
-        result: the study.
+        summary: the study.
         named: whether points bear their names, for a picture, in place of numbers.
     """
-    rows = [row for row in figures_of(result) if row.variant.role != "control" and row.latency]
-    families = {name: known_family(name) for name in quality_columns(result)}
+    rows = [row for row in summary.rows if row.figures.latency and row.status.measured and not row.figures.is_step]
+    families = {name: known_family(name) for name in quality_columns(summary.result)}
     directed = [name for name, family in families.items() if family and family.higher_is_better is not None]
-    answer = answer_of(result)
-    found = [_tradeoff(result, answer, rows, name, named) for name in directed]
+    found = [_tradeoff(rows, name, named) for name in directed]
     return [plot for plot in found if plot is not None]
 
 
-def _tradeoff(
-    result: StudyResult, answer: Answer, rows: Sequence[Figures], metric: str, named: bool
-) -> Tradeoff | None:
-    against = {row.reference for row in rows if row.reference}
-    relative = against == {result.baseline}
+def _tradeoff(rows: Sequence[Row], metric: str, named: bool) -> Tradeoff | None:
     points: list[dict[str, Any]] = []
     for number, row in enumerate(rows, 1):
-        is_baseline = row.variant.name == result.baseline
-        loss = _loss(row, metric, is_baseline)
-        speed = _speed(row, relative, is_baseline)
+        loss = _loss(row.figures, metric, row.is_baseline)
+        speed = 1.0 if row.is_baseline else row.speedup.interval.estimate if row.speedup else None
         if loss is None or speed is None:
             continue
-        verdict = answer.on(row)
-        kind = BASELINE if is_baseline or verdict is None else str(verdict.worth)
-        memory = row.headline_memory[1] if row.headline_memory else None
+        kind = BASELINE if row.images is None else str(row.images)
+        memory = row.figures.headline_memory[1] if row.figures.headline_memory else None
         points.append({
             "number": number,
-            "name": compared(result, row),
-            "aria_text": f"{number} {compared(result, row)}: {kind}",
-            "label": compared(result, row) if named else str(number),
+            "name": row.name,
+            "aria_text": f"{number} {row.name}: {kind}",
+            "label": row.name if named else str(number),
             "loss": loss,
             "speed": speed,
             "kind": kind,
             "memory": memory,
             "memory_text": "" if memory is None else gib_text(memory),
             "speed_text": row.speedup.text if row.speedup else "",
-            "latency": seconds_text(row.latency) if row.latency else "",
-            "loss_text": _loss_text(row, metric, is_baseline),
+            "latency": seconds_text(row.figures.latency) if row.figures.latency else "",
+            "loss_text": _loss_text(row.figures, metric, row.is_baseline),
         })  # fmt: skip
     if all(point["kind"] == BASELINE for point in points):
         return None
@@ -104,8 +96,8 @@ def _tradeoff(
     x = _loss_axis(points, metric, heading)
     return Tradeoff(
         heading,
-        _spec(points, x, _front(points, bool(family_of(metric).higher_is_better), relative), relative),
-        tuple((point["number"], point["name"], point["kind"]) for point in points),
+        _spec(points, x, _front(points, bool(family_of(metric).higher_is_better))),
+        tuple((p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points),
     )
 
 
@@ -123,16 +115,9 @@ def _loss_text(row: Figures, metric: str, is_baseline: bool) -> str:
     return "the reference itself" if is_baseline and metric not in row.scores else metric_text(row, metric)
 
 
-def _speed(row: Figures, relative: bool, is_baseline: bool) -> float | None:
-    if not relative:
-        return row.latency.estimate if row.latency else None
-    if is_baseline:
-        return 1.0
-    return row.speedup.interval.estimate if row.speedup else None
-
-
 def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X:
-    """Returns the axis of a metric, on which the loss grows to the right; "same" stands at its left end."""
+    """Returns the axis of a metric; "same" stands at its end."""
+    better = "right" if family_of(metric).higher_is_better else "left"
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
     axis: dict[str, Any] = {}
     if len(finite) < len(points):
@@ -143,8 +128,8 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
         axis["values"] = [*_round_values(min(finite, default=top), 0.95 * top), top]
     return alt.X(
         "loss:Q",
-        title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')}, better to the left",
-        scale=alt.Scale(zero=False, reverse=bool(family_of(metric).higher_is_better), padding=26, nice=False),
+        title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')} (better to the {better})",
+        scale=alt.Scale(zero=False, padding=26, nice=False),
         axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
     )
 
@@ -155,18 +140,8 @@ def _round_values(low: float, high: float) -> list[float]:
     return [float(value) for value in range(step * math.ceil(low / step), math.floor(high) + 1, step)]
 
 
-def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]], relative: bool) -> Spec:
-    speeds = [point["speed"] for point in points]
-    if relative:
-        y = alt.Y("speed:Q", **ratio_axis("speed-up, log scale (up is faster)", speeds))
-    else:
-        domain = [0.9 * min(speeds), 1.1 * max(speeds)]
-        y = alt.Y(
-            "speed:Q",
-            title="latency (s), log scale (up is faster)",
-            scale=alt.Scale(type="log", reverse=True, domain=domain, nice=False),
-            axis=alt.Axis(tickCount=5, format="~g"),
-        )
+def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]]) -> Spec:
+    y = alt.Y("speed:Q", **ratio_axis("speed-up, log scale (up is faster)", [point["speed"] for point in points]))
     looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
              if any(point["kind"] == kind for point in points)}  # fmt: skip
     largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
@@ -193,14 +168,10 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]],
     return built(chart, f"Speed against quality: {told}", 380)
 
 
-def _front(points: list[dict[str, Any]], higher_is_better: bool, relative: bool) -> list[dict[str, float]]:
+def _front(points: list[dict[str, Any]], higher_is_better: bool) -> list[dict[str, float]]:
     """Returns the Pareto front, from the best images on: the points for which no other is both faster and better."""
-
-    def rank(point: dict[str, Any]) -> tuple[float, float]:
-        return (-1 if higher_is_better else 1) * point["loss"], (-1 if relative else 1) * point["speed"]
-
     front: list[dict[str, float]] = []
-    for point in sorted(points, key=rank):
-        if not front or (point["speed"] > front[-1]["speed"] if relative else point["speed"] < front[-1]["speed"]):
+    for point in sorted(points, key=lambda each: ((-1 if higher_is_better else 1) * each["loss"], -each["speed"])):
+        if not front or point["speed"] > front[-1]["speed"]:
             front.append({"loss": point["loss"], "speed": point["speed"], "place": len(front)})
     return front

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from sdopt.errors import UnavailableError
-from sdopt.report.page.blocks import Page
+from sdopt.report.blocks import Page
+from sdopt.report.markdown import markdown_page
 from sdopt.report.page.html import html_page
-from sdopt.report.page.markdown import markdown_page
 from sdopt.results.files import write_atomically
 
 HTML, MARKDOWN = "report.html", "report.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from sdopt.quality.metrics import in_reading_order, known_family
-from sdopt.report.page.blocks import Gallery, Picture, PromptImages
+from sdopt.report.blocks import Gallery, Picture, PromptImages
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult

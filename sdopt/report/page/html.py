@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -12,9 +11,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from sdopt.report.blocks import Chart, Page
 from sdopt.report.charts.spec import VEGA_LITE, Spec, engine, whole
-from sdopt.report.page.blocks import Chart, Page
-from sdopt.report.tones import GLYPH, TONES
+from sdopt.report.tones import GLYPH
 from sdopt.results.files import write_atomically
 from sdopt.scratch import cache_folder
 
@@ -63,21 +62,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["tone"] = TONES.__getitem__
     environment.filters["glyph"] = GLYPH.__getitem__
-    environment.filters["figure"] = _figure
     environment.filters["code"] = _code
     environment.filters["type"] = lambda block: type(block).__name__
     return environment
-
-
-_FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|MiB|GiB|GB|dB|TFLOP/s))?)(?: ([\[(].*))?")
-
-
-def _figure(text: str) -> tuple[str, str, str]:
-    """Returns a cell's figure and its interval or ratio; for a cell without a figure, its text in third place."""
-    found = _FIGURE.fullmatch(text)
-    return (found[1], found[2] or "", "") if found else ("", "", text)
 
 
 def _code(text: str) -> Markup:

@@ -1,7 +1,7 @@
 """Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
 
 from sdopt.analysis.break_even import break_even_text, start_text
-from sdopt.analysis.figures import Figures
+from sdopt.analysis.figures import Figures, Ratio
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.comparisons import BreakEven, Interval
@@ -10,12 +10,30 @@ from sdopt.results.records import StudyResult
 
 def seconds_text(interval: Interval) -> str:
     """Returns a time with its bounds, in milliseconds below one second, to three digits."""
+    return " ".join(filter(None, seconds_parts(interval)))
+
+
+def seconds_parts(interval: Interval) -> tuple[str, str]:
+    """Returns a time and its bounds ("" if it has none) like `seconds_text`."""
     unit, scale = ("ms", 1e3) if interval.estimate < 1 else ("s", 1.0)
     digits = max(0, 3 - len(str(int(interval.estimate * scale))))
     text = f"{interval.estimate * scale:.{digits}f} {unit}"
     if interval.low is None or interval.high is None:
-        return text
-    return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+        return text, ""
+    return text, f"[{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+
+
+def times_text(before: float, after: float) -> str:
+    """Returns two times, as in `501 → 260 ms` or `1.25 s → 640 ms`."""
+    first, last = seconds_text(Interval(before)), seconds_text(Interval(after))
+    same = first.split()[1] == last.split()[1]
+    return f"{first.split()[0] if same else first} → {last}"
+
+
+def change_text(speedup: Ratio) -> str:
+    """Returns a speed-up in words, as in `1.92× faster` or `2.30× slower`."""
+    found = speedup.interval.estimate
+    return f"{found:.2f}× faster" if found >= 1 else f"{1 / found:.2f}× slower"
 
 
 def gib_text(gib: float) -> str:
@@ -23,12 +41,20 @@ def gib_text(gib: float) -> str:
     return f"{1024 * gib:.0f} MiB" if gib < 1 else f"{gib:.2f} GiB"
 
 
+def share_text(ratio: float) -> str:
+    """Returns a ratio of amounts as what is added or saved, as in `+2 %`, `−22 %` or `8.2×`."""
+    if not ratio < 2:
+        return f"{ratio:.1f}×"
+    change = round(100 * (ratio - 1))
+    return f"{'−' if change < 0 else '+'}{abs(change)} %"
+
+
 def memory_text(figures: Figures) -> str:
-    """Returns the peak of memory, with its ratio; "" if it was not measured."""
+    """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
     if figures.headline_memory is None:
         return ""
-    ratio = figures.ratios.get(MEMORY_RATIO.name)
-    return gib_text(figures.headline_memory[1]) + (f" ({ratio.interval.estimate:.2f}×)" if ratio else "")
+    ratio = figures.overall.get(MEMORY_RATIO.name)
+    return gib_text(figures.headline_memory[1]) + (f" ({share_text(ratio.interval.estimate)})" if ratio else "")
 
 
 def compared(result: StudyResult, figures: Figures) -> str:

@@ -1,9 +1,10 @@
-"""The parts of a report: sections of blocks, which are written as HTML and as Markdown."""
+"""The parts of a report: sections of blocks, which are written for a terminal, as Markdown and as HTML."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sdopt.report.charts.spec import Spec
+from sdopt.report.tones import Tone
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,60 @@ class Code:
 
     title: str
     lines: Sequence[str]
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: a figure or a word, what belongs to it (an interval, a ratio), and the tone of a verdict."""
+
+    figure: str = ""
+    detail: str = ""
+    tone: Tone | None = None
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.detail}".strip()
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `badges` is the number of the column whose cells are verdicts or statuses, if there is one."""
+    """A table; texts in it are cells without detail.
+
+    Attributes:
+        headings: of all columns; the first one names the rows.
+        rows: cells, as many as there are headings.
+        numbers: headings of columns that hold figures, which a terminal aligns at the right.
+        spare: headings of columns that a narrow terminal shows without details, in this order. Without any, cells are
+            broken into lines.
+        needless: headings of columns that it then does not show at all, in this order.
+    """
 
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    badges: int | None = None
+    rows: Sequence[Sequence[Cell | str]]
+    numbers: Collection[str] = ()
+    spare: Sequence[str] = ()
+    needless: Sequence[str] = ()
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """All cells, row by row."""
+        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+
+    def filled(self, *left_out: str) -> "Table":
+        """Returns the table without empty columns, and without those of some headings."""
+        kept = [
+            n
+            for n, heading in enumerate(self.headings)
+            if heading not in left_out and (n == 0 or any(str(row[n]) for row in self.rows))
+        ]
+        headings, rows = [self.headings[n] for n in kept], [[row[n] for n in kept] for row in self.rows]
+        spare, needless = ([name for name in names if name in headings] for names in (self.spare, self.needless))
+        return Table(headings, rows, self.numbers, spare, needless)
+
+    def column(self, heading: str) -> list[Cell]:
+        """Returns the cells below a heading."""
+        index = list(self.headings).index(heading)
+        return [row[index] for row in self.cells]
 
 
 @dataclass(frozen=True)
@@ -50,17 +96,17 @@ class Chart:
     """A plot, with several views if the reader may choose what it shows.
 
     Attributes:
-        views: name and specification of each view.
+        views: name and Vega-Lite specification of each view.
         choice: label of the choice among the views.
         caption: explains the plot.
         legend: the meaning of its numbers, with a verdict each.
         file: the picture in the run's folder that shows the same; "" if there is none.
     """
 
-    views: Sequence[tuple[str, Spec]]
+    views: Sequence[tuple[str, dict[str, Any]]]
     caption: str = ""
     choice: str = ""
-    legend: Sequence[tuple[int, str, str]] = ()
+    legend: Sequence[tuple[int, str, Cell]] = ()
     file: str = ""
 
 

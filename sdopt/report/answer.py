@@ -1,0 +1,92 @@
+"""What every report of a study begins with, as blocks: the answer, the ranking, how to use it, how far to trust it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Group
+
+from sdopt.analysis.published import published_of
+from sdopt.analysis.scale import Decision
+from sdopt.analysis.summary import Row, Summary
+from sdopt.errors import command_line
+from sdopt.report.blocks import Block, Code, Notes, Prose
+from sdopt.report.notes import caveats_of, notes_of
+from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
+from sdopt.report.terminal import shown
+from sdopt.results.records import Status
+
+_REASONS = 6
+"""Number of variants of which a terminal says at once why they are not recommended."""
+
+
+def answer_blocks(summary: Summary, reasons: bool = True) -> list[Block]:
+    """Returns the answer, the ranking and how to use the best variant."""
+    return [Prose(summary.sentence, strong=True), ranking(summary, reasons), Notes(summary.notes), *use_of(summary)]
+
+
+def use_of(summary: Summary) -> list[Block]:
+    """Returns how to use the best variant, and how to measure it again; nothing without one."""
+    best = summary.best
+    if best is None:
+        return []
+    use = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")] if best.lines else []
+    return [*use, Code("To measure it again", [best.command], "bash")]
+
+
+def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Group:
+    """Returns what a terminal shows of a study: the answer in its first line, and all that one screen has room for.
+
+    Args:
+        summary: the study.
+        width: of the terminal.
+        folder: the run's folder, to name the command that shows the rest; None if there is none.
+    """
+    reasons = [f"{row.name}: {row.because}" for row in summary.candidates if _needs_reason(row)]
+    left_out = f"{len(reasons) - _REASONS} more have reasons like these"
+    cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
+    notes: list[Block] = [Notes(cut)] if cut else []
+    trust = [_cut(line, 2 * width - 8) for line in trust_of(summary)]
+    effects = [table] if (table := effects_table(summary)) else []
+    article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
+    more = [f"`{command_line('show', '--all', folder)}` has all figures and reasons."] if folder else []
+    return shown(
+        [
+            Prose(summary.sentence, strong=True),
+            Prose(""),
+            ranking(summary, reasons=False),
+            *effects,
+            *notes,
+            *use_of(summary),
+            Prose("How far to trust it:"),
+            Notes([*trust, *article, *more]),
+        ],
+        width,
+    )
+
+
+def _needs_reason(row: Row) -> bool:
+    return bool(row.because) and (row.status is not Status.OK or row.decision in (Decision.FAIL, Decision.UNDECIDED))
+
+
+def _cut(text: str, length: int) -> str:
+    text = text.replace("\n", " ")
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def trust_of(summary: Summary) -> list[str]:
+    """Returns what the verdicts rest on, and what speaks against them."""
+    active = [row for row in summary.candidates if row.status is Status.OK]
+    first, *others = caveats_of(summary) or [""]
+    proven = f" All {len(active)} were verified active in a trace of a call." if len(active) > 1 else ""
+    return [*filter(None, [first + proven]), *others, *summary.notes]
+
+
+def detail_blocks(summary: Summary) -> list[Block]:
+    """Returns the tables of shapes, effects and images, and all notes."""
+    tables = (shapes_table(summary), effects_table(summary), quality_table(summary, headline=False))
+    return [*(table for table in tables if table is not None), Notes(notes_of(summary))]
+
+
+def table_blocks(summary: Summary, header: Sequence[str]) -> list[Block]:
+    """Returns what `table.md` and the note of a run in MLflow hold."""
+    return [*answer_blocks(summary), Prose(" · ".join(header)), *detail_blocks(summary)]

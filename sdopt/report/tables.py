@@ -1,0 +1,198 @@
+"""The tables of a study as blocks: the ranking, several shapes, effects, images, and what a gate says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from sdopt.analysis.figures import Figures, bounds_text
+from sdopt.analysis.summary import PSNR, REPEATS, Row, Summary
+from sdopt.analysis.words import compared, gib_text, seconds_parts, seconds_text, share_text
+from sdopt.report.blocks import Cell, Table
+from sdopt.report.quality import headline_columns, metric_text, quality_columns, quality_heading
+from sdopt.report.tones import TONES
+from sdopt.results.comparisons import Effect, Interval
+from sdopt.results.records import Status
+from sdopt.study.designs import difference
+
+Column = tuple[str, Callable[[Row], Cell]]
+"""A heading, and what a row has below it."""
+
+
+def ranking(summary: Summary, reasons: bool = True) -> Table:
+    """Returns the table of all variants but the A/A control, best first, with their verdicts.
+
+    Args:
+        summary: the study.
+        reasons: whether to say why a variant is not recommended.
+    """
+    judged = any(row.decision for row in summary.rows)
+    found: list[Column] = [
+        ("variant", lambda row: Cell(row.name)),
+        *_speedups(summary),
+        ("speed", speed_cell),
+        ("time", _time),
+        ("memory", memory_cell),
+        ("images" if judged else "images (not judged)", lambda row: images_cell(row, judged)),
+        ("gate", lambda row: word(row.decision)),
+        ("step", _steps),
+        *([("because", _reason)] if reasons else []),
+    ]
+    headings = [heading for heading, _ in found]
+    numbers = [heading for heading in headings if heading.startswith(("speed-up", "time", "memory"))]
+    table = Table(headings, [[of(row) for _, of in found] for row in summary.rows], numbers)
+    images = "images" if judged else "images (not judged)"
+    if not reasons:
+        spare = ("time", "step", images, "memory", *numbers[-3::-1])
+        table = replace(table, spare=spare, needless=("time", "step", "memory"))
+    return table.filled()
+
+
+def word(verdict: StrEnum | None) -> Cell:
+    """Returns a cell with a verdict or a status, in its tone; an empty one for None."""
+    return Cell(str(verdict), tone=TONES[verdict]) if verdict is not None else Cell()
+
+
+def speed_cell(row: Row) -> Cell:
+    """Returns what a variant's speed-up shows; its status, where that is another than `ok`."""
+    return word(row.speed if row.status is Status.OK else row.status)
+
+
+def images_cell(row: Row, judged: bool = True) -> Cell:
+    """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
+    metric, figure = row.distance
+    shown = f"{figure} dB" if metric == PSNR and figure != "same" else figure
+    if judged and row.images is not None:
+        return Cell(str(row.images), shown, TONES[row.images])
+    return Cell(shown)
+
+
+def memory_cell(row: Row) -> Cell:
+    """Returns how much more or less memory a variant takes than the baseline, and its peak."""
+    peak = row.figures.headline_memory
+    shown = gib_text(peak[1]) if peak and row.status.measured else ""
+    return Cell(share_text(row.memory.interval.estimate), shown) if row.memory else Cell(shown)
+
+
+def _reason(row: Row) -> Cell:
+    return Cell(row.because)
+
+
+def _time(row: Row) -> Cell:
+    return Cell(*seconds_parts(row.figures.latency)) if row.figures.latency and row.status.measured else Cell()
+
+
+def _speedups(summary: Summary) -> list[Column]:
+    """Returns a column of speed-ups for each shape of the study."""
+
+    def at(index: int) -> Callable[[Row], Cell]:
+        def cell(row: Row) -> Cell:
+            ratio = row.figures.shapes[index].overall.get("speedup") if row.speedup else None
+            return Cell(f"{ratio.interval.estimate:.2f}×", bounds_text(ratio.interval)) if ratio else Cell()
+
+        return cell
+
+    shapes = summary.result.shapes
+    return [(f"speed-up, {shape}" if len(shapes) > 1 else "speed-up", at(n)) for n, shape in enumerate(shapes)]
+
+
+def _steps(row: Row) -> Cell:
+    told = [step.text for step in row.steps if step.text]
+    figure, _, detail = told[0].partition(" ") if told else ("", "", "")
+    return Cell(figure, "; ".join([detail, *told[1:]]).strip("; "))
+
+
+def evidence(summary: Summary) -> list[str]:
+    """Returns for each comparison what shows that the options in which its sides differ were active."""
+    result, lines = summary.result, []
+    for row in summary.figures:
+        variant, edge = row.variant, row.comparison
+        if edge is None or variant.is_control:
+            continue
+        shown = [variant.reason] if variant.reason else []
+        if variant.measurements and variant.status is Status.OK:
+            reference = result.variant(edge.reference)
+            axes = difference(variant.choices, reference.choices)
+            shown += [REPEATS] if not axes and variant.config == reference.config else []
+            shown += [item.summary for item in variant.measurements[0].shapes[0].evidence if item.axis in axes]
+        shown += [edge.note] if edge.note and variant.status.timed else []
+        if shown:
+            lines.append(f"{compared(result, row)}: {'; '.join(shown)}")
+    return lines
+
+
+SHAPE_HEADINGS = ("shape", "variant", "time", "memory", "first call", "compiled in it", "compiled later")
+
+
+def shapes_table(summary: Summary) -> Table | None:
+    """Returns the table of time and memory at several shapes, and of the cost of a new one; None for one shape."""
+    rows = [row for row in summary.first.values() if row.further and row.latency and not row.variant.is_control]
+    cells = [
+        (str(at.shape), at.variant.name, *_at_shape(at))
+        for of_shape in zip(*(row.shapes for row in rows), strict=True)
+        for at in of_shape
+    ]
+    return Table(SHAPE_HEADINGS, cells, SHAPE_HEADINGS[2:]) if cells else None
+
+
+def _at_shape(figures: Figures) -> tuple[Cell | str, ...]:
+    first, compiled = (figures.latency_s.get(name) for name in ("cold_start", "compile"))
+    graphs, later = (
+        "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"
+        for count in (figures.graphs, figures.recompiles)
+    )
+    return (
+        Cell(*seconds_parts(figures.latency)) if figures.latency else "",
+        gib_text(figures.headline_memory[1]) if figures.headline_memory else "",
+        "" if first is None else seconds_text(Interval(first)),
+        graphs + ("" if compiled is None or not figures.graphs else f", {seconds_text(Interval(compiled))}"),
+        later,
+    )
+
+
+EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")
+
+
+def effects_table(summary: Summary) -> Table | None:
+    """Returns the effects of a factorial study; None if there are none."""
+    effects = summary.result.effects
+    return Table(EFFECT_HEADINGS, list(map(_effect, effects)), EFFECT_HEADINGS[2:]) if effects else None
+
+
+def _effect(effect: Effect) -> tuple[Cell | str, ...]:
+    kind = "main" if len(effect.options) == 1 else "interaction"
+    if effect.aliased_with:
+        first, *others = effect.aliased_with
+        more = f" and {len(others)} other{'s' if len(others) > 1 else ''}" if others else ""
+        return kind, " × ".join(effect.options), f"aliased with {first}{more}", ""
+    speed, memory = (
+        Cell(f"{found.estimate:.2f}×", bounds_text(found)) if found else ""
+        for found in (effect.speedup, effect.memory_ratio)
+    )
+    return kind, " × ".join(effect.options), speed, memory
+
+
+def quality_table(summary: Summary, headline: bool = True) -> Table | None:
+    """Returns the scores of each comparison's images; None if nothing was scored.
+
+    Args:
+        summary: the study.
+        headline: whether to show only what a reader needs first.
+    """
+    names = (headline_columns if headline else quality_columns)(summary.result)
+    headings = ("variant", *map(quality_heading, names))
+    rows = [
+        (compared(summary.result, row), *(metric_text(row, name) for name in names))
+        for row in summary.figures
+        if row.variant.images and not row.variant.is_control
+    ]
+    return Table(headings, rows, headings[1:]) if names and rows else None
+
+
+def texts(table: Table) -> list[list[str]]:
+    """Returns the cells of a table as texts."""
+    return [[str(cell) for cell in row] for row in table.cells]
+
+
+def named(rows: Sequence[Row]) -> str:
+    """Returns the names of rows as one text; names of combinations contain commas."""
+    return "; ".join(row.name for row in rows)
