@@ -3,8 +3,12 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import ENDED, end_with_code
+
+if TYPE_CHECKING:
+    from sdopt.results.records import StudyResult
 
 PROMPTS = 240
 
@@ -37,6 +41,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="model, task, workload, scheduler, quality, hardware"
     )
+    parser.add_argument(
+        "--from",
+        dest="folders",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="instead of drawing images, take those of two folders: the same prompts, from other seeds, by any program",
+    )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of prompts (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
     arguments = parser.parse_intermixed_args(argv)
@@ -45,6 +57,9 @@ def main(argv: list[str]) -> int:
 
     from sdopt.scratch import scratch_folder
 
+    if arguments.folders:
+        first, second = arguments.folders
+        return _of_folders(first, second, arguments.overrides, arguments.output)
     from .run import main as run
 
     with scratch_folder("calibrate") as folder:
@@ -52,15 +67,26 @@ def main(argv: list[str]) -> int:
         code = run([*_STUDY, *counts, *arguments.overrides, f"hydra.run.dir={folder}/run"])
         if code not in ENDED or not (folder / "run" / "result.json").is_file():
             return code
-        return _write(folder / "run", arguments.output)
+        from sdopt.results.files import read_result
+
+        return _write(read_result(folder / "run"), arguments.output)
 
 
-def _write(folder: Path, output: Path | None) -> int:
+def _of_folders(first: Path, second: Path, overrides: list[str], output: Path | None) -> int:
+    from sdopt.errors import UsageError
+    from sdopt.exchange.judging import calibrate_folders
+    from sdopt.scratch import scratch_folder
+
+    if output is None:
+        raise UsageError("--output: name the file to write, and judge with gate.calibration=<file>")
+    with scratch_folder("calibrate") as folder:
+        return _write(calibrate_folders(first, second, overrides, folder), output)
+
+
+def _write(result: "StudyResult", output: Path | None) -> int:
     from sdopt.errors import UnavailableError
     from sdopt.gate.calibration import calibration_file, calibration_of, write_calibration
-    from sdopt.results.files import read_result
 
-    result = read_result(folder)
     calibration = calibration_of(result)
     path = output or calibration_file(result.config)
     try:

@@ -1,5 +1,6 @@
 """sdopt run: measure a study, or with -m a sweep of them."""
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,15 +10,26 @@ from typing import TYPE_CHECKING
 from . import end_with_code, exit_code_of, interrupts_deferred
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sdopt.launching import Launched
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Runs the study or the sweep that the command line asks for; returns the exit code."""
+    from pathlib import Path
+
     from sdopt.config.command import CommandLine
     from sdopt.worker.forkserver import start_fork_server
 
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--export", type=Path, metavar="FOLDER")
+    given, argv = flags.parse_known_args(argv)
+    if given.export is not None:
+        from sdopt.exchange.scores import require_new
+
+        require_new(given.export)
     informative = CommandLine.of(argv).informative
     if not informative:
         # Started before heavy imports here, so that the server imports them in parallel.
@@ -27,7 +39,7 @@ def main(argv: list[str]) -> int:
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
-        return _run(argv, partial(launch, ready=ready))
+        return _run(argv, partial(launch, ready=ready), given.export)
 
 
 @contextmanager
@@ -39,7 +51,7 @@ def _starting() -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def _run(argv: list[str], launch: "Callable[[list[str]], Launched]") -> int:
+def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: "Path | None") -> int:
     from sdopt.errors import command_line
     from sdopt.launching import InterruptedStudy, summarise_sweep
     from sdopt.report.sweep import exit_code
@@ -57,6 +69,8 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]") -> int:
         return max(code, 2)
     if launched.folder is None:
         return code
+    if target is not None:
+        _export(launched.folder, target)
     if launched.sweep:
         from sdopt.gate.judge import worst_code
         from sdopt.terminal import console as terminal
@@ -64,6 +78,23 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]") -> int:
         found = worst_code((summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0))
         return code or found
     return code or exit_code(launched.folder)
+
+
+def _export(folder: "Path", target: "Path") -> None:
+    """Writes the images and times of a study, or of each job of a sweep, as `sdopt judge` reads them."""
+    from sdopt.errors import UsageError, print_problems
+    from sdopt.exchange.scores import export
+    from sdopt.schema import Tracking
+    from sdopt.tracking.finding import find_results
+
+    try:
+        found = find_results(str(folder), Tracking(kind="none"))
+        for result, own in found.studies:
+            export(result, own, target / own.name if found.sweep else target)
+    except UsageError as error:  # what was measured is kept
+        print_problems(error.problems)
+    else:
+        print(f"images and times: {target}")
 
 
 if __name__ == "__main__":

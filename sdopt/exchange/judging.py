@@ -11,6 +11,7 @@ from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.exchange.study import Given, import_study, judgeable
+from sdopt.quality.metrics import features_of
 from sdopt.quality.settings import require_quality
 from sdopt.report.sweep import exit_code
 from sdopt.results.files import write_result
@@ -65,9 +66,41 @@ def judge_folders(given: Given, overrides: Sequence[str], output: Path | None, c
     return exit_code(folder)
 
 
+def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folder: Path) -> StudyResult:
+    """Scores two folders of a baseline's images that start from other noise, for a calibration of that model.
+
+    Args:
+        first: images of some prompts.
+        second: images of the same prompts from other seeds.
+        overrides: keys of quality metrics and of the hardware for the metrics' networks.
+        folder: an empty folder for the images while they are scored.
+
+    Raises:
+        UsageError: the folders or the metrics do not fit together.
+    """
+    with composer_of([*overrides, "tracking=none"]) as composer:
+        config = composer.current.recorded
+    machine, context = find_machine(start_fork_server(), config.hardware, data_sheets)
+    environment = describe_environment(machine, ["sdopt", "calibrate"])
+    result = import_study(Given(first, [], other_noise=second), config, environment, now(), folder)
+    require_quality(result.config.quality, result.config.gate, result.config.model)
+    Conclusion(result.config, folder, context).evaluate(result, machine.device.torch_name)
+    return result
+
+
 def _fit_rules(result: StudyResult) -> None:
     """Leaves out rules on what was not given, and says so."""
     kept, left_out = judgeable(result, result.config.gate.rules)
     result.config = replace(result.config, gate=replace(result.config.gate, rules=kept))
-    if left_out:
-        print_problems([f"not judged, because it was not given: {', '.join(left_out)}"])
+    problems = [f"not judged, because it was not given: {', '.join(left_out)}"] if left_out else []
+    if result.control is None:
+        problems.append(
+            "without a second folder of the baseline (--again FOLDER) nobody knows how far two equal runs differ, and "
+            "no gain in speed or memory can pass"
+        )
+    if result.config.gate.judges and not features_of(result.config.quality, result.config.model):
+        problems.append(
+            "no network scores these images: add quality.features=[effnet] (pip install 'sdopt[effnet]') or "
+            "[clip:<folder or hub id>] for perceptual distance, CLIP score and CMMD"
+        )
+    print_problems(problems)

@@ -165,6 +165,36 @@ def partners(first: Sequence[Picture], second: Sequence[Picture], folders: tuple
     return [by_origin[picture.made_from] for picture in first]
 
 
+def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders: tuple[Path, Path]) -> list[Picture]:
+    """Returns the second folder's images in the order of the first one's, where both are of the same prompts.
+
+    Raises:
+        UsageError: an image has no partner, or is the same in both folders.
+    """
+    mine, other = {p.file.stem: p for p in first}, {p.file.stem: p for p in second}
+    if mine.keys() == other.keys():
+        found = [other[name] for name in mine]
+        for picture, partner in zip(first, found, strict=True):
+            if None not in (picture.prompt, partner.prompt) and picture.prompt != partner.prompt:
+                raise UsageError(f"{picture.file} and {partner.file}: are of different prompts")
+    else:
+        by_prompt = {picture.prompt: picture for picture in second}
+        prompts = [picture.prompt for picture in first]
+        if None in prompts or _repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
+            raise UsageError(
+                f"{folders[0]} and {folders[1]}: which images are of the same prompt? Give them the same file name, or "
+                "list file, prompt and seed in a prompts.csv in both folders"
+            )
+        found = [by_prompt[prompt] for prompt in prompts]
+    for picture, partner in zip(first, found, strict=True):
+        if np.array_equal(read_image(picture.file), read_image(partner.file)):
+            raise UsageError(
+                f"{picture.file} and {partner.file}: are the same image; a calibration needs the same prompts from "
+                "other seeds"
+            )
+    return found
+
+
 def _repeated(values: Iterable[Any]) -> Any:
     """Returns a value that occurs several times; None if there is none."""
     return next((value for value, count in Counter(values).items() if count > 1), None)

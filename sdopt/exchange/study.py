@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import Picture, numbered, partners, read_folder, require_alike
+from sdopt.exchange.pictures import Picture, numbered, of_other_noise, partners, read_folder, require_alike
 from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.images import read_image
 from sdopt.results.comparisons import Comparison
@@ -50,6 +50,7 @@ class Given:
         candidates: the folders to compare with it.
         again: a second folder of the baseline: the same prompts and seeds, made once more.
         contract: what the candidates promise about their images.
+        other_noise: a folder of the baseline's prompts, made from other seeds: for a calibration.
         precision: the number type in which the baseline was computed, for rules that depend on it.
     """
 
@@ -58,6 +59,7 @@ class Given:
     again: Path | None = None
     contract: Contract = Contract.LOSSY
     precision: str | None = None
+    other_noise: Path | None = None
 
 
 def import_study(
@@ -89,8 +91,10 @@ def import_study(
     rows = []
     for number, side in enumerate(sides):
         control = given.again is not None and side.name == AGAIN
-        if read_image(side.pictures[0].file).shape != size:
-            raise UsageError(f"{side.folder}: its images have another size than those of {given.baseline}")
+        for picture in side.pictures:
+            if (found := read_image(picture.file).shape) != size:
+                sizes = [f"{shape[1]}×{shape[0]}" for shape in (found, size)]
+                raise UsageError(f"{picture.file}: is {sizes[0]}, and {first[0].file} {sizes[1]}; compare one size")
         rows.append(
             VariantResult(
                 side.name,
@@ -117,17 +121,22 @@ def import_study(
     )
     if result.control is not None:
         result.redrawn["numerical"] = result.control.images
+    if given.other_noise is not None:
+        pictures = of_other_noise(first, read_folder(given.other_noise), (given.baseline, given.other_noise))
+        result.redrawn["sampling"] = _copied(_Side("", given.other_noise, pictures, []), first, output, len(sides))
     return result
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """Returns a name for each folder: the shortest end of its path by which it differs from the others."""
     parts = [folder.resolve().parts[1:] for folder in folders]
-    for length in range(1, max(map(len, parts)) + 1):
+    for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(path[-length:]) for path in parts]
         if len({*names, BASELINE, AGAIN}) == len(names) + 2:
             return names
-    raise UsageError(f"{folders[0]}: is given twice; name each folder once")
+    if folders:
+        raise UsageError(f"{folders[0]}: is given twice; name each folder once")
+    return []
 
 
 def _times(folder: Path) -> list[Row]:

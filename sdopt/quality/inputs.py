@@ -153,17 +153,26 @@ class Inputs:
         return self.other.prompts if own else None
 
     def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:
-        """Returns the mean over the images of each prompt, their largest, and the mean over all prompts.
+        """Returns the score of a value for each image; see `by_prompt`."""
+        return by_prompt(self.pictures.prompts, values)
 
-        None stands for what is not finite.
-        """
-        found: dict[int, list[float]] = {}
-        for prompt, value in zip(self.pictures.prompts, values, strict=True):
-            found.setdefault(prompt, []).append(math.nan if value is None else float(value))
-        means = [float(np.mean(those)) for _, those in sorted(found.items())]
-        several = any(len(those) > 1 for those in found.values())
-        worst = [finite(float(np.max(those))) for _, those in sorted(found.items())] if several else []
-        return Score(finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst)
+
+def by_prompt(prompts: Sequence[int], values: Sequence[float | None] | np.ndarray) -> Score:
+    """Returns the mean over the images of each prompt, their largest, and the mean over all prompts.
+
+    None stands for what is not finite.
+
+    Args:
+        prompts: the prompt's number for each image.
+        values: the value of each image.
+    """
+    found: dict[int, list[float]] = {}
+    for prompt, value in zip(prompts, values, strict=True):
+        found.setdefault(prompt, []).append(math.nan if value is None else float(value))
+    means = [float(np.mean(those)) for _, those in sorted(found.items())]
+    several = any(len(those) > 1 for those in found.values())
+    worst = [finite(float(np.max(those))) for _, those in sorted(found.items())] if several else []
+    return Score(finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst)
 
 
 def finite(value: float) -> float | None:

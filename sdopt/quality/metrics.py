@@ -172,9 +172,15 @@ def _kernel_distance(given: Inputs, features: str, distance: Callable[..., Squar
     return Score(finite(found.value), leave_one_out=without, note=f"against {reference.name}")
 
 
+def _imported(given: Inputs, features: str) -> None:
+    """Another program computes it: see `sdopt.exchange.scores`."""
+
+
 _LAYERED = ("clip", "effnet")
 
 _ALL = ("clip", "effnet", "inception")
+
+_ELSEWHERE = ("elsewhere",)
 
 FAMILIES = (
     # The PSNR, which is computed from it, stands for it in tables.
@@ -210,6 +216,9 @@ FAMILIES = (
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
     Family("kid", "kernel distance, cubic kernel", False, _kid, over=_ALL, least=3),
     Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3, headline=True),
+    # Their names end with that of the metric: `score_imagereward`.
+    Family("score", "score by another program", True, _imported, over=_ELSEWHERE, headline=True),
+    Family("penalty", "score by another program", False, _imported, over=_ELSEWHERE, headline=True),
 )  # fmt: skip
 
 

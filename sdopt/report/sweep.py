@@ -41,7 +41,7 @@ def _code_of(result: StudyResult) -> int:
     measured = {row.name for row in result.variants if row.status.measured}
     uncompared = [
         edge
-        for edge in result.comparisons
+        for edge in ([] if result.is_imported else result.comparisons)
         if {edge.candidate, edge.reference} <= measured and not all(at.speedup for at in edge.shapes)
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]

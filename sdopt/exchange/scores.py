@@ -1,0 +1,145 @@
+"""Gives out a study's images and times as folders that `sdopt judge` reads, and takes in scores of its images.
+
+A table of scores has a row for each image: `variant` and `file`, as in the `images.csv` that `export` writes, or
+`variant`, `prompt` and `seed`; every other column is a metric.
+"""
+
+import csv
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.exchange.study import TIMES
+from sdopt.exchange.tables import Row, read_table
+from sdopt.quality.inputs import by_prompt
+from sdopt.quality.metrics import slug
+from sdopt.results.folders import inside
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.scores import ImageRecord
+
+_IMAGES = "images.csv"
+
+_COLUMNS = ("variant", "file", "prompt", "negative_prompt", "seed")
+
+
+def export(result: StudyResult, folder: Path, target: Path) -> None:
+    """Writes a folder for each variant that has images, with `prompts.csv` and `times.csv`, and a list of all images.
+
+    Raises:
+        UsageError: the study has no images, or the target holds something.
+        UnavailableError: the target cannot be written.
+    """
+    pictured = [variant for variant in result.variants if variant.images]
+    if not pictured:
+        raise UsageError(f"{folder}: has no images to export; measure with quality=default")
+    require_new(target)
+    try:
+        listed = [row for variant in pictured for row in _written(variant, folder, target)]
+        _write(target / _IMAGES, _COLUMNS, listed)
+    except OSError as error:
+        raise UnavailableError(f"{target}: {error.strerror}") from error
+
+
+def require_new(target: Path) -> None:
+    """Raises UsageError if a folder to export to holds something."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"--export {target}: holds something already; choose a new folder")
+
+
+def folder_name(variant: str) -> str:
+    """Returns a variant's name as that of a folder."""
+    return re.sub(r"[^\w.+=()-]+", "_", variant).strip("._") or "variant"
+
+
+def _written(variant: VariantResult, folder: Path, target: Path) -> list[list[Any]]:
+    own = target / folder_name(variant.name)
+    own.mkdir(parents=True)
+    rows = []
+    for record in variant.images:
+        source = inside(folder, record.path)
+        name = f"{record.prompt_index:05d}_{record.image_index:02d}{source.suffix}"
+        shutil.copyfile(source, own / name)
+        rows.append([variant.name, name, record.prompt, record.negative, record.seed])
+    _write(own / "prompts.csv", _COLUMNS[1:], [row[1:] for row in rows])
+    timed = [
+        [measured.replicate, call.round, call.seconds, "" if measured.peak is None else measured.peak[1]]
+        for measured in variant.measurements
+        for call in measured.shapes[0].calls
+        if not call.left_out
+    ]
+    if timed:
+        _write(own / TIMES, ("replicate", "round", "seconds", "memory_gib"), timed)
+    return rows
+
+
+def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([names, *rows])
+
+
+def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[str]) -> list[str]:
+    """Adds scores of images by another program to a study's variants, and returns the names of the metrics.
+
+    A metric is named `score_…` if more is better, and `penalty_…` otherwise. Where it was there before, it is replaced.
+
+    Args:
+        result: the study, which is changed.
+        table: `.csv` or `.jsonl`.
+        lower_is_better: names of columns of which less is better.
+
+    Raises:
+        UsageError: a row names no image of the study, or an image of a variant has no value.
+    """
+    rows = read_table(table)
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row.values) if name not in _COLUMNS]
+    lower = {name.lower() for name in lower_is_better}
+    if unknown := sorted(lower - {*columns}):
+        raise UsageError(
+            f"--lower {','.join(unknown)}: {table} has no such column; it has {', '.join(columns) or 'none'}"
+        )
+    if not columns:
+        raise UsageError(f"{table}: has no column of scores beside {', '.join(_COLUMNS)}")
+    names = {column: f"{'penalty' if column in lower else 'score'}_{slug(column)}" for column in columns}
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        variant = result.variant(row.need("variant"))
+        record = _image(variant, row)
+        if record.path in found.setdefault(variant.name, {}):
+            raise UsageError(f"{row.place}: this image of '{variant.name}' has a row already")
+        found[variant.name][record.path] = row
+    for name, by_path in found.items():
+        variant = result.variant(name)
+        if lacking := [record for record in variant.images if record.path not in by_path]:
+            raise UsageError(
+                f"{table}: {len(lacking)} images of '{name}' have no row, as that of the seed {lacking[0].seed} and "
+                f"the prompt '{lacking[0].prompt}'; a gate compares the same prompts"
+            )
+        prompts = [record.prompt_index for record in variant.images]
+        for column, metric in names.items():
+            values = [_value(by_path[record.path], column) for record in variant.images]
+            variant.quality[metric] = by_prompt(prompts, values)
+    return list(names.values())
+
+
+def _value(row: Row, column: str) -> float:
+    value = row.number(column)
+    if value is None:
+        raise UsageError(f"{row.place}: no {column}; each image of a variant needs a score")
+    return value
+
+
+def _image(variant: VariantResult, row: Row) -> ImageRecord:
+    """Returns the image that a row is about. Raises UsageError if there is none, or several."""
+    file, prompt, seed = row.text("file"), row.text("prompt"), row.whole("seed")
+    if file is not None:
+        stem = Path(file).stem
+        fitting = [r for r in variant.images if stem == f"{r.prompt_index:05d}_{r.image_index:02d}"]
+    else:
+        fitting = [r for r in variant.images if (r.prompt, r.seed) == (prompt, seed)]
+    if len(fitting) != 1:
+        what = f"file {file}" if file is not None else f"prompt '{prompt}' and seed {seed}"
+        raise UsageError(f"{row.place}: '{variant.name}' has {len(fitting)} images of the {what}; name one by its file")
+    return fitting[0]

@@ -1,0 +1,274 @@
+"""Images, times and scores that other programs made are judged by the rules of a study."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from sdopt.errors import UsageError
+from sdopt.exchange.pictures import partners, read_folder, require_alike
+from sdopt.exchange.tables import read_table
+from sdopt.gate.calibration import read_calibration
+from sdopt.results.files import read_result
+from sdopt.results.verdicts import Verdict
+from tests.command import Finished, sdopt
+
+COUNT = 8
+
+
+def pictures(seed: int = 0, noise: float = 0.0) -> np.ndarray:
+    """Smooth pictures, all different: uint8 (n, 64, 64, 3)."""
+    coarse = np.random.default_rng(seed).integers(30, 225, (COUNT, 6, 6, 3), dtype=np.uint8)
+    smooth = [Image.fromarray(each).resize((64, 64), Image.Resampling.BICUBIC) for each in coarse]
+    wrong = noise * np.random.default_rng(99).standard_normal((COUNT, 64, 64, 3))
+    return np.clip(np.stack([np.asarray(each) for each in smooth]) + wrong, 0, 255).round().astype(np.uint8)
+
+
+def write(folder: Path, images: np.ndarray, seconds: float | None = None, listed: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{number}.png")
+    if listed:
+        table(folder / "prompts.csv", ("file", "prompt", "seed"), [(f"{n}.png", f"thing {n}", n) for n in range(COUNT)])
+    if seconds is not None:
+        random = np.random.default_rng(len(folder.name))
+        calls = [(n % 4, n // 4, seconds * np.exp(0.01 * random.standard_normal())) for n in range(12)]
+        table(folder / "times.csv", ("round", "replicate", "seconds"), calls)
+    return folder
+
+
+def table(file: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([names, *rows])
+
+
+Judge = Callable[..., Finished]
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Judge:
+    def run(*arguments: object) -> Finished:
+        given = [str(argument) for argument in arguments]
+        return sdopt(tmp_path, "judge", *given, "tracking=none", "hardware=cpu", "--output", "outputs/judged")
+
+    return run
+
+
+class TestJudging:
+    def test_the_same_images_pass_as_exact_and_faster_times_as_a_gain(self, tmp_path: Path, judge: Judge) -> None:
+        first = write(tmp_path / "a", pictures(), 0.2)
+        faster, again = (write(tmp_path / name, pictures(), s) for name, s in (("faster", 0.1), ("again", 0.2)))
+        done = judge(first, faster, "--again", again, "--contract", "exact")
+        assert done.code == 0, done.shown
+        [judged] = done.result.judgements
+        assert judged.verdict is Verdict.PASS
+        assert judged.gains == ["speedup"]
+        assert "own word" in judged.note
+        speedup = done.result.comparisons[0].shapes[0].speedup
+        assert speedup is not None
+        assert (speedup.low or 0) > 1.9
+        assert done.result.control is not None
+
+    def test_one_damaged_image_is_a_regression(self, tmp_path: Path, judge: Judge) -> None:
+        images = pictures()
+        images[3] = 0
+        done = judge(write(tmp_path / "a", pictures()), write(tmp_path / "b", images), "--contract", "exact")
+        assert done.code == 1
+        failed = [ruling.rule for ruling in done.result.judgements[0].rulings if ruling.verdict is Verdict.FAIL]
+        assert {"tripwires", "exact"} <= {*failed}
+
+    def test_slower_times_alone_are_a_regression(self, tmp_path: Path, judge: Judge) -> None:
+        first, again = (write(tmp_path / name, pictures(), 0.1) for name in ("a", "again"))
+        done = judge(first, write(tmp_path / "slow", pictures(), 0.2), "--again", again, "--contract", "exact")
+        assert done.code == 1
+
+    def test_without_a_second_baseline_no_gain_is_shown(self, tmp_path: Path, judge: Judge) -> None:
+        first, faster = (write(tmp_path / name, pictures(), s) for name, s in (("a", 0.2), ("b", 0.1)))
+        done = judge(first, faster, "--contract", "exact")
+        assert done.code == 3
+        assert "--again" in done.shown
+
+    def test_what_was_not_given_is_said_and_not_judged(self, tmp_path: Path, judge: Judge) -> None:
+        sides = [write(tmp_path / name, pictures(), listed=False) for name in ("a", "b")]
+        done = judge(*sides, "--contract", "exact")
+        assert done.code == 0, done.shown
+        assert "not judged, because it was not given: speedup, tail_ratio, memory_ratio" in done.shown
+        assert not {"clip_score"} & {*done.result.variants[1].quality}
+
+    def test_the_form_that_score_exports_can_be_judged(self, finished: Finished, tmp_path: Path, judge: Judge) -> None:
+        assert sdopt(tmp_path, "score", str(finished.folder), "--export", "out").code == 0
+        folders = [folder for folder in (tmp_path / "out").iterdir() if folder.is_dir()]
+        first = tmp_path / "out" / "baseline"
+        others = [folder for folder in folders if folder != first]
+        assert others
+        done = judge(first, *others)
+        assert done.code in (0, 1, 3)
+        assert len(done.result.variants) == len(folders)
+        assert done.result.variants[0].measurements
+
+    def test_other_calls_are_no_part_of_it(self, tmp_path: Path, judge: Judge) -> None:
+        first, second = (write(tmp_path / name, pictures()) for name in ("a", "b"))
+        done = judge(first, second, "workload.steps=4")
+        assert done.code == 2
+        assert "workload.steps" in done.err
+        assert judge(first, "gate=strict").code == 2
+        assert not (tmp_path / "outputs").exists()
+
+
+def test_a_calibration_of_two_folders_gives_margins(tmp_path: Path, judge: Judge) -> None:
+    first, second = write(tmp_path / "a", pictures()), write(tmp_path / "b", pictures(seed=1))
+    made = sdopt(tmp_path, "calibrate", "--from", str(first), str(second), "--output", "own.json")
+    assert made.code == 0, made.shown
+    assert read_calibration(tmp_path / "own.json").metrics["colour_error"].mean > 0.01
+    same = sdopt(tmp_path, "calibrate", "--from", str(first), str(first), "--output", "other.json")
+    assert same.code == 2
+    assert "the same image" in same.err
+    assert sdopt(tmp_path, "calibrate", "--from", str(first), str(second)).code == 2
+    noisy = write(tmp_path / "noisy", pictures(noise=30))
+    assert judge(first, noisy, "gate.calibration=own.json").code == 1
+
+
+class TestScores:
+    @pytest.fixture
+    def judged(self, tmp_path: Path, judge: Judge) -> Path:
+        sides = [write(tmp_path / name, pictures()) for name in ("a", "b")]
+        assert judge(*sides, "--contract", "exact").code == 0
+        assert sdopt(tmp_path, "score", "outputs/judged", "--export", "out").code == 0
+        return tmp_path / "outputs" / "judged"
+
+    def rows(self, tmp_path: Path, worse: float) -> list[dict[str, Any]]:
+        found = read_table(tmp_path / "out" / "images.csv")
+        assert len(found) == 2 * COUNT
+        return [
+            {**row.values, "reward": number % 5 - (worse if row.values["variant"] == "b" else 0)}
+            for number, row in enumerate(found)
+        ]
+
+    def test_are_judged_like_our_own(self, tmp_path: Path, judged: Path) -> None:
+        rows = self.rows(tmp_path, worse=2.0)
+        table(tmp_path / "scores.csv", list(rows[0]), [list(row.values()) for row in rows])
+        assert sdopt(tmp_path, "score", str(judged), "--import", "scores.csv").code == 0
+        result = read_result(judged)
+        assert len(result.variant("b").quality["score_reward"].per_prompt) == COUNT
+        shown = sdopt(tmp_path, "show", str(judged)).shown
+        assert "reward" in shown
+        rule = "{metric:score_reward,margin:0.5,confidence:null}"  # too few prompts for an interval
+        gate = ["gate=default", f"gate.rules={{exact:[{rule}]}}"]
+        failed = sdopt(tmp_path, "gate", str(judged), *gate, "--output", "verdicts")
+        assert failed.code == 1, failed.shown
+        assert sdopt(tmp_path, "score", str(judged), "--import", "scores.csv", "--lower", "reward").code == 0
+        turned = [gate[0], gate[1].replace("score_", "penalty_")]
+        assert sdopt(tmp_path, "gate", str(judged), *turned, "--output", "verdicts").code == 0
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda rows: rows[:-1], "have no row"),
+            (lambda rows: [*rows, rows[0]], "has a row already"),
+            (lambda rows: [{**row, "reward": "good"} for row in rows], "not a number"),
+            (lambda rows: [{**row, "reward": "nan"} for row in rows], "not a number"),
+            (lambda rows: [{**row, "variant": "c"} for row in rows], "not in the study"),
+            (lambda rows: [{**row, "file": "99999_00.png"} for row in rows], "has 0 images"),
+            (lambda rows: [{k: v for k, v in row.items() if k != "reward"} for row in rows], "no column of scores"),
+        ],
+    )
+    def test_that_do_not_fit_change_nothing(
+        self, tmp_path: Path, judged: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], said: str
+    ) -> None:
+        before = (judged / "result.json").read_bytes()
+        rows = change(self.rows(tmp_path, worse=0.0))
+        (tmp_path / "scores.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        done = sdopt(tmp_path, "score", str(judged), "--import", "scores.jsonl")
+        assert (done.code, said in done.err) == (2, True), done.err
+        assert (judged / "result.json").read_bytes() == before
+
+
+A1111 = "a cat, (red:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 42, Size: 64x64"
+
+COMFY = {
+    "3": {
+        "class_type": "KSampler",
+        "inputs": {"seed": ["9", 0], "positive": ["6", 0], "negative": ["7", 0], "steps": 20},
+    },
+    "6": {"class_type": "CLIPTextEncode", "inputs": {"text": ["8", 0], "clip": ["4", 1]}},
+    "7": {"class_type": "CLIPTextEncode", "inputs": {"text": "blurry", "clip": ["4", 1]}},
+    "8": {"class_type": "PrimitiveString", "inputs": {"value": "a cat, (red:1.2)"}},
+    "9": {"class_type": "Seed", "inputs": {"seed": 42}},
+}
+
+
+class TestPartners:
+    def in_png(self, folder: Path, name: str, **texts: str) -> None:
+        info = PngInfo()
+        for key, value in texts.items():
+            info.add_text(key, value)
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (16, 16)).save(folder / name, pnginfo=info)
+
+    def test_what_programs_leave_in_files_is_read(self, tmp_path: Path) -> None:
+        self.in_png(tmp_path / "a", "a.png", parameters=A1111)
+        self.in_png(tmp_path / "b", "b.png", prompt=json.dumps(COMFY))
+        [mine], [other] = (read_folder(tmp_path / name) for name in "ab")
+        assert mine.made_from == other.made_from == ("a cat, (red:1.2)", "blurry", 42)
+        assert partners([mine], [other], (tmp_path / "a", tmp_path / "b")) == [other]
+
+    @pytest.mark.parametrize("graph", ["[]", "{", '{"3": {"inputs": {"positive": ["3", 0], "seed": ["3", 0]}}}', '"x"'])
+    def test_a_graph_that_says_nothing_is_no_error(self, tmp_path: Path, graph: str) -> None:
+        self.in_png(tmp_path / "a", "a.png", prompt=graph)
+        assert read_folder(tmp_path / "a")[0].made_from is None
+
+    def test_by_prompt_and_seed_where_names_differ(self, tmp_path: Path) -> None:
+        first, second = (write(tmp_path / name, pictures()) for name in ("a", "b"))
+        rows = [(f"{n}.png", f"thing {COUNT - 1 - n}", COUNT - 1 - n) for n in range(COUNT)]
+        for file in sorted(second.glob("*.png")):
+            file.rename(second / f"x{file.name}")
+        table(second / "prompts.csv", ("file_name", "text", "seed"), [(f"x{name}", *rest) for name, *rest in rows])
+        found = partners(read_folder(first), read_folder(second), (first, second))
+        assert [picture.file.stem for picture in found] == [f"x{COUNT - 1 - n}" for n in range(COUNT)]
+
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            (lambda folder: (folder / "3.png").unlink(), "listed, and is not there"),
+            (lambda folder: (folder / "3.png").rename(folder / "y.png"), "not"),
+            (lambda folder: Image.new("RGB", (64, 64)).save(folder / "3.jpg"), "several images are named 3"),
+            (lambda folder: Image.new("RGB", (32, 32)).save(folder / "0.png"), "is 32×32"),
+            (lambda folder: Image.new("RGB", (32, 32)).save(folder / "5.png"), "is 32×32"),
+            (lambda folder: Image.new("I;16", (64, 64)).save(folder / "prompts.csv", "PNG"), "UTF-8"),
+            (lambda folder: (folder / "prompts.csv").write_text("file,prompt,seed\n0.png,a,one\n"), "not"),
+            (lambda folder: (folder / "times.csv").write_text("seconds\n-1\n"), "above 0"),
+            (lambda folder: (folder / "times.csv").write_text("secs\n1\n"), "seconds is missing"),
+        ],
+    )
+    def test_folders_that_do_not_fit_are_refused(
+        self, tmp_path: Path, judge: Judge, spoil: Callable[[Path], object], said: str
+    ) -> None:
+        first, second = (write(tmp_path / name, pictures()) for name in ("a", "b"))
+        spoil(second)
+        done = judge(first, second, "--contract", "exact")
+        assert done.code == 2
+        assert said in done.err
+        assert "Traceback" not in done.err
+
+    def test_animated_files_are_refused(self, tmp_path: Path, judge: Judge) -> None:
+        frames = [Image.fromarray(image) for image in pictures()[:2]]
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            frames[0].save(tmp_path / name / "0.gif", save_all=True, append_images=frames[1:])
+        done = judge(tmp_path / "a", tmp_path / "b")
+        assert done.code == 2
+        assert "2 frames" in done.err
+
+    def test_images_from_other_noise_are_no_comparison(self, tmp_path: Path) -> None:
+        sides = [read_folder(write(tmp_path / str(seed), pictures(seed), listed=False)) for seed in range(2)]
+        with pytest.raises(UsageError, match="other noise"):
+            require_alike(*sides)
+        grey = write(tmp_path / "grey", np.full_like(pictures(), 127), listed=False)
+        require_alike(sides[0], read_folder(grey))  # all alike: tripwires judge that
+        require_alike(sides[0], read_folder(write(tmp_path / "noisy", pictures(noise=60), listed=False)))
