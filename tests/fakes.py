@@ -5,7 +5,8 @@ says with a fault: a function that is given the worker and the name of the reque
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hydra import initialize_config_dir
 from PIL import Image
 from rich.console import Console
@@ -43,8 +45,9 @@ Fault = Callable[["FakeWorker", str], None]
 class FakeWorker(Worker):
     """A worker of `Fakes`."""
 
-    def __init__(self, fakes: "Fakes", variant: Variant, log: Path) -> None:
-        self.variant, self.log, self.fakes = variant, log, fakes
+    def __init__(self, fakes: "Fakes", variant: Variant, log: Path, called: Callable[[float], None]) -> None:
+        self.variant, self.log, self.fakes, self._called = variant, log, fakes, called
+        log.touch()
         self.requests: list[str] = []
         self.given: list[tuple[int, int]] = []
         """The shape and the number of the batch of each call."""
@@ -104,6 +107,7 @@ class FakeWorker(Worker):
         self.given.append((shape_index, number))
         compiled, self.graphs, self.packages = Compiled(0.1 * self.graphs, self.graphs, self.packages), 0, 0
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
+        self._called(seconds)
         draw = timed_draw(self.variant, shape_index)
         image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, _pixels(draw))
         return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image)
@@ -158,8 +162,17 @@ class Fakes:
         called: Callable[[float], None],
         warn: Callable[[str], None],
     ) -> FakeWorker:
-        self.started.append(FakeWorker(self, variant, log))
+        self.started.append(FakeWorker(self, variant, log, called))
         return self.started[-1]
+
+
+@contextmanager
+def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
+    """Lets commands in this process measure with fake workers."""
+    fakes = fakes or Fakes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdopt.experiment.WorkerProcess", lambda context, device, timeout_s, *of: fakes(*of))
+        yield fakes
 
 
 def failing(status: Status, request: str = "prepare", *, call: int = 0, beside: bool = False) -> Fault:

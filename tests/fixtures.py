@@ -25,7 +25,9 @@ from sdopt.results.records import StudyResult
 from sdopt.variant import Variant
 from sdopt.worker import forkserver
 from sdopt.worker.host import PipelineHost
+from sdopt.worker.process import WorkerProcess
 from tests.command import SMALL, SMOKE, Finished, sdopt
+from tests.fakes import fake_workers
 from tests.forked import fork_the_server
 from tests.once import counted_once, loaded_once, migrated_once, read_once  # noqa: F401 (of every test)
 
@@ -163,7 +165,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         *(f"protocol.{override}" for override in protocol),
         *("workload.steps=2", "workload.size=32", "workload.prompt_count=4", "quality.prompt_count=4"),
     )
-    return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdopt.experiment.WorkerProcess", WorkerProcess)  # real ones, whoever asks for it first
+        return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments))
 
 
 @pytest.fixture
@@ -174,10 +178,11 @@ def result(finished: Finished) -> StudyResult:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A sweep of three jobs: the baseline itself, one more, one that cannot run; logged where MLflow is installed."""
+    """A sweep of fake workers: the baseline itself, one more, one that cannot run; logged where MLflow is installed."""
     tracking = ["tracking=mlflow"] if find_spec("mlflow") else []
     arguments = ("run", "-m", *SMOKE, *tracking, "attention=default,math,cudnn")
-    return once(tmp_path_factory, "sweep", lambda cwd: sdopt(cwd, *arguments))
+    with fake_workers():
+        return once(tmp_path_factory, "sweep", lambda cwd: sdopt(cwd, *arguments))
 
 
 @pytest.fixture(scope="session")

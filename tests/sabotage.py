@@ -77,19 +77,6 @@ class WantsTooMuch(Harmless):
 
 
 @dataclass(frozen=True)
-class WantsTooMuchOnce(Harmless):
-    """Runs out of memory in the first process that applies it: as one that has too many others beside it."""
-
-    marker: str = "tried"
-
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        if not Path(self.marker).exists():
-            Path(self.marker).touch()
-            torch.empty(2**58, dtype=torch.uint8)
-        return super().apply(pipe)
-
-
-@dataclass(frozen=True)
 class CompilesAPackage(Harmless):
     """Compiles a package in the first call of the first process, which keeps 256 MiB from then on; others load it."""
 

@@ -19,6 +19,9 @@ from tests.optimizations.walk import TASKS, Choice, Walk, covering_runs
 
 DEVICES = {"cpu": CPU, **{card: planned_device(data_sheets()[card]) for card in ("h200", "rtx4090", "t4")}}
 
+USUAL = (("emoji", "cpu"), ("sd15", "rtx4090"), ("sd21", "t4"), ("sdxl", "h200"))
+"""Models and devices whose pairs are looked at on each commit: each device once, and a model of each kind."""
+
 
 @pytest.fixture(scope="module")
 def walk() -> Walk:
@@ -40,10 +43,16 @@ def runs(walk: Walk, quick: Sequence[Choice]) -> list[tuple[list[Choice], str]]:
 
 
 class TestDeclared:
-    @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize("model", ["emoji", "sd15", "sd21", "sd21_base", "sdxl"])
+    @pytest.mark.parametrize(
+        ("model", "device"),
+        [
+            pytest.param(model, device, marks=[] if (model, device) in USUAL else pytest.mark.slow)
+            for model in ("emoji", "sd15", "sd21", "sd21_base", "sdxl")
+            for device in DEVICES
+        ],
+    )
     def test_what_a_pair_adds_to_the_conflicts_of_both_names_one_of_them(
-        self, walk: Walk, device: str, model: str
+        self, walk: Walk, model: str, device: str
     ) -> None:
         section = Model(name=model, weights="packaged" if model == "emoji" else "random")
         found = [
@@ -101,6 +110,18 @@ class TestRun:
             assert {task for chosen, task in runs if choice in chosen} == set(TASKS)
         assert covering_runs(walk, quick) == runs, "the same runs every time"
 
+    def test_some_runs_take_effect(
+        self, walk: Walk, quick: Sequence[Choice], runs: Sequence[tuple[list[Choice], str]]
+    ) -> None:
+        """The fewest of the runs, as far as that is easily found, in which each option occurs: always the same ones."""
+        sample, lacking = [], {*quick}
+        while lacking:
+            sample.append(max(runs, key=lambda run: len(lacking.intersection(run[0]))))
+            lacking.difference_update(sample[-1][0])
+        found = walk.failures(sample)
+        assert not found, "\n".join(found)
+
+    @pytest.mark.slow
     def test_runs_take_effect(self, walk: Walk, runs: Sequence[tuple[list[Choice], str]]) -> None:
         """More than a minute on one core: each option with each task, and each pair of options at least once."""
         found = walk.failures(runs)

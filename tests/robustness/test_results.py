@@ -83,7 +83,7 @@ def wrong_for(path: Path_) -> Any:
 FIRST_CALL = ("variants", 0, "measurements", 0, "shapes", 0, "calls", 0)
 
 
-@pytest.mark.parametrize("path", KEYS[:: len(KEYS) // 60], ids=lambda path: ".".join(map(str, path)))
+@pytest.mark.parametrize("path", KEYS[:: len(KEYS) // 20], ids=lambda path: ".".join(map(str, path)))
 def test_any_key_may_be_wrong(path: Path_) -> None:
     answer_to(replaced(DOCUMENT, path, wrong_for(path)))
 

@@ -3,6 +3,7 @@
 import importlib
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,13 @@ from sdopt.launching import summarise_sweep
 from sdopt.results.files import read_result
 from sdopt.results.records import Status
 from tests.command import SMOKE, Finished, fork, sdopt
+from tests.fakes import fake_workers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def faked() -> Iterator[None]:
+    with fake_workers():
+        yield
 
 
 class TestCommands:

@@ -16,6 +16,7 @@ from sdopt.study.timeline import Timeline
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine
 from tests.command import SMOKE, sdopt
+from tests.fakes import fake_workers
 from tests.test_locks import elsewhere
 
 
@@ -77,9 +78,10 @@ def test_the_command_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.
             other.kill()
 
         monkeypatch.setattr(Experiment, "_say_waiting", waiting)
-        waited = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1")
+        with fake_workers():
+            waited = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1")
     assert waited.code == 0
     assert f"waiting for outputs/runs/theirs (process {other.pid}), which measures on" in waited.err
-    with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')"):
+    with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')"), fake_workers():
         beside = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1", "hardware.exclusive=false")
     assert (beside.code, "waiting for" in beside.err) == (0, False)

@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,8 +23,16 @@ from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
-from tests.command import SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt
+from tests.command import SMALL, SMOKE, Finished, fork, sdopt
+from tests.fakes import Fakes, failing, fake_workers
 from tests.records import reconfigure
+
+
+@pytest.fixture(scope="module", autouse=True)
+def faked() -> Iterator[None]:
+    """Only a command in a process of its own, as one to be killed is, has real workers."""
+    with fake_workers():
+        yield
 
 
 def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]]:
@@ -200,8 +208,9 @@ class TestMissing:
 class TestFailed:
     @pytest.fixture
     def failed(self, tmp_path: Path) -> Path:
-        once = ["study=explicit", "study.variants={baseline: [], once: ['+sabotage=wants_too_much_once']}"]
-        found = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=interleaved", *once)
+        once = ["study=explicit", "study.variants={baseline: [], once: ['workload.seed:1']}"]
+        with fake_workers(Fakes({"once": failing(Status.FAILED)})):
+            found = sdopt(tmp_path, "run", *SMOKE, *once)
         assert found.code == 3
         return found.folder
 
