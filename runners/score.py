@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
+    from sdopt.analysis.summary import summary_of
     from sdopt.errors import command_line
     from sdopt.exchange.scores import export, import_scores
     from sdopt.report.catalog import write_reports
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
     lower = tuple(filter(None, arguments.lower.split(",")))
     names = import_scores(result, arguments.table, lower)
     write_result(result, folder)
-    for _ in write_reports(result, folder):
+    for _ in write_reports(summary_of(result), folder):
         pass
     print(f"{folder}: has {', '.join(names)}; `{command_line('sync', folder)}` logs it to MLflow")
     return 0
