@@ -46,7 +46,9 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
     trust = [_cut(line, 2 * width - 8) for line in trust_of(summary)]
-    effects = [table] if (table := effects_table(summary)) else []
+    tables = [effects_table(summary)]
+    if not any(row.speedup for row in summary.rows):
+        tables.append(quality_table(summary))
     article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
     more = [f"`{command_line('show', '--all', folder)}` has all figures and reasons."] if folder else []
     return shown(
@@ -54,7 +56,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
             Prose(summary.sentence, strong=True),
             Prose(""),
             ranking(summary, reasons=False),
-            *effects,
+            *(table for table in tables if table is not None),
             *notes,
             *use_of(summary),
             Prose("How far to trust it:"),
