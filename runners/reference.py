@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -104,6 +105,16 @@ def option_comment(path: Path) -> str:
         if "@package" not in line:
             found.append(line.lstrip("# "))
     return " ".join(found)
+
+
+def options_in_words() -> str:
+    """Returns each group with its options, the default first, and what each is."""
+    lines: list[str] = []
+    for group, default in default_options().items():
+        files = sorted((CONF / group).glob("*.yaml"), key=lambda path: (path.stem != default, path.stem))
+        lines += ["", f"{group}:"]
+        lines += [f"  {path.stem:<22} {shorten(option_comment(path), 96, placeholder=' …')}" for path in files]
+    return "\n".join(lines)
 
 
 def axis_of(path: Path) -> str:

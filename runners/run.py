@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
         from sdopt.exchange.scores import require_new
 
         require_new(given.export)
+    if {"-h", "--help"} & set(argv):
+        return _help()
     informative = CommandLine.of(argv).informative
     if not informative:
         # Started before heavy imports here, so that the server imports them in parallel.
@@ -40,6 +42,18 @@ def main(argv: list[str]) -> int:
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
         return _run(argv, partial(launch, ready=ready), given.export)
+
+
+def _help() -> int:
+    from omegaconf import OmegaConf
+
+    from sdopt.config.paths import CONF, CONFIG_NAME
+
+    from .reference import options_in_words
+
+    words = OmegaConf.load(CONF / f"{CONFIG_NAME}.yaml").hydra.help
+    print(f"{words.header}\n{options_in_words()}\n\n{words.footer}", end="")
+    return 0
 
 
 @contextmanager

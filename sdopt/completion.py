@@ -5,6 +5,13 @@ import sys
 from collections.abc import Collection
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
+
+_OF_RESULTS = ("show", "compare", "gate", "report", "sync")
+"""Commands that take finished results."""
+
+_MOST = 20
+"""Results that are offered."""
 
 _ANSWERS = {"fish": "\n"}
 """What a shell wants between its choices, where that is not a space."""
@@ -30,8 +37,18 @@ def complete(request: str, commands: Collection[str]) -> int:
         return 0
     if before[0] not in commands:
         return 0
+    if before[0] in _OF_RESULTS and "=" not in partial:
+        # The newest first; where there is none, the shell lists files.
+        found = sorted(Path("outputs").glob("*/*/*/result.json"), key=lambda path: path.parent.name, reverse=True)
+        folders = [str(path.parent) for path in found if str(path.parent).startswith(partial)]
+        print(_ANSWERS.get(shell, " ").join(folders[:_MOST]))
+        return 0
+    if before[0] == "optimize" and len(before) == 1:
+        return 0  # a file: the shell lists them
     # Hydra expects overrides after the program's name.
     os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
+    if before[0] == "optimize":  # after a model's name, and flags
+        os.environ["COMP_LINE"] = " ".join([words[0], *(word for word in before[1:] if "=" in word), partial])
     return _hydra(request, before[0].replace("-", "_"))
 
 

@@ -31,12 +31,24 @@ def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "b
         ("sdopt gpu-suite parts.noise.li", ["parts.noise.limit_s="]),
         ("sdopt train-reference denoiser.st", ["denoiser.steps="]),
         ("sdopt nothing layout=", []),
+        ("sdopt show ", []),
+        ("sdopt optimize ", []),
+        ("sdopt optimize mine.safetensors layout=chan", ["layout=channels_last"]),
     ],
 )
 def test_commands_groups_options_and_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, choices: list[str]
 ) -> None:
     assert query(monkeypatch, tmp_path, line) == choices
+
+
+def test_results_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"outputs/runs/pair/2026-01-0{day}_10-00-00-0" for day in (1, 2)]
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "result.json").touch()
+    assert query(monkeypatch, tmp_path, "sdopt show ") == names[::-1]
+    assert query(monkeypatch, tmp_path, f"sdopt compare {names[0]}") == names[:1]
 
 
 def test_without_a_word_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

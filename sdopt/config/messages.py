@@ -32,7 +32,8 @@ def explain(error: Exception) -> str:
         chosen = " or ".join(f"study={design}" for design in designs)
         return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well"
     known = [key for key in _known_keys() if not key.endswith("._target_")]
-    if near := difflib.get_close_matches(unknown[1], known, n=2):
+    own = [key for key in known if key.rpartition(".")[2] == unknown[1]]
+    if near := own or difflib.get_close_matches(unknown[1], known, n=2):
         return f"{unknown[1]}: unknown key; did you mean {' or '.join(near)}? `sdopt run --help` lists all"
     added = f"a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
     return f"{unknown[1]}: unknown key; `sdopt run --help` lists all; {added}"

@@ -22,7 +22,8 @@ from sdopt.schema import Sheet
 
 def tables(found: Diagnosis, width: int) -> Group:
     """Returns the whole diagnosis for a terminal of `width` columns."""
-    parts: list[Any] = [_machine_table(found)]
+    start = "start here: sdopt optimize MODEL tries what runs here; the tables below say what that is, and why not"
+    parts: list[Any] = [Text(start, style="bold"), _machine_table(found)]
     if found.ceilings:
         parts.append(_ceilings_table(found))
     return Group(*parts, *_options_table(found, width))

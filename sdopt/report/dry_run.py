@@ -31,10 +31,11 @@ def show_plan(result: StudyResult, expected: Forecast, console: Console) -> None
         if row.reason:
             console.print(f"  {row.name}: no: {row.reason}", markup=False, highlight=False, soft_wrap=True)
     edges = Table(title="what would be compared", title_justify="left")
-    for heading in ("candidate", "against", "credits"):
+    for heading in ("candidate", "against", "measures"):
         edges.add_column(heading)
     for edge in result.comparisons:
-        edges.add_row(*map(escape, (edge.candidate, edge.reference, edge.credit)))
+        measures = "how far two equal variants differ" if result.variant(edge.candidate).is_control else edge.credit
+        edges.add_row(*map(escape, (edge.candidate, edge.reference, measures)))
     console.print(edges)
     for line in expectations(expected):
         console.print(line, markup=False, highlight=False)

@@ -113,7 +113,7 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
         variants=[row for row in judged.variants if row.name in sides],
         comparisons=[each for each in judged.comparisons if each.candidate == best],
     )
-    if sheet := comparison_sheet(summary_of(two), folder / FINAL):
+    if sheet := comparison_sheet(summary_of(two), folder / FINAL, prompts=4):
         write_atomically(folder / PICTURE, sheet)
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if program := program_of(judged, judged.variant(best)):

@@ -27,7 +27,7 @@ from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
 from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, race
 from sdopt.search.record import Fate, shortened, start_said
 from sdopt.search.space import Candidate, Space
-from sdopt.search.studies import FINAL, Studies
+from sdopt.search.studies import CALIBRATE, FINAL, Studies
 from sdopt.search.trials import Trials
 from sdopt.study.forecast import calls_ahead
 from sdopt.study.timeline import waited_s
@@ -69,7 +69,8 @@ class Search:
             calls = calls_ahead([baseline] * 2, 2 * processes, run.protocol.rounds, run.protocol, None) / 2
             work[stage] = Work(processes, calls)
         budget = Budget(work, self.deadline, self.config.finalists)
-        for result in self.finished("screen-"):
+        # The first study of candidates is planned by what the baseline took, if it was calibrated.
+        for result in [*self.finished(CALIBRATE), *self.finished("screen-")]:
             budget.baseline, costs = costs_of(result)
             budget.costs |= costs
         return budget
