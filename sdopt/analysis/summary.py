@@ -384,10 +384,10 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     if best is not None:
         return f"{described(best, baseline)}."
     first, several = candidates[0], len(candidates) > 1
-    if first.speedup is None and not _images_text(first):
-        return f"Nothing was measured beside the baseline: {first.name}: {first.because}."
     if first.speedup is None:
-        return f"{'; '.join(f'{row.name}: {_images_text(row)}' for row in candidates if row.images)} (not timed)."
+        pictured = "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images)
+        none = f"Nothing was measured beside the baseline: {first.name}: {first.because}."
+        return f"{pictured} (not timed)." if pictured else none
     if all(row.speed in (Speed.FEW, None) for row in candidates):
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
         return f"Not enough runs to tell: {described(first, baseline)}; {more}."

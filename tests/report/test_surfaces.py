@@ -1,0 +1,161 @@
+"""All that shows a result says the same of each variant: one scale of verdicts, one ranking."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import html5lib
+import pytest
+from rich.console import Console
+
+from sdopt.analysis.scale import Decision, Images, Speed
+from sdopt.analysis.summary import Summary, summary_of
+from sdopt.report.answer import answer_shown
+from sdopt.report.blocks import Table
+from sdopt.report.catalog import markdown_table
+from sdopt.report.charts.comparisons import forest
+from sdopt.report.charts.tradeoff import tradeoffs
+from sdopt.report.dataframe import to_dataframe
+from sdopt.report.embedded import KINDS
+from sdopt.report.junit import junit
+from sdopt.report.page import html
+from sdopt.report.page.html import html_page
+from sdopt.report.page.sections import study_page
+from sdopt.report.verdicts import summary_markdown, verdict_json
+from sdopt.results.files import read_result
+from sdopt.tracking.projection import verdict_tags
+from tests.command import ROOT
+
+RECORDS = ROOT / "outputs" / "records" / "amd-epyc"
+
+
+class Said(NamedTuple):
+    """The verdicts on one variant; "" where a surface shows none."""
+
+    name: str
+    speed: str
+    images: str
+    gate: str
+
+
+def word(text: str, scale: type[Speed | Images | Decision]) -> str:
+    """The word of a scale with which a cell begins, after a badge's glyph."""
+    text = text.lstrip("✓?✗⚠– ")
+    return next((str(each) for each in scale if text.startswith(each)), "")
+
+
+def of_rows(headings: list[str], rows: list[list[str]]) -> list[Said]:
+    def cell(row: list[str], heading: str) -> str:
+        return row[headings.index(heading)] if heading in headings else ""
+
+    return [
+        Said(
+            cell(row, "variant"),
+            word(cell(row, "speed"), Speed),
+            word(cell(row, "images"), Images),
+            word(cell(row, "gate"), Decision),
+        )
+        for row in rows
+    ]
+
+
+def of_markdown(text: str) -> list[Said]:
+    block = next(block for block in text.split("\n\n") if block.startswith("| variant |"))
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+    return of_rows(head, rows)
+
+
+def of_terminal(summary: Summary, width: int) -> list[Said]:
+    stream = StringIO()
+    Console(file=stream, width=width).print(answer_shown(summary, width))
+    lines = stream.getvalue().splitlines()
+    head = next(line for line in lines if line.startswith("variant "))
+    starts = {name: head.index(name) for name in ("speed ", "images", "gate") if name in head}
+    below = lines[lines.index(head) + 1 :][: len(summary.rows)]
+    return [
+        Said(
+            summary.rows[n].name if line.startswith(summary.rows[n].name[:12]) else line,
+            word(line[starts["speed "] :], Speed),
+            word(line[starts["images"] :], Images) if "images" in starts else "",
+            word(line[starts["gate"] :], Decision) if "gate" in starts else "",
+        )
+        for n, line in enumerate(below)
+    ]
+
+
+def of_page(summary: Summary, folder: Path) -> list[Said]:
+    root = html5lib.parse(html_page(study_page(summary, folder)).decode(), namespaceHTMLElements=False)
+    table = next(root.iter("table"))
+    headings = ["".join(cell.itertext()).strip() for cell in table.iter("th") if cell.get("scope") == "col"]
+    body = next(table.iter("tbody"))
+    return of_rows(headings, [[" ".join("".join(cell.itertext()).split()) for cell in row] for row in body])
+
+
+@pytest.mark.parametrize("name", ["quickstart", "fastest", "hf_sdxl", "hf_memory_speed", "precisions_txt2img"])
+def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "_library", lambda: "")
+    summary = summary_of(read_result(RECORDS / name))
+    judged = bool(summary.result.judgements)
+    expected = [
+        Said(row.name, str(row.speed or ""), str(row.images or "") if judged else "", str(row.decision or ""))
+        for row in summary.rows
+    ]
+    judgements = summary.result.judgements
+    tables = {
+        "table.md": of_markdown(markdown_table(summary)),
+        "README": of_markdown(KINDS["table"](summary, "")),
+        "step summary": of_markdown(summary_markdown(summary, judgements)),
+        "page": of_page(summary, RECORDS / name),
+        **{f"terminal of {width}": of_terminal(summary, width) for width in (80, 100, 120, 160)},
+    }
+    for surface, said in tables.items():
+        assert said == expected, surface
+
+    frame = to_dataframe(summary)
+    frame = frame[frame["role"] != "control"].drop_duplicates("variant")
+    rows = frame[["variant", "speed", "images", "gate"]].itertuples(index=False)
+    whole = [Said(row.name, *map(str, (row.speed or "", row.images or "", row.decision or ""))) for row in summary.rows]
+    if not any(row.steps for row in summary.rows):
+        assert [Said(*row) for row in rows] == whole, "table.csv"
+    for row, said in zip(summary.rows, whole, strict=True):
+        tags = verdict_tags(summary, row.variant)
+        assert row.is_baseline or Said(row.name, *(tags.get(key, "") for key in ("speed", "images", "gate"))) == said
+
+    plot = forest(summary)
+    assert plot is not None
+    speeds = [(str(row["name"]), str(row["speed"])) for row in plot["data"]["values"]]
+    assert [pair for pair in speeds if "A/A" not in pair[0]] == [
+        (row.name, row.speed) for row in summary.rows if row.speed
+    ]
+    for view in tradeoffs(summary):
+        for _, variant, kind in view.legend:
+            row = summary.row(variant)
+            assert row is not None
+            assert str(kind) == (row.images or "baseline")
+
+    if judged:
+        data = json.loads(verdict_json(summary, judgements))
+        keys = ("variant", "speed", "images", "gate")
+        said = [Said(*(one.get(key, "") for key in keys)) for one in data["variants"]]
+        assert said == [one for one, row in zip(whole, summary.rows, strict=True) if not row.is_baseline]
+        for suite in ElementTree.fromstring(junit(summary, judgements)):
+            words = {each.get("name"): each.get("value") for each in suite.iter("property")}
+            row = summary.row(str(suite.get("name")).partition(" against ")[0])
+            assert row is not None
+            assert words == {"speed": row.speed, "images": row.images, "gate": row.decision}
+
+
+def test_nothing_slower_than_the_baseline_is_named_without_that_word() -> None:
+    summary = summary_of(read_result(RECORDS / "hf_sdxl"))
+    assert summary.best is None
+    assert all(row.speed is not Speed.FASTER for row in summary.rows)
+    assert summary.sentence.startswith("Keep the baseline")
+    assert "slower" in summary.sentence.partition("A trade: ")[2]
+
+
+def test_a_table_finds_its_columns() -> None:
+    table = Table(("a", "b"), [("x", "")])
+    assert [str(cell) for cell in table.column("a")] == ["x"]
+    assert table.filled().headings == ["a"]
