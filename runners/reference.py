@@ -20,6 +20,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from sdopt.config.cards import SHEETS
 from sdopt.config.groups import default_options
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF
@@ -59,6 +60,8 @@ def _section(group: str) -> Iterator[str]:
     promises = any(cls is not None and issubclass(cls, Optimization) for cls in known)
     headings = ("option", "what it is", *(("images", "is for") if promises else ()))
     yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
+    if group == "hardware":
+        yield "\n".join(_card_rows())
     if isinstance(default, list):
         shown = ",".join(path.stem for path in files[-2:])
         yield f"These options combine, as in `{group}=[{shown}]`; none is the default."
@@ -68,6 +71,13 @@ def _section(group: str) -> Iterator[str]:
             if issubclass(cls, Optimization | Design):
                 yield f"{users}: {_first_paragraphs(cls)}"
             yield markdown(("key", "type", "default", "meaning"), found, []).rstrip()
+
+
+def _card_rows() -> Iterator[str]:
+    """Yields a line for each family of cards, with the names of its data sheets."""
+    for path in sorted(SHEETS.glob("*.yaml")):
+        names: Any = OmegaConf.to_container(OmegaConf.load(path))
+        yield f"- {option_comment(path).split(':')[0]}: {', '.join(f'`{name}`' for name in sorted(map(str, names)))}"
 
 
 def class_of(group: str, path: Path) -> type | None:

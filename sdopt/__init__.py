@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdopt.errors import ConflictError, UnavailableError, UsageError
+    from sdopt.foresight.planning import plan
     from sdopt.guest import run
     from sdopt.library import Report, load, optimize, prove, undo
     from sdopt.report.outcome import Outcome, load_result
@@ -28,6 +29,7 @@ _PUBLIC = {
     "prove": ("sdopt.library", "prove"),
     "undo": ("sdopt.library", "undo"),
     "load": ("sdopt.library", "load"),
+    "plan": ("sdopt.foresight.planning", "plan"),
     "Report": ("sdopt.library", "Report"),
     "Outcome": ("sdopt.report.outcome", "Outcome"),
     "StudyResult": ("sdopt.results.records", "StudyResult"),
@@ -47,6 +49,7 @@ __all__ = [
     "load",
     "load_result",
     "optimize",
+    "plan",
     "prove",
     "run",
     "undo",

@@ -20,6 +20,7 @@ COMMANDS = {
     "calibrate": "measure the spread of a model's images, from which gates take their margins",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow unless they are there already",
+    "plan": "predict seconds and memory on a card that you do not have, with intervals",
     "doctor": "describe this machine: its hardware, its peak speed, and which options run on it",
     "gpu-suite": "run all that needs a GPU within a time budget: machine, noise, tests, every option, every preset",
     "benchmark-overhead": "measure the time that sdopt adds to the calls of the pipeline",

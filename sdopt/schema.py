@@ -240,6 +240,15 @@ class Sheet:
     tensor: Rates = field(default_factory=Rates)
     """Rates of the tensor cores."""
     sources: list[str] = field(default_factory=list)
+    architecture: str | None = None
+    """The generation, such as `ada` or `rdna3`; `sdopt plan` needs it, as it needs the keys below."""
+    chip: str | None = None
+    """The die, such as `AD102`, which cards of several names share."""
+    pcie_gb_s: float | None = bounded(None, gt=0, le=1e6)
+    """Rate of the link to the host in one direction."""
+    power_w: float | None = bounded(None, gt=0, le=1e6)
+    half_accumulation: float | None = bounded(None, gt=0, le=1e9)
+    """Tensor rate in fp16 with accumulation in fp16, where it differs: GeForce cards halve it for float32."""
 
     @property
     def capability(self) -> tuple[int, int] | None:

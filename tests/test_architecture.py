@@ -24,6 +24,7 @@ FLOORS = (
     "library",
     "tracking",
     "suite",
+    "foresight",
     "config",
     "report",
     "gate",

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from sdopt.config.cards import cards
 from sdopt.config.overrides import parsed_override
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of
@@ -53,11 +54,8 @@ def default_choice(group: str) -> str:
 def data_sheets() -> Mapping[str, Sheet]:
     """Returns the packaged data sheets, by option of the group `hardware`. Raises UsageError if a file is wrong."""
     problems: list[str] = []
-    nodes = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "hardware").glob("*.yaml"))}
     sheets = {
-        option: build_typed(f"{option}.sheet", node.sheet, Sheet, problems)
-        for option, node in nodes.items()
-        if "sheet" in node and node.sheet is not None
+        card: build_typed(f"{card}.sheet", OmegaConf.create(sheet), Sheet, problems) for card, sheet in cards().items()
     }
     if problems:
         raise UsageError(problems)
@@ -91,7 +89,7 @@ def require_overrides(overrides: Sequence[str]) -> None:
         elif parsed.is_delete() and isinstance(default, str):
             problems.append(f"{override}: a group cannot be empty; {group}={default} is the default")
         elif not parsed.is_delete() and parsed.value() is None:
-            options = ", ".join(options_of(group))
+            options = ", ".join([*options_of(group), *(cards() if group == "hardware" else ())])
             advice = "a group cannot be empty" if isinstance(default, str) else f"{group}=[] chooses nothing"
             advice = "leave it out to choose nothing" if group == "experiment" else advice
             problems.append(f"{override}: {advice}; choose one of {options}")

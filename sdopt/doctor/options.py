@@ -115,7 +115,10 @@ def _check(
     fit = fit_on(device, group, variant, variants)
     if fit.runs:
         return OptionReport(group, option, True, fit.remarks)
-    able = [name for name, sheet in sheets.items() if fit_on(planned_device(sheet), group, variant, variants).runs]
+    # What runs depends on a card's compute capability: one card of each is asked.
+    asked = {sheet.capability: sheet for sheet in sheets.values() if sheet.capability}
+    runs = {kind for kind, sheet in asked.items() if fit_on(planned_device(sheet), group, variant, variants).runs}
+    able = [name for name, sheet in sheets.items() if sheet.capability in runs]
     return OptionReport(group, option, False, fit.remarks, _cards(able, sheets))
 
 
@@ -163,7 +166,7 @@ def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
     lowest = sheets[ordered[0]].capability or (0, 0)
     every = all(name in able for name, sheet in sheets.items() if (sheet.capability or (0, 0)) >= lowest)
     if not every or len(able) <= _SHOWN:
-        return f"runs on {', '.join(ordered)}"
+        return f"runs on {', '.join(ordered[: 2 * _SHOWN])}{', …' if len(able) > 2 * _SHOWN else ''}"
     return (
         f"runs on cards of compute capability {'.'.join(map(str, lowest))} or later ({', '.join(ordered[:_SHOWN])}, …)"
     )

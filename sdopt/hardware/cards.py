@@ -71,7 +71,8 @@ def _plain(name: str) -> str:
 def planned_device(sheet: Sheet) -> Device:
     """Returns the device that a data sheet describes, to plan for a card that is not in this machine."""
     return Device(
-        type="cuda" if sheet.capability else "cpu",
+        # PyTorch calls AMD's cards `cuda` too; they have no compute capability.
+        type="cuda" if sheet.capability or sheet.architecture else "cpu",
         name=sheet.name,
         capability=sheet.capability,
         memory_total_gib=sheet.memory_gib,

@@ -1,0 +1,126 @@
+"""sdopt plan: seconds and GiB on a card that one does not have."""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+
+from . import end_with_code
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Prints predictions, or how well they meet published figures; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt plan",
+        description="Predict seconds and memory of a call on a card that you do not have, with 80 %% intervals.",
+        epilog="examples: sdopt plan model=sdxl precision=fp16 hardware=rtx3060; "
+        "sdopt plan model=sd15 precision=fp16 'plan.hardware=[t4,l4,rtx4090,h100]'; "
+        "sdopt plan model=sdxl hardware=l4 study=one_at_a_time 'study.options=[compiler,attention,memory]'",
+    )
+    parser.add_argument("overrides", nargs="*", help="as of sdopt run; plan.hardware=[…] and plan.measured=RUN besides")
+    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="folder with your own config groups")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times and memory into a picture")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--check",
+        type=Path,
+        metavar="TRUTH.csv",
+        help="hold predictions against published figures, each predicted without its device; see "
+        "sdopt/foresight/README.md for the columns",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("chip", "generation", "publisher"),
+        default="chip",
+        help="with --check: what is left out of the fit for each figure [chip]",
+    )
+    parser.add_argument(
+        "--refit",
+        action="store_true",
+        help="with --check: fit to the file itself, instead of the packaged coefficients",
+    )
+    arguments = parser.parse_args(argv)
+
+    from sdopt.worker.forkserver import prepare_environment
+
+    prepare_environment()
+    return _check(arguments) if arguments.check else _plan(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from sdopt.errors import UsageError
+    from sdopt.foresight.plan import REFUSED, text_of
+    from sdopt.foresight.planning import plan_of
+    from sdopt.foresight.tables import plan_table, remarks
+    from sdopt.terminal import console as terminal
+
+    if arguments.refit or arguments.by != "chip":
+        raise UsageError("--by and --refit: only apply to --check")
+    if arguments.plot and arguments.plot.suffix != ".png":
+        raise UsageError(f"--plot {arguments.plot}: must end in .png")
+    found = plan_of(arguments.overrides, arguments.config_dir)
+    if arguments.json:
+        print(json.dumps([_finite(each.row()) for each in found.predictions], indent=1))
+    else:
+        console = terminal()
+        if len(found.predictions) == 1:
+            [only] = found.predictions
+            console.print(f"{only.variant}, {only.shape}, on {only.sheet.name}:", markup=False, highlight=False)
+            console.print(text_of(only), markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(plan_table(found.predictions))
+        for line in remarks(found.predictions, found.command):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if arguments.plot:
+        from sdopt.foresight.charts import picture_of
+
+        arguments.plot.parent.mkdir(parents=True, exist_ok=True)
+        arguments.plot.write_bytes(picture_of(found.predictions))
+        print(f"written: {arguments.plot}", file=sys.stderr)
+    # A plan that can say nothing at all is not a plan.
+    refused = all(each.state == REFUSED and each.memory is None for each in found.predictions)
+    return UsageError.exit_code if refused else 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from sdopt.config.groups import data_sheets
+    from sdopt.errors import UsageError
+    from sdopt.foresight.check import check
+    from sdopt.foresight.fitting import Data
+    from sdopt.foresight.latency import coefficients
+    from sdopt.foresight.published import read_figures
+    from sdopt.foresight.tables import check_tables
+    from sdopt.terminal import console as terminal
+
+    if arguments.overrides or arguments.plot:
+        raise UsageError("--check: takes no overrides and draws no plot")
+    sheets = data_sheets()
+    figures = read_figures(arguments.check, sheets)
+    if not figures:
+        raise UsageError(f"{arguments.check}: has no figures")
+    fitted = Data.of(figures, sheets).fit() if arguments.refit else coefficients()
+    found = check(figures, sheets, fitted, arguments.by)
+    if arguments.json:
+        print(json.dumps(_finite(asdict(found)), indent=1))
+        return 0
+    console = terminal()
+    for part in check_tables(found):
+        console.print(part, soft_wrap=isinstance(part, str), highlight=False)
+    return 0
+
+
+def _finite(value: object) -> object:
+    """Returns a value with null for what JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

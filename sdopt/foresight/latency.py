@@ -1,0 +1,379 @@
+"""The latency model: what a call takes, from operation counts, a data sheet and the class of the software.
+
+A call is a fixed part, one per image, its steps and the decoder. A pass of a network takes as long as its kernels on
+the device, or as launching them on the host, whichever is longer:
+
+    device = convolutions + products + attention + bytes of matrix operators + other bytes + kernels · gap
+    pass   = (device⁴ + (kernels · launch)⁴)^¼
+
+Each of these parts is work ÷ rate of the data sheet × exp(a sum of coefficients): its logarithm is linear in the
+coefficients, which makes gradients exact and the fit a matter of a second. Every coefficient has a prior, so that what
+the figures do not tell stays at what is plausible, and a new generation gets the average of the others.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdopt.foresight.costs import PassCosts
+from sdopt.foresight.software import SCORES, Software
+from sdopt.schema import Sheet
+
+Array = NDArray[np.float64]
+
+COEFFICIENTS = Path(__file__).parent / "coefficients.json"
+
+GENERATIONS = (
+    "pascal", "volta", "turing", "turing_gtx", "ampere", "ada", "hopper", "blackwell",
+    "rdna2", "rdna3", "rdna4", "cdna", "cdna2", "cdna3", "cdna4",
+)  # fmt: skip
+
+_STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100")
+"""Chips with stacked memory, which reach less of their large peaks."""
+
+_LAUNCHES = {
+    "eager_1": 10e-6,
+    "eager_2": 20e-6,
+    "compiled": 4e-6,
+    "graphs": 1e-6,
+    "engine": 1e-6,
+    "a1111": 12e-6,
+    "sdnext": 12e-6,
+    "sdnext_diffusers": 9e-6,
+    "other": 12e-6,
+    "comfy": 9e-6,
+}
+"""Seconds to launch a kernel, by class of software."""
+
+_CLASSES = (
+    "a1111", "sdnext", "sdnext_diffusers", "other", "comfy", "eager", "compiled",
+    "tensorrt", "aitemplate", "oneflow", "stable_fast",
+)  # fmt: skip
+
+
+def _priors() -> dict[str, tuple[float, float]]:
+    """Returns mean and standard deviation of each coefficient before any figure is seen."""
+    log = math.log
+    found = {
+        # Shares of the peak rate.
+        "conv": (log(0.4), 0.5),
+        "gemm": (log(0.45), 0.2),
+        "attn": (log(0.3), 0.3),
+        "tensor": (0.0, 1.0),
+        "vector_conv": (log(0.6), 0.25),
+        "vector_gemm": (log(0.85), 0.1),
+        "vector_half": (log(0.5), 1.0),
+        "bandwidth": (log(0.75), 0.2),
+        # What differs between cards. GeForce accumulates in float16 at twice the rate: how much of it counts.
+        "stacked": (0.0, 0.3),
+        "large_stacked": (0.3, 0.05),
+        "large": (0.0, 0.1),
+        "accumulation": (0.8, 0.3),
+        "power": (0.15, 0.1),
+        "laptop": (0.1, 0.15),
+        "early": (0.3, 0.3),
+        "gap": (log(3e-6), 0.4),
+        # What differs between kinds of work and software.
+        "scores": (0.0, 0.3),
+        "split": (0.0, 0.3),
+        "fused_compiled": (log(0.5), 0.3),
+        "fused_engine": (log(0.4), 0.3),
+        "autocast": (0.0, 0.2),
+        "torch_1": (0.0, 0.1),
+        "torch_21": (0.0, 0.1),
+        "sdpa": (0.0, 0.15),
+        "xformers": (0.0, 0.15),
+        "tf32": (0.0, 0.25),
+        "fp8": (0.0, 0.25),
+        "int8": (0.0, 0.25),
+        "decoder": (0.0, 0.3),
+        "sdxl": (0.0, 0.1),
+        # Seconds.
+        "fixed_library": (log(0.05), 0.5),
+        "fixed_library_1": (log(0.3), 0.5),
+        "fixed_web": (log(0.3), 0.5),
+        "fixed_engine": (log(0.02), 0.5),
+        "image_web": (log(0.05), 0.5),
+        "image_library": (log(0.02), 0.5),
+    }
+    found |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
+    found |= {f"memory_{name}": (0.0, 0.1) for name in GENERATIONS}
+    found |= {f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()}
+    return found | {f"class_{name}": (0.0, 0.2) for name in _CLASSES}
+
+
+PRIORS = _priors()
+NAMES = tuple(PRIORS)
+_INDEX = {name: index for index, name in enumerate(NAMES)}
+_MEAN = np.array([mean for mean, _ in PRIORS.values()])
+_DEVIATION = np.array([deviation for _, deviation in PRIORS.values()])
+
+PARTS = ("convolutions", "products", "attention", "matrix bytes", "other bytes", "kernels", "launches")
+"""The parts of a pass; the last one is the host's."""
+
+_COUNT = 2 * len(PARTS) + 2
+"""Parts of a call: those of the denoiser, those of the decoder, the fixed part, and that of each image."""
+
+_MATRIX_SHARE = 0.7
+"""Bytes of matrix operators that are not hidden behind their arithmetic."""
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call on one card: everything that the model needs to know.
+
+    Attributes:
+        card: the name in `hardware=`.
+        sheet: its data sheet.
+        software: with what.
+        denoiser: costs of one step.
+        decoder: costs of decoding all images of the call.
+        steps: of the denoiser.
+        images: of the call.
+        sdxl: whether the model is SDXL.
+        part: what the time is of: `call`, `step`, `image`, `unet` or `vae`.
+        decodes_in_float32: whether the decoder runs in float32, whatever the precision.
+    """
+
+    card: str
+    sheet: Sheet
+    software: Software
+    denoiser: PassCosts
+    decoder: PassCosts
+    steps: int
+    images: int
+    sdxl: bool = False
+    part: str = "call"
+    decodes_in_float32: bool = False
+
+
+def generation_of(sheet: Sheet) -> str:
+    """Returns the architecture whose coefficients a card shares."""
+    # TU11x has no tensor cores, and half precision overflows on it: programs compute in float32.
+    return "turing_gtx" if sheet.architecture == "turing" and sheet.tensor.fp16 is None else str(sheet.architecture)
+
+
+@dataclass
+class Table:
+    """Cases as arrays: the logarithm of each part is `base + design @ coefficients`."""
+
+    base: Array
+    design: Array
+    weights: Array
+    """How often each sum counts: steps, decoders, fixed parts, parts of an image."""
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> "Table":
+        """Lays out cases."""
+        base = np.zeros((_COUNT, len(cases)))
+        design = np.zeros((_COUNT, len(cases), len(NAMES)))
+        weights = np.zeros((4, len(cases)))
+        for column, case in enumerate(cases):
+            for row, (value, terms) in enumerate(_parts(case)):
+                base[row, column] = value
+                for name, factor in terms.items():
+                    design[row, column, _INDEX[name]] += factor
+            weights[:, column] = _weights(case)
+        return cls(base, design, weights)
+
+    def take(self, chosen: NDArray[Any]) -> "Table":
+        """Returns some of the cases."""
+        return Table(self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen])
+
+    def parts(self, coefficients: Array) -> Array:
+        """Returns the seconds of each part (rows) of each case (columns)."""
+        return np.asarray(np.exp(self.base + self.design @ coefficients))
+
+    def log_seconds(self, coefficients: Array) -> Array:
+        """Returns the logarithm of the time of each case."""
+        return np.log(self._sums(self.parts(coefficients))[0])
+
+    def _sums(self, parts: Array) -> tuple[Array, Array, Array]:
+        size = len(PARTS)
+        step, decoder = (_longer(parts[start : start + size]) for start in (0, size))
+        total = self.weights[0] * step + self.weights[1] * decoder
+        return total + self.weights[2] * parts[-2] + self.weights[3] * parts[-1], step, decoder
+
+    def gradient(self, coefficients: Array) -> tuple[Array, Array]:
+        """Returns the logarithm of the time of each case, and its derivatives by coefficients (columns)."""
+        parts, size = self.parts(coefficients), len(PARTS)
+        total, step, decoder = self._sums(parts)
+        slope = np.empty_like(parts)
+        for start, weight, whole in ((0, self.weights[0], step), (size, self.weights[1], decoder)):
+            device = parts[start : start + size - 1].sum(0)
+            slope[start : start + size - 1] = weight * (device / whole) ** 3 * parts[start : start + size - 1]
+            slope[start + size - 1] = weight * (parts[start + size - 1] / whole) ** 3 * parts[start + size - 1]
+        slope[-2:] = self.weights[2:] * parts[-2:]
+        return np.log(total), np.einsum("kn,knp->np", slope / total, self.design)
+
+
+def _longer(parts: Array) -> Array:
+    """Returns the time of passes: of their kernels, or of launching these; near equality somewhat more than either."""
+    return np.asarray((parts[:-1].sum(0) ** 4 + parts[-1] ** 4) ** 0.25)
+
+
+def _weights(case: Case) -> tuple[float, float, float, float]:
+    if case.part == "call":
+        return case.steps, 1.0, 1.0, 1.0
+    if case.part == "image":  # in a stream, where the fixed part of a call is hidden behind the next one
+        return case.steps / case.images, 1 / case.images, 0.0, 1 / case.images
+    return (1.0, 0.0, 0.0, 0.0) if case.part in ("step", "unet") else (0.0, 1.0, 0.0, 0.0)
+
+
+def _parts(case: Case) -> list[tuple[float, Terms]]:
+    software = case.software
+    found = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
+    old = "_1" if software.application == "library" and 0 < software.torch < 2 else ""
+    found.append((0.0, {f"fixed_{software.application}{old}": 1.0}))
+    if software.application == "engine":
+        return [*found, (-30.0, {})]
+    return [*found, (math.log(case.images), {f"image_{software.application}": 1.0})]
+
+
+def _pass(case: Case, costs: PassCosts, decodes: bool) -> list[tuple[float, Terms]]:
+    sheet, software, common = case.sheet, case.software, _common(case)
+    found = []
+    full = decodes and case.decodes_in_float32
+    convolution, product = ("tf32", "fp32") if full and software.application == "library" else software.types
+    for amount, name, kind in (
+        (costs.convolutions, "conv", convolution),
+        (costs.products, "gemm", product),
+        (costs.attention, "attn", product),
+    ):
+        rate, terms = _rate(sheet, name, kind)
+        for key, factor in (common | ({"decoder": 1.0} if decodes else {})).items():
+            terms[key] = terms.get(key, 0.0) + factor
+        found.append((math.log(max(amount, 1.0) / (rate * 1e12)), {key: -factor for key, factor in terms.items()}))
+    size = 4 if full else software.bytes
+    seconds = size / (sheet.bandwidth_gb_s * 1e9)
+    moving = {"bandwidth": -1.0, f"memory_{generation_of(sheet)}": -1.0, f"class_{software.name}": 0.5}
+    found.append((math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE), moving))
+    between = dict(moving)
+    if software.compiled:
+        between["fused_engine" if software.application == "engine" else "fused_compiled"] = 1.0
+    between |= {"autocast": 1.0} if software.autocast else {}
+    between |= {"scores": 1.0} if software.attention == SCORES else {}
+    between |= {"split": 1.0} if software.processor == "split" else {}
+    found.append((math.log(max(costs.between, 1.0) * seconds), between))
+    kernels = math.log(max(costs.kernels, 1.0))
+    return [*found, (kernels, {"gap": 1.0}), (kernels, {f"launch_{software.launcher}": 1.0})]
+
+
+def _rate(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
+    """Returns the peak rate (TFLOP/s) of a class of operator in a type, and what is known of its share of it."""
+    generation = generation_of(sheet)
+    terms: Terms = {f"generation_{generation}": 1.0}
+    half, cores = sheet.tensor.fp16, sheet.tensor
+    if half is None:
+        if (
+            kind in ("fp32", "tf32")
+            or sheet.vector.fp16 is None
+            or (generation in ("pascal", "turing_gtx") and (sheet.chip not in _STACKED))
+        ):
+            return float(sheet.vector.fp32 or 1.0), terms | {"vector_half": 1.0}
+        return float(sheet.vector.fp16), terms | {"vector_half": 1.0}
+    if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
+        return float(sheet.vector.fp32 or 1.0), {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
+    whole = sheet.half_accumulation or half
+    terms |= {"tensor": 1.0, name: 1.0}
+    if sheet.chip in _STACKED:
+        terms |= {"stacked": 1.0, "large_stacked": -math.log(whole / 312)}
+    else:
+        terms |= {"large": -math.log(whole / 150)}
+    if kind in ("fp8", "int8"):
+        return float(sheet.peak(kind) or sheet.peak("int8") or half), terms | {kind: 1.0}
+    terms |= {"accumulation": math.log(whole / half)}
+    return (float(cores.tf32), terms | {"tf32": 1.0}) if kind == "tf32" and cores.tf32 else (float(half), terms)
+
+
+def _common(case: Case) -> Terms:
+    """Returns what changes all arithmetic of a case alike."""
+    sheet, software = case.sheet, case.software
+    found: Terms = {f"class_{software.name}": -1.0, "power": _power(sheet)}
+    found |= {"laptop": -1.0} if case.card.endswith("_laptop") else {}
+    found |= {"torch_1": -1.0} if 0 < software.torch < 2 else {}
+    found |= {"torch_21": -1.0} if software.torch > 2.005 else {}
+    found |= {"sdxl": -1.0} if case.sdxl else {}
+    found |= {software.processor: -1.0} if software.processor in ("sdpa", "xformers") else {}
+    # Libraries of that time did not know these chips yet.
+    early = 0 < software.torch < 2 and generation_of(sheet) in ("ada", "hopper", "blackwell")
+    return found | ({"early": -1.0} if early else {})
+
+
+_USUAL_POWER = {
+    "pascal": 20.6, "volta": 19.1, "turing": 18.9, "turing_gtx": 19.9, "ampere": 8.6, "ada": 6.2, "hopper": 9.8,
+    "blackwell": 6.3, "rdna2": 15.5, "rdna3": 6.8, "rdna4": 6.2,
+}  # fmt: skip
+"""Median watts per TFLOP/s in float32 of a generation's data sheets: below it, power may hold the clocks down."""
+
+
+def _power(sheet: Sheet) -> float:
+    usual = _USUAL_POWER.get(generation_of(sheet))
+    if not (sheet.power_w and sheet.vector.fp32 and usual):
+        return 0.0
+    return math.log(sheet.power_w / sheet.vector.fp32 / usual)
+
+
+_SCALE = 0.12
+"""Residual (log) from which on a figure counts less: about what two publishers of one figure differ by."""
+
+
+def fit(table: Table, seconds: Array, weights: Array, start: Array | None = None, most: int = 40) -> Array:
+    """Fits the coefficients: a robust likelihood (pseudo-Huber), their priors, and Gauss-Newton steps."""
+    found = _MEAN.copy() if start is None else start.copy()
+    wanted = np.log(seconds)
+    for _ in range(most):
+        predicted, slope = table.gradient(found)
+        left = wanted - predicted
+        weight = weights / np.sqrt(1 + (left / _SCALE) ** 2) / _SCALE**2
+        weighed = slope * weight[:, None]
+        curvature = weighed.T @ slope + np.diag(1 / _DEVIATION**2)
+        step = np.linalg.solve(curvature, weighed.T @ left + (_MEAN - found) / _DEVIATION**2)
+        found += step * min(1.0, 0.7 / float(np.abs(step).max()))
+        if np.abs(step).max() < 2e-3:
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Fitted coefficients, those without parts of the figures, and what the figures say of errors.
+
+    Attributes:
+        all: fitted to all figures.
+        without: by `chip`, `generation` or `publisher`, the coefficients without the figures of each.
+        cards: number of figures by card.
+        widths: half-widths of 80 % intervals (log), by state and class; see `intervals`.
+    """
+
+    all: Array
+    without: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
+    cards: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, float] = field(default_factory=dict)
+
+    def left_out(self, by: str, value: str) -> Array:
+        """Returns the coefficients without the figures of a chip, generation or publisher."""
+        return self.without.get(by, {}).get(value, self.all)
+
+
+@cache
+def coefficients() -> Coefficients:
+    """Returns the packaged coefficients."""
+    content = json.loads(COEFFICIENTS.read_text(encoding="utf-8"))
+    names = content["names"]
+    order = [names.index(name) for name in NAMES]
+
+    def vector(values: list[float]) -> Array:
+        return np.array(values)[order]
+
+    without = {by: {name: vector(values) for name, values in folds.items()} for by, folds in content["without"].items()}
+    return Coefficients(vector(content["all"]), without, content["cards"], content["widths"])

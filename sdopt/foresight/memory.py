@@ -1,0 +1,266 @@
+"""Memory of a variant without running it: its networks are built on the meta device, changed by options, and traced.
+
+The trace gives a floor. What lies above it is elastic: cuDNN's workspaces and the allocator's cache grow while there is
+room, and shrink when there is none. So two figures are given, *at least* and *likely*.
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sdopt.errors import UsageError
+from sdopt.foresight.costs import PassCosts, denoiser_inputs, network, set_attention
+from sdopt.foresight.published import Work
+from sdopt.foresight.software import Software
+from sdopt.foresight.trace import Costs, trace
+from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.optimizations.attention import FusedProjections, Sliced, Vanilla
+from sdopt.optimizations.memory import (
+    LayerwiseCasting,
+    PrecomputedEmbeddings,
+    TinyVae,
+    VaeSlicing,
+    VaeTiling,
+)
+from sdopt.optimizations.offload import GroupOffload, ModelOffload, SequentialOffload
+from sdopt.optimizations.precision import FixedVae, FullVae, Precision
+from sdopt.optimizations.quantization import Quantized, Sdnq
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder
+from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.random_weights import empty_network, empty_part
+from sdopt.schema import Shape
+from sdopt.variant import Variant
+
+_SLACK = 1.15
+"""What the allocator reserves for the largest stage, as a multiple of what is alive there, where memory is scarce."""
+
+_ROOMY_DENOISER, _ROOMY_DECODER = 1.17, {2: 2.75, 4: 2.25}
+"""The same where memory is not scarce, by bytes of a number: cuDNN's workspaces for large images count there."""
+
+_STRUCTURAL = (Vanilla, Sliced, FusedProjections, VaeSlicing, VaeTiling)
+"""Options that change networks in a way that a trace on the meta device shows."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a variant's pipeline consists of, in GiB, and what its passes cost.
+
+    Attributes:
+        weights: of each network as stored: `unet`, `vae`, `text_encoder`, ….
+        denoiser: costs of one step.
+        decoder: costs of decoding the images of a call.
+        layer: the largest layer's weights, which an offloading option holds at a time.
+        notes: what the figures leave out.
+    """
+
+    weights: dict[str, float]
+    denoiser: Costs
+    decoder: Costs
+    layer: float
+    host_bytes: float
+    """Bytes that offloading moves from the host in a step; 0 without it."""
+    call_bytes: float
+    """Bytes that it moves once in a call."""
+    decodes_in_float32: bool = False
+    """Whether the decoder runs in float32, whatever the precision of the denoiser."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of a call, in GiB.
+
+    Attributes:
+        floor: weights and activations that must be there together, and the CUDA context.
+        likely: with the allocator's slack.
+    """
+
+    floor: float
+    likely: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """What is on the device at the peak: `weights`, `denoiser`, `decoder`, `context`."""
+
+    def verdict(self, memory_gib: float) -> str:
+        """Returns `fits`, `tight` (only if the allocator gives up its slack) or `does not fit`."""
+        if self.floor > memory_gib:
+            return "does not fit"
+        return "fits" if self.likely <= memory_gib else "tight"
+
+
+def blueprint(variant: Variant, shape: Shape) -> Blueprint:
+    """Builds the networks of a variant on the meta device, applies its options, and traces one step and one decoding.
+
+    Raises:
+        UsageError: the model's configuration is not on this machine.
+    """
+    options = variant.optimizations
+    chosen = {type(option) for option in options.values()}
+    precision = options.get("precision")
+    folder = _folder(variant)
+    dtype = _dtype(precision)
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    networks = {
+        name: torch.nn.Module.to(empty_part(folder, name), "meta", dtype)
+        for name in ("unet", "vae", *TEXT_ENCODERS)
+        if isinstance(index.get(name), list) and index[name][0]
+    }
+    if TinyVae in chosen:
+        tiny = ARCHITECTURES / "taesd" if folder.parent == ARCHITECTURES else PACKAGED / "tiny_autoencoder"
+        networks["vae"] = torch.nn.Module.to(empty_network(tiny, "diffusers", "AutoencoderTiny"), "meta", dtype)
+    unet, vae = networks["unet"], networks["vae"]
+    pipe: Any = SimpleNamespace(unet=unet, vae=vae, vae_scale_factor=8, components=networks)
+    for _, option in variant.applied:
+        if isinstance(option, _STRUCTURAL):
+            option.apply(pipe)
+    images = shape.batch_size * variant.workload.images_per_prompt
+    samples = images * (2 if variant.guidance_scale > 1 else 1)
+    upcast = _upcasts(variant, vae) and dtype == torch.float16 and not isinstance(precision, FixedVae)
+    vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
+    vae = torch.nn.Module.to(vae, "meta", vae_type)
+    inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
+    latents = torch.empty(images, _channels(vae), shape.size // 8, shape.size // 8, dtype=vae_type, device="meta")
+    notes = []
+    weights = {name: _bytes(part) / 2**30 for name, part in networks.items()}
+    if LayerwiseCasting in chosen or isinstance(precision, Quantized):
+        kinds = (
+            (torch.nn.Linear, torch.nn.Conv2d)
+            if LayerwiseCasting in chosen or isinstance(precision, Sdnq)
+            else (torch.nn.Linear,)
+        )
+        weights["unet"] = _in_8_bits(unet, kinds) / 2**30
+    if isinstance(precision, Precision) and precision.autocast and precision.weights == "float32":
+        weights["autocast's copies"] = weights["unet"] / 2
+    if "lora" in options and type(options["lora"]).__name__ in ("Loaded", "Hotswap"):
+        notes.append("the LoRA's own weights are not counted")
+    moved = 0.0
+    once = 0.0
+    if SequentialOffload in chosen or GroupOffload in chosen:
+        moved = weights["unet"] * 2**30
+        once = (sum(weights.values()) - weights["unet"]) * 2**30
+    elif ModelOffload in chosen:
+        once = sum(weights.values()) * 2**30
+    layer = max(_bytes(module, recurse=False) for part in networks.values() for module in part.modules()) / 2**30
+    return Blueprint(
+        weights,
+        trace(unet, *inputs, kept=[inputs[0]], **more),
+        trace(vae.decode, latents, kept=[latents]),
+        layer,
+        moved,
+        once,
+        vae_type == torch.float32 != dtype,
+        tuple(notes),
+    )
+
+
+def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint:
+    """Returns the memory of a variant's calls.
+
+    Args:
+        variant: its options say which weights are on the device together.
+        plan: its blueprint.
+        cuda: whether it runs on a card, where a process needs a context.
+    """
+    chosen = {type(option) for option in variant.optimizations.values()}
+    context = CUDA_CONTEXT_GIB if cuda else 0.0
+    denoiser, decoder = plan.denoiser.peak / 2**30, plan.decoder.peak / 2**30
+    unet, vae = plan.weights["unet"] + plan.weights.get("autocast's copies", 0.0), plan.weights["vae"]
+    texts = sum(size for name, size in plan.weights.items() if name in TEXT_ENCODERS)
+    if ModelOffload in chosen:
+        stages = [(unet, denoiser), (vae, decoder), (texts, 0.0)]
+    elif SequentialOffload in chosen or GroupOffload in chosen:
+        # A stream holds the next layer too.
+        held = plan.layer * (2 if GroupOffload in chosen else 1)
+        stages = [(held, denoiser), (held, decoder)]
+    elif PrecomputedEmbeddings in chosen:
+        stages = [(unet + vae, max(denoiser, decoder)), (unet + vae + texts, 0.0)]
+    else:
+        stages = [(unet + vae + texts, max(denoiser, decoder))]
+    held, alive = max(stages, key=lambda stage: stage[0] + stage[1])
+    parts = {"weights": held, "denoiser": denoiser, "decoder": decoder, "context": context}
+    return Footprint(held + alive + context, held + alive * _SLACK + context, parts)
+
+
+def pass_of(costs: Costs) -> PassCosts:
+    """Returns a trace's costs in the form of the latency model."""
+    return PassCosts(
+        costs.convolutions, costs.products, costs.attention, costs.moved, costs.between, float(costs.kernels)
+    )
+
+
+def _folder(variant: Variant) -> Any:
+    """Returns the folder with the configurations of a model; if it was not fetched, those of its architecture."""
+    try:
+        return folder_of(variant.model)
+    except UsageError:
+        known = architecture_folder(variant.model)
+        if known is None:
+            raise
+        return known
+
+
+def _dtype(precision: Any) -> torch.dtype:
+    name = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _upcasts(variant: Variant, vae: Any) -> bool:
+    return bool(getattr(vae.config, "force_upcast", False)) and "xl" in variant.model.name.lower()
+
+
+def _channels(vae: Any) -> int:
+    return int(vae.config.latent_channels)
+
+
+def _bytes(module: torch.nn.Module, recurse: bool = True) -> float:
+    return float(sum(p.numel() * p.element_size() for p in module.parameters(recurse=recurse)))
+
+
+def _in_8_bits(module: torch.nn.Module, kinds: tuple[type, ...]) -> float:
+    """Returns the bytes of a network whose layers of some kinds are stored in 8 bits."""
+    stored = [layer.get_parameter("weight") for layer in module.modules() if isinstance(layer, kinds)]
+    return _bytes(module) - sum(weight.numel() * (weight.element_size() - 1) for weight in stored)
+
+
+@lru_cache(maxsize=256)
+def _peaks(architecture: str, samples: int, decoded: int, width: int, height: int, attention: str, size: int) -> Any:
+    """Returns weights, peak of the denoiser and peak of the decoder of a published architecture, in GiB."""
+    folder, dtype = ARCHITECTURES / architecture, torch.float32 if size == 4 else torch.float16
+    unet, vae = network(folder, "unet", dtype), network(folder, "vae", dtype)
+    for part in (unet, vae):
+        set_attention(part, attention)
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    texts = [empty_part(folder, name) for name in TEXT_ENCODERS if isinstance(index.get(name), list)]
+    weights = _bytes(unet) + _bytes(vae) + sum(_bytes(part) for part in texts) * size / 4
+    inputs, more = denoiser_inputs(unet, samples, width, height, dtype)
+    latents = torch.empty(decoded, _channels(vae), height // 8, width // 8, dtype=dtype, device="meta")
+    peaks = trace(unet, *inputs, **more).peak, trace(vae.decode, latents).peak
+    return tuple(number / 2**30 for number in (weights, *peaks))
+
+
+def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
+    """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
+    decoded = 1 if work.sliced else work.batch
+    weights, denoiser, decoder = _peaks(
+        work.architecture,
+        work.batch * work.samples,
+        decoded,
+        work.width,
+        work.height,
+        software.attention,
+        software.bytes,
+    )
+    floor = weights + max(denoiser, decoder)
+    if kind == "allocated":
+        return floor, floor
+    roomy = weights + max(denoiser * _ROOMY_DENOISER, decoder * _ROOMY_DECODER[software.bytes])
+    context = CUDA_CONTEXT_GIB if kind == "device" else 0.0
+    return floor + context, min(roomy, max(floor, card_gib - context)) + context
+
+
+__all__ = ["Blueprint", "Footprint", "blueprint", "footprint", "likely_of", "pass_of"]

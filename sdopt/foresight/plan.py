@@ -1,0 +1,276 @@
+"""Predicts seconds and GiB of variants on cards: known, extrapolated, or refused with a reason."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sdopt.foresight.fitting import (
+    EXTRAPOLATED,
+    KNOWN,
+    half_width,
+    relatives,
+    state_of,
+    why_not,
+)
+from sdopt.foresight.latency import PARTS, Case, Coefficients, Table, coefficients, generation_of
+from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, pass_of
+from sdopt.foresight.options import software_of
+from sdopt.foresight.transfer import Observed
+from sdopt.hardware.cards import planned_device
+from sdopt.optimizations.memory import TinyVae
+from sdopt.schema import Shape, Sheet
+from sdopt.variant import Variant
+
+REFUSED = "refused"
+
+_LINK = (0.4, 0.9)
+"""Shares of the link's peak rate at which offloading moves weights: pageable memory, and pinned with a stream."""
+
+_ENCODER_SHARE = 0.45
+"""Work of the VAE's encoder, as a share of its decoder's."""
+
+_DECODER_FIGURES_MIB = 1024 * 1024
+"""Pixels of the largest images in the figures; time for larger ones is extrapolated."""
+
+Z80 = 1.2816
+"""Half-width of a normal distribution's 80 % interval, in standard deviations."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One variant on one card, at one shape.
+
+    Attributes:
+        variant: its name.
+        card: the card's name in `hardware=`.
+        sheet: its data sheet.
+        shape: image size and batch size.
+        images: of a call.
+        state: `known`, `extrapolated` or `refused`.
+        reason: why a time is refused; "" if there is one.
+        seconds: of a call; NaN if refused.
+        low: lower end of the 80 % interval.
+        high: upper end.
+        shares: of the time, by what it is spent on.
+        memory: None if it cannot be traced.
+        evidence: what the time rests on.
+        price: of 1,000 images, where a price per hour is known.
+    """
+
+    variant: str
+    card: str
+    sheet: Sheet
+    shape: Shape
+    images: int
+    state: str
+    reason: str = ""
+    seconds: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    shares: Mapping[str, float] = field(default_factory=dict)
+    memory: Footprint | None = None
+    evidence: str = ""
+    price: float | None = None
+
+    @property
+    def fits(self) -> str:
+        """Whether it fits: `fits`, `tight`, `does not fit`, or "" if that cannot be told."""
+        return "" if self.memory is None else self.memory.verdict(self.sheet.memory_gib)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm of the time."""
+        return math.log(self.high / self.low) / 2 / Z80
+
+    def row(self) -> dict[str, Any]:
+        """Returns the prediction as a flat row."""
+        memory = self.memory
+        return {
+            "variant": self.variant,
+            "card": self.card,
+            "name": self.sheet.name,
+            "size": self.shape.size,
+            "batch_size": self.shape.batch_size,
+            "images": self.images,
+            "state": self.state,
+            "seconds": self.seconds,
+            "low": self.low,
+            "high": self.high,
+            "at_least_gib": math.nan if memory is None else memory.floor,
+            "likely_gib": math.nan if memory is None else memory.likely,
+            "card_gib": self.sheet.memory_gib,
+            "fits": self.fits,
+            "price_per_1000_images": math.nan if self.price is None else self.price,
+            **{f"share_{name.replace(' ', '_')}": share for name, share in self.shares.items()},
+            "evidence": self.evidence,
+            "reason": self.reason,
+        }
+
+
+def predict(
+    variants: Sequence[Variant],
+    cards: Mapping[str, Sheet],
+    sheets: Mapping[str, Sheet],
+    observed: Observed | None = None,
+) -> list[Prediction]:
+    """Predicts each variant at each of its shapes on each card.
+
+    Args:
+        variants: what would run.
+        cards: the data sheets of the cards in question, by option of `hardware`.
+        sheets: all data sheets, which tell how many relatives of a card the figures are of.
+        observed: what a user's own measurement says of this software and host.
+    """
+    found = coefficients()
+    return [
+        _prediction(variant, plan, shape, card, sheet, sheets, found, observed)
+        for variant in variants
+        for shape in variant.shapes
+        for plan in [blueprint(variant, shape)]
+        for card, sheet in cards.items()
+    ]
+
+
+def _prediction(
+    variant: Variant,
+    plan: Blueprint,
+    shape: Shape,
+    card: str,
+    sheet: Sheet,
+    sheets: Mapping[str, Sheet],
+    found: Coefficients,
+    observed: Observed | None,
+) -> Prediction:
+    memory = footprint(variant, plan, planned_device(sheet).is_cuda)
+    images = shape.batch_size * variant.workload.images_per_prompt
+    made = Prediction(variant.name, card, sheet, shape, images, REFUSED, memory=memory)
+    software = software_of(variant)
+    conflicts = variant.conflicts(planned_device(sheet))
+    reason = conflicts[0] if conflicts else "" if not isinstance(software, str) else software
+    reason = reason or why_not(sheet)
+    if not reason and made.fits == "does not fit":
+        reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
+    if reason or isinstance(software, str):
+        return _with(made, reason=reason)
+    decoder = pass_of(plan.decoder)
+    if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
+        decoder = decoder.times(1 + _ENCODER_SHARE)
+    case = Case(
+        card,
+        sheet,
+        software,
+        pass_of(plan.denoiser),
+        decoder,
+        max(1, variant.task.steps_of(variant.workload.steps)),
+        images,
+        "xl" in variant.model.name.lower(),
+        "call",
+        plan.decodes_in_float32,
+    )
+    table = Table.of([case])
+    vector = found.all if observed is None else observed.applied(found.all)
+    seconds = float(np.exp(table.log_seconds(vector)[0]))
+    state = state_of(found.cards, sheets, card)
+    if state == KNOWN and shape.size**2 > _DECODER_FIGURES_MIB:
+        state = EXTRAPOLATED
+    half = half_width(found.widths, state, software.application, generation_of(sheet))
+    low, high = seconds * math.exp(-half), seconds * math.exp(half)
+    moved = plan.host_bytes * case.steps + plan.call_bytes
+    if moved:
+        slowest, fastest = (moved / ((sheet.pcie_gb_s or 16) * 1e9 * share) for share in _LINK)
+        low, high = max(low, fastest), high + slowest
+        seconds = math.sqrt(low * high)
+    return _with(
+        made,
+        state=state,
+        seconds=seconds,
+        low=low,
+        high=high,
+        shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
+        evidence=_evidence(found, sheets, card, state, observed),
+        price=_price(variant, seconds / images),
+    )
+
+
+def _with(made: Prediction, **changes: Any) -> Prediction:
+    from dataclasses import replace
+
+    return replace(made, **changes)
+
+
+def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
+    """Returns what shares of a call are spent on matrix products, memory, launches, moving weights, and the rest."""
+    size = len(PARTS)
+    sums = {"matrix products": 0.0, "memory": 0.0, "launches": 0.0, "weights from the host": link, "fixed": 0.0}
+    for start, times in ((0, case.steps), (size, 1)):
+        products, memory = parts[start : start + 3].sum(), parts[start + 3 : start + 5].sum()
+        device, host = parts[start : start + size - 1].sum(), parts[start + size - 1]
+        whole = (device**4 + host**4) ** 0.25
+        # What the host adds, and gaps between kernels, are both launches.
+        sums["matrix products"] += times * products * min(1.0, device / whole)
+        sums["memory"] += times * memory * min(1.0, device / whole)
+        sums["launches"] += times * (whole - (products + memory) * min(1.0, device / whole))
+    sums["fixed"] = float(parts[-2] + parts[-1])
+    total = sum(sums.values())
+    return {name: float(value / total) for name, value in sums.items() if value > 0}
+
+
+def _evidence(
+    found: Coefficients, sheets: Mapping[str, Sheet], card: str, state: str, observed: Observed | None
+) -> str:
+    generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(found.cards, sheets, card)
+    own = f", {found.cards[card]} figures of this card" if card in found.cards else ""
+    text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
+    text = text if count else f"no {generation.capitalize()} card; others only"
+    if state == EXTRAPOLATED and count:
+        text += "; beyond the figures"
+    return text + (f"; {observed.summary}" if observed else "")
+
+
+def _price(variant: Variant, seconds_per_image: float) -> float | None:
+    per_hour = variant.hardware.price_per_hour
+    return None if per_hour is None else seconds_per_image * 1000 / 3600 * per_hour
+
+
+def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float]]:
+    """Yields those with a time, the fastest per image first, each with the probability that it beats the next one.
+
+    Errors of two cards on the same work are partly the same: only what differs between cards counts.
+    """
+    ordered = sorted(
+        (each for each in predictions if math.isfinite(each.seconds)), key=lambda each: each.seconds / each.images
+    )
+    for index, each in enumerate(ordered):
+        if index + 1 == len(ordered):
+            yield each, math.nan
+            continue
+        other = ordered[index + 1]
+        apart = math.log(other.seconds / other.images / (each.seconds / each.images))
+        # Two variants on one card share its error, and two cards the error of their software.
+        shared = 0.85 if each.card == other.card else 0.3
+        spread = math.sqrt((each.deviation**2 + other.deviation**2) * (1 - shared))
+        yield each, 0.5 * (1 + math.erf(apart / spread / math.sqrt(2)))
+
+
+def text_of(prediction: Prediction) -> str:
+    """Returns a prediction as a sentence."""
+    parts = []
+    if math.isfinite(prediction.seconds):
+        unit, scale = ("ms", 1e3) if prediction.seconds < 1 else ("s", 1.0)
+        low, middle, high = (f"{value * scale:.3g}" for value in (prediction.low, prediction.seconds, prediction.high))
+        parts.append(f"{middle} {unit} [{low}, {high}]")
+    if prediction.memory is not None:
+        total, verdict = prediction.sheet.memory_gib, prediction.fits
+        least, likely = prediction.memory.floor, prediction.memory.likely
+        parts.append(f"at least {least:.1f} GiB, likely {likely:.1f}, of {total:.1f}: {verdict}")
+    if prediction.shares:
+        largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
+        parts.append(", ".join(f"{name} {100 * share:.0f} %" for name, share in largest))
+    if prediction.state == REFUSED:
+        parts.append(f"no time: {prediction.reason}")
+    else:
+        parts.append(f"{prediction.state}: {prediction.evidence}")
+    return " · ".join(parts)

@@ -1,0 +1,144 @@
+"""From overrides to predictions: what `sdopt plan` and `sdopt.plan` have in common."""
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.config.composer import HydraComposer, composer_of
+from sdopt.config.groups import data_sheets
+from sdopt.config.models import with_own_models
+from sdopt.config.overrides import key_of, parsed_override
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError, command_line
+from sdopt.foresight.latency import Case, coefficients
+from sdopt.foresight.memory import blueprint, pass_of
+from sdopt.foresight.options import software_of
+from sdopt.foresight.plan import Prediction, predict
+from sdopt.foresight.transfer import Observed, learn
+from sdopt.hardware.cards import sheet_of
+from sdopt.results.files import read_result
+from sdopt.schema import Sheet
+from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEYS = {
+    "plan.hardware": "the cards, as in 'plan.hardware=[t4,l4,rtx4090]'",
+    "plan.measured": "a measured run whose stage times tell of this software and host",
+}
+"""Keys of the command itself."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Predictions, and the command that would measure them."""
+
+    predictions: list[Prediction]
+    command: str
+
+
+def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame":
+    """Predicts seconds and GiB on cards that one does not have: a row per variant, card and shape.
+
+    Args:
+        overrides: as of `sdopt plan`: those of a study, `hardware=…` or `plan.hardware=[…]`, and `plan.measured=…`.
+        config_dir: a folder with additional configuration groups, like `--config-dir`.
+
+    Raises:
+        UsageError: the overrides cannot be composed, or a card is unknown.
+    """
+    import pandas as pd
+
+    found = plan_of(overrides, None if config_dir is None else Path(config_dir))
+    return pd.DataFrame([each.row() for each in found.predictions])
+
+
+def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned:
+    """Composes a study and predicts its variants. Raises UsageError."""
+    own = [override for override in overrides if key_of(override).startswith("plan.")]
+    rest = [override for override in overrides if override not in own]
+    rest = list(with_own_models(rest, options_of("model", config_dir)))
+    asked: dict[str, Any] = {}
+    for override in own:
+        key = key_of(override)
+        if key not in KEYS:
+            raise UsageError(f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}")
+        asked[key] = parsed_override(override).value()
+    sheets = data_sheets()
+    named = asked.get("plan.hardware")
+    names = named if isinstance(named, list) else [named] if named else None
+    with composer_of(rest, config_dir) as composer:
+        cards = _cards(composer, sheets, names, rest)
+        variants = _variants(composer, rest)
+        observed = _observed(composer, Path(str(asked["plan.measured"])), sheets) if "plan.measured" in asked else None
+        predictions = predict(variants, cards, sheets, observed)
+    return Planned(predictions, command_line("run", *rest, "protocol.replicates=3"))
+
+
+def _cards(
+    composer: HydraComposer, sheets: Mapping[str, Sheet], names: Sequence[Any] | None, overrides: Sequence[str]
+) -> dict[str, Sheet]:
+    """Returns the cards to plan for, by option of `hardware`."""
+    if names is not None:
+        unknown = [str(name) for name in names if str(name) not in sheets]
+        if unknown:
+            raise UsageError(f"plan.hardware: no data sheet for {', '.join(unknown)}; choose among {', '.join(sheets)}")
+        return {str(name): sheets[str(name)] for name in dict.fromkeys(names)}
+    sheet = composer.current.hardware.sheet
+    if sheet is None:
+        raise UsageError(
+            "no card is named: choose one, as in hardware=rtx4090, or several, as in 'plan.hardware=[t4,l4,rtx4090]'"
+        )
+    chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == "hardware"), "")
+    option = chosen if sheets.get(chosen) == sheet else next((n for n, s in sheets.items() if s == sheet), chosen)
+    return {option or sheet.name: sheet}
+
+
+def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
+    """Returns the variants of the study, if one is asked for; else the one that the overrides compose."""
+    if any(key_of(override).split(".")[0] in ("study", "experiment") for override in overrides):
+        return list(composer.current.study.plan(composer).variants)
+    return [composer.variant(None)]
+
+
+def _observed(composer: HydraComposer, folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
+    """Returns what the baseline of a measured run tells of its software and host. Raises UsageError."""
+    result = read_result(folder)
+    row = result.variant(result.baseline)
+    device = str(result.environment.device["name"])
+    sheet = sheet_of(device, sheets.values())
+    if sheet is None:
+        raise UsageError(f"plan.measured={folder}: was measured on {device}, for which there is no data sheet")
+    card = next(name for name, other in sheets.items() if other == sheet)
+    measured = [found for found in row.measurements if found.stages_s.get("denoiser_step")]
+    calls = [seconds for times in row.samples.values() for seconds in times]
+    if not measured or not calls:
+        raise UsageError(f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more")
+    with composer_of(list(row.overrides)) as measured_composer:
+        variant = measured_composer.variant(None)
+    software = software_of(variant)
+    if isinstance(software, str):
+        raise UsageError(f"plan.measured={folder}: {software}")
+    shape, found = variant.shapes[0], blueprint(variant, variant.shapes[0])
+    images = shape.batch_size * variant.workload.images_per_prompt
+    steps = max(1, variant.task.steps_of(variant.workload.steps))
+    case = Case(
+        card,
+        sheet,
+        software,
+        pass_of(found.denoiser),
+        pass_of(found.decoder),
+        steps,
+        images,
+        "xl" in variant.model.name.lower(),
+        decodes_in_float32=found.decodes_in_float32,
+    )
+    stages = {
+        name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
+        for name in ("denoiser_step", "vae_decoder")
+    }
+    return learn(case, stages, statistics.median(calls), coefficients().all, f"stages of {os.fspath(folder)}")

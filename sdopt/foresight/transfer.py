@@ -1,0 +1,69 @@
+"""Learns from a user's own measurement: what it says of the host and the software, and nothing of the card.
+
+One ratio over everything would carry the card's own factor to other cards, and makes predictions worse. A measured
+run has the times of the stages; each says something of one component.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdopt.foresight.latency import NAMES, PARTS, PRIORS, Array, Case, Table
+
+_TRUST = 0.5
+"""How much of a component's residual is taken over: a stage's time holds the card's error too."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Changes of coefficients that a measurement suggests."""
+
+    changes: Mapping[str, float]
+    summary: str
+
+    def applied(self, coefficients: Array) -> Array:
+        """Returns the coefficients with the changes."""
+        found = coefficients.copy()
+        for name, change in self.changes.items():
+            found[NAMES.index(name)] += change
+        return found
+
+
+def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Array, source: str) -> Observed:
+    """Compares the stages of a measured call with their predictions.
+
+    Args:
+        case: the measured call.
+        stages: seconds by stage: `denoiser_step` (one step) and `vae_decoder`.
+        call: seconds of the whole call.
+        coefficients: those of the prediction.
+        source: what was measured, for the evidence.
+    """
+    parts, size = Table.of([case]).parts(coefficients)[:, 0], len(PARTS)
+    device, host = float(parts[: size - 1].sum()), float(parts[size - 1])
+    step = stages.get("denoiser_step", math.nan)
+    changes: dict[str, float] = {}
+    words = []
+    if math.isfinite(step) and step > 0:
+        if host > device:  # bound by launches: the host's own speed
+            changes[f"launch_{case.software.launcher}"] = _TRUST * math.log(step / (device**4 + host**4) ** 0.25)
+            words.append(f"launches {math.exp(next(iter(changes.values()))):.2f}×")
+        else:
+            changes[f"class_{case.software.name}"] = _TRUST * math.log(step / (device**4 + host**4) ** 0.25)
+            words.append(f"software {math.exp(next(iter(changes.values()))):.2f}×")
+    decoder = stages.get("vae_decoder", math.nan)
+    if math.isfinite(decoder) and decoder > 0 and math.isfinite(step):
+        whole = (float(parts[size : 2 * size - 1].sum()) ** 4 + float(parts[2 * size - 1]) ** 4) ** 0.25
+        share = math.log(decoder / whole) - math.log(step / (device**4 + host**4) ** 0.25)
+        changes["decoder"] = -_TRUST * share
+        words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
+    rest = call - step * case.steps - decoder
+    if rest > 0:
+        name = "fixed_library"
+        predicted = float(parts[-2])
+        limit = 2 * PRIORS[name][1]
+        changes[name] = float(np.clip(math.log(max(rest, 1e-4) / predicted), -limit, limit))
+        words.append(f"fixed part {predicted * math.exp(changes[name]):.2f} s")
+    return Observed(changes, f"with {source}: {', '.join(words) or 'nothing to learn'}")

@@ -1,0 +1,87 @@
+"""The latency model: units, monotony, and coefficients that belong to it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sdopt.config.groups import data_sheets
+from sdopt.foresight.costs import PassCosts
+from sdopt.foresight.fitting import EXTRAPOLATED, KNOWN, half_width, state_of, why_not
+from sdopt.foresight.latency import COEFFICIENTS, NAMES, Case, Table, coefficients, fit
+from sdopt.foresight.software import Software
+
+SHEETS = data_sheets()
+STEP = PassCosts(9e11, 5e11, 2.5e11, 3.5e9, 1.7e9, 760)
+DECODER = PassCosts(2.5e12, 1e10, 3e10, 4.2e9, 2.9e9, 140)
+EAGER = Software("library", "eager", torch=2.1)
+
+
+def case(card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: object) -> Case:
+    made = Case(card, SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def seconds(*cases: Case) -> list[float]:
+    return [float(each) for each in np.exp(Table.of(cases).log_seconds(coefficients().all))]
+
+
+def test_a_call_takes_seconds_of_a_plausible_size() -> None:
+    [fast, slow] = seconds(case("rtx4090"), case("t4"))
+    assert 0.3 < fast < 3
+    assert 2 < slow < 12
+
+
+@pytest.mark.parametrize("card", ["t4", "rtx3060", "h100", "rx6800_xt"])
+def test_more_work_takes_longer(card: str) -> None:
+    few, many = seconds(case(card, steps=20), case(card, steps=40))
+    assert few < many < 2 * few
+    one, four = seconds(case(card), case(card, images=4))
+    assert one < four
+    small, large = seconds(case(card), case(card, denoiser=STEP.times(4)))
+    assert small < large
+
+
+def test_the_gradient_is_that_of_the_time() -> None:
+    table, point = (
+        Table.of([case("a10"), case("p100", part="step"), case("h100", images=8, part="image")]),
+        coefficients().all,
+    )
+    _, slope = table.gradient(point)
+    for index in range(0, len(NAMES), 7):
+        moved = point.copy()
+        moved[index] += 1e-5
+        numeric = (table.log_seconds(moved) - table.log_seconds(point)) / 1e-5
+        assert slope[:, index] == pytest.approx(numeric, abs=1e-4)
+
+
+def test_a_fit_follows_its_figures() -> None:
+    table = Table.of([case("rtx4090", steps=steps) for steps in (10, 20, 50)] * 10)
+    true = 1.3 * np.exp(table.log_seconds(coefficients().all))
+    found = fit(table, true, np.ones(len(true)))
+    assert np.exp(table.log_seconds(found)) == pytest.approx(true, rel=0.1)
+
+
+def test_the_packaged_coefficients_are_of_this_model_and_hold_no_figures() -> None:
+    found = coefficients()
+    assert len(found.all) == len(NAMES)
+    assert all(len(vector) == len(NAMES) for folds in found.without.values() for vector in folds.values())
+    assert set(found.cards) <= set(SHEETS)
+    assert {"GA100", "AD102"} <= set(found.without["chip"])
+    assert COEFFICIENTS.stat().st_size < 100_000
+
+
+def test_a_new_generation_is_extrapolated_with_a_wider_interval() -> None:
+    found = coefficients()
+    assert state_of(found.cards, SHEETS, "rtx4090") == KNOWN
+    assert state_of(found.cards, SHEETS, "rtx5090") == EXTRAPOLATED
+    assert state_of(found.cards, SHEETS, "h100", without="GH100") == EXTRAPOLATED
+    known, wide = (half_width(found.widths, state, "library", "ada") for state in (KNOWN, EXTRAPOLATED))
+    assert 0 < known < wide
+
+
+def test_cards_without_enough_figures_are_refused() -> None:
+    assert "CDNA3" in why_not(SHEETS["mi300x"])
+    assert "spill" in why_not(SHEETS["rtx3050_laptop"])
+    assert why_not(replace(SHEETS["t4"], architecture=None))
+    assert not why_not(SHEETS["rx6800"])

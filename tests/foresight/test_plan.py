@@ -1,0 +1,160 @@
+"""Plans: memory by options, states and refusals, ranks, and the command."""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+
+from runners.plan import main
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import data_sheets
+from sdopt.errors import UsageError
+from sdopt.foresight.memory import Footprint
+from sdopt.foresight.plan import Prediction, predict, ranks, text_of
+from sdopt.foresight.transfer import learn
+
+SHEETS = data_sheets()
+
+Planned = Callable[..., Prediction]
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    """Predicts one variant on one card."""
+    from sdopt.config.composer import composer_of
+
+    def made(card: str, *overrides: str) -> Prediction:
+        with composer_of(list(overrides)) as composer:
+            variant = HydraComposer(list(overrides)).variant(None) if composer is None else composer.variant(None)
+        [found] = predict([variant], {card: SHEETS[card]}, SHEETS)
+        return found
+
+    return made
+
+
+def held(planned: Planned, *overrides: str, model: str = "sd15") -> Footprint:
+    memory = planned("rtx4090", f"model={model}", "precision=fp16", *overrides).memory
+    assert memory is not None
+    return memory
+
+
+class TestMemory:
+    def test_of_known_pipelines(self, planned: Planned) -> None:
+        """Weights by the parameters of the published networks; activations as a run on a card has them."""
+        usual = held(planned)
+        assert usual.parts["weights"] == pytest.approx(2 * (859.52 + 83.65 + 123.06) / 1024 * 1e6 / 2**20, rel=0.01)
+        assert usual.parts["denoiser"] == pytest.approx(0.13, abs=0.01)
+        assert usual.parts["decoder"] == pytest.approx(0.38, abs=0.01)
+        assert usual.floor < usual.likely
+
+    def test_grows_with_batch_and_size(self, planned: Planned) -> None:
+        floors = [held(planned, *more).floor for more in ((), ("workload.batch_size=4",), ("workload.size=1024",))]
+        assert floors[0] < floors[1]
+        assert floors[0] < floors[2]
+
+    def test_options_that_save_memory_do(self, planned: Planned) -> None:
+        # The packaged model has the same parts, and is traced faster.
+        usual = held(planned, model="emoji").floor
+        for option in ("vae_tiling", "tiny_vae", "model_offload", "sequential_offload", "group_offload",
+                       "layerwise_casting"):  # fmt: skip
+            size = ("workload.size=128",) if option == "vae_tiling" else ()
+            plain = held(planned, *size, model="emoji").floor if size else usual
+            assert held(planned, f"memory=[{option}]", *size, model="emoji").floor < plain, option
+        batch = "workload.batch_size=4"
+        sliced = held(planned, "memory=[vae_slicing]", batch, model="emoji")
+        assert sliced.floor < held(planned, batch, model="emoji").floor
+
+    def test_vanilla_attention_needs_the_scores(self, planned: Planned) -> None:
+        assert held(planned, "attention=vanilla").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
+
+    def test_half_the_type_is_half_the_weights(self, planned: Planned) -> None:
+        full = planned("rtx4090", "model=sd15").memory
+        assert full is not None
+        assert full.parts["weights"] == pytest.approx(2 * held(planned).parts["weights"], rel=0.01)
+
+    def test_says_whether_it_fits(self) -> None:
+        need = Footprint(10.0, 11.0)
+        assert [need.verdict(gib) for gib in (12.0, 10.5, 9.0)] == ["fits", "tight", "does not fit"]
+
+
+class TestStates:
+    def test_known_extrapolated_and_refused(self, planned: Planned) -> None:
+        sd15 = ("model=sd15", "precision=fp16")
+        assert planned("rtx4090", *sd15).state == "known"
+        assert planned("rtx5090", *sd15).state == "extrapolated"
+        card = planned("mi300x", *sd15)
+        assert card.state == "refused"
+        assert math.isnan(card.seconds)
+        assert card.memory is not None
+        assert "CDNA3" in card.reason
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            ("precision=int8_torchao",),
+            ("precision=fp16", "caching=deepcache"),
+            ("precision=fp16", "grad_mode=enabled"),
+            ("precision=fp16", "compiler=openvino"),
+            ("precision=fp16", "workload.batch_size=64", "workload.size=1024", "attention=vanilla"),
+        ],
+    )
+    def test_what_there_are_no_figures_of_is_refused(self, planned: Planned, overrides: tuple[str, ...]) -> None:
+        found = planned("rtx3060", "model=sd15", *overrides)
+        assert found.state == "refused"
+        assert found.reason
+        assert "no time" in text_of(found)
+
+    def test_more_steps_take_longer_and_offloading_longer_yet(self, planned: Planned) -> None:
+        sd15 = ("model=sd15", "precision=fp16")
+        usual, longer = (planned("rtx3060", *sd15, f"workload.steps={steps}") for steps in (20, 40))
+        assert usual.seconds < longer.seconds
+        moved = planned("rtx3060", *sd15, "workload.steps=20", "memory=[sequential_offload]")
+        assert moved.high > usual.high
+        assert moved.high / moved.low > usual.high / usual.low
+
+    def test_ranks_have_chances(self, planned: Planned) -> None:
+        found = [planned(card, "model=sd15", "precision=fp16") for card in ("t4", "rtx4090", "mi300x")]
+        ordered = list(ranks(found))
+        assert [each.card for each, _ in ordered] == ["rtx4090", "t4"]
+        assert ordered[0][1] > 0.9
+
+
+def test_a_measured_run_changes_components_and_not_the_card() -> None:
+    from sdopt.foresight.latency import NAMES, coefficients
+    from tests.foresight.test_model import case
+
+    known, all_parts = case("t4"), coefficients().all
+    observed = learn(known, {"denoiser_step": 0.5, "vae_decoder": 0.6}, 14.0, all_parts, "a run")
+    changed = {NAMES[i] for i in range(len(NAMES)) if observed.applied(all_parts)[i] != all_parts[i]}
+    assert changed == {"class_eager", "decoder", "fixed_library"}
+
+
+class TestCommand:
+    def test_prints_a_table_and_the_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["model=sd15", "precision=fp16", "plan.hardware=[t4,rtx4090,mi300x]"]) == 0
+        shown = capsys.readouterr().out
+        assert "sdopt run model=sd15" in shown
+        assert "rtx4090" in shown
+        assert "CDNA3" in shown
+
+    def test_prices_per_1000_images(self, capsys: pytest.CaptureFixture[str]) -> None:
+        command = ["model=sd15", "precision=fp16", "hardware=t4", "hardware.price_per_hour=0.5", "--json"]
+        assert main(command) == 0
+        [row] = json.loads(capsys.readouterr().out)
+        assert row["price_per_1000_images"] == pytest.approx(row["seconds"] * 1000 / 3600 * 0.5)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            ["model=sd15"],
+            ["model=sd15", "plan.hardware=[banana]"],
+            ["model=sd15", "hardware=banana"],
+            ["model=sd15", "hardware=t4", "plan.speed=1"],
+            ["model=sd15", "hardware=t4", "plan.measured=/nowhere"],
+            ["model=sd15", "hardware=t4", "--refit"],
+        ],
+    )
+    def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(wrong) == UsageError.exit_code
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
