@@ -7,10 +7,10 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from sdopt.analysis.words import seconds_text
 from sdopt.foresight.check import Check
 from sdopt.foresight.fitting import EXTRAPOLATED
 from sdopt.foresight.plan import REFUSED, Prediction, ranks
-from sdopt.report.words import seconds_text
 from sdopt.results.comparisons import Interval
 
 TIE = 0.75
