@@ -26,7 +26,8 @@ _COMMON = (
 def common_attention(pipe: "DiffusionPipeline") -> list[str]:
     """For options that replace attention processors: they compute nothing but attention."""
     processors = getattr(unwrapped(denoiser_of(pipe)), "attn_processors", {}).values()
-    others = sorted({type(each).__name__ for each in processors} - set(_COMMON))
+    kinds = {type(each) for each in processors}
+    others = sorted(k.__name__ for k in kinds if k.__name__ not in _COMMON or not k.__module__.startswith("diffusers."))
     if not others:
         return []
     what = "the IP-Adapter" if any("IPAdapter" in name for name in others) else "what they compute"
@@ -70,6 +71,14 @@ def ungated_blocks(pipe: "DiffusionPipeline") -> list[str]:
     if all(getattr(block, "fuser", None) is None for block in blocks):
         return []
     return ["replaces the forward of transformer blocks, and would leave out GLIGEN"]
+
+
+def unchanged_layers(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that replace or join layers: a program has neither hooked them nor changed how they compute."""
+    for name, module in unwrapped(denoiser_of(pipe)).named_modules():
+        if name and (_hooks(module) or {"forward", "_conv_forward"} & vars(module).keys()):
+            return [f"replaces layers, and would leave out the hooks or the own forward of {name}: remove them first"]
+    return []
 
 
 def two_halves(pipe: "DiffusionPipeline") -> list[str]:
@@ -132,6 +141,14 @@ def plain_weights(pipe: "DiffusionPipeline") -> list[str]:
             if hasattr(weight, "__tensor_flatten__") or stored or not weight.is_floating_point():
                 return [f"the weights of the denoiser are quantized already (such as {name}): load it without that"]
     return []
+
+
+def usual_encoding(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that encode prompts beforehand: what a pipeline does with embeddings that are given is known."""
+    encode: Any = type(pipe).encode_prompt
+    if "encode_prompt" not in vars(pipe) and encode.__module__.startswith("diffusers."):
+        return []
+    return ["encodes prompts beforehand, and this pipeline's own encode_prompt would change them once more: remove it"]
 
 
 def no_lora(pipe: "DiffusionPipeline") -> list[str]:

@@ -16,7 +16,7 @@ from sdopt.hardware.cards import (
 )
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import common_attention
+from sdopt.optimizations.assumptions import common_attention, unchanged_layers
 from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
@@ -291,6 +291,7 @@ the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, unchanged_layers)
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     keeps_structure: ClassVar[bool] = True
     diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.unet.fuse_qkv_projections()",)

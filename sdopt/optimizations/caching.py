@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import counted_steps, own_blocks, two_halves, ungated_blocks
+from sdopt.optimizations.assumptions import counted_steps, own_blocks, two_halves, unchanged_layers, ungated_blocks
 from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
@@ -344,7 +344,7 @@ class _HalfBatches:
 class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
 
     ratio: float = bounded(0.5, gt=0, le=0.75)
     """Share of the tokens to merge into others."""

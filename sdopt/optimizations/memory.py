@@ -18,7 +18,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import plain_weights
+from sdopt.optimizations.assumptions import plain_weights, usual_encoding
 from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import compiles
 from sdopt.optimizations.lora import encoding_noted
@@ -245,6 +245,7 @@ class PrecomputedEmbeddings(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
+    assumes: ClassVar[tuple[Assumption, ...]] = (usual_encoding,)
     # Each prompt is encoded alone, and a batch computes in another order.
     contract: ClassVar[Contract] = Contract.EQUIVALENT
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})

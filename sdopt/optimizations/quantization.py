@@ -13,7 +13,7 @@ from typing_extensions import override
 from sdopt.contract import Contract
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import plain_weights
+from sdopt.optimizations.assumptions import plain_weights, unchanged_layers
 from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import CudaGraphs, Regional
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
@@ -37,7 +37,7 @@ class Quantized(Optimization):
     """The base class of options that store weights of the denoiser in 8 bits, and all other weights in another type."""
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, unchanged_layers)
     contract: ClassVar[Contract] = Contract.LOSSY
     # Rounding to 8 bits amplifies the small differences between batch sizes.
     fixed_batch: ClassVar[bool] = True

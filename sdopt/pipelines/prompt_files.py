@@ -369,7 +369,6 @@ def _items(content: Any, column: str | None, whole: str) -> tuple[list[tuple[str
 _NEGATIVE = re.compile(r"(?:negative(?:[ _]prompts?)?|neg(?:[ _]prompt)?)\s*:\s*", re.IGNORECASE)
 _PROMPT = re.compile(r"(?:positive |positive_)?prompt\s*:\s*", re.IGNORECASE)
 _STEPS = re.compile(r"Steps: \d+\b")
-_OPTION = re.compile(r"(?:^|\s)(--?[A-Za-z][\w-]*)(?=[\s=]|$)")
 
 
 def _of_text(text: str) -> PromptFile:
@@ -413,7 +412,7 @@ def _require_text(lines: Sequence[tuple[int, str]]) -> None:
     for number, line in lines:
         if re.match(r"#[^\s#]|//", line):
             raise Unreadable(f"line {number} begins with '{line[:2]}': write '# ' for a comment; else give a .csv file")
-        if re.match(r"(?:negative[ _]?)?prompts?\s*=|(?:prompts|captions)\s*:", line, re.IGNORECASE):
+        if re.match(r"(?:negative[ _]?)?prompts?\s*=|(?:prompts|captions|- \w+)\s*:(?:\s|$)", line, re.IGNORECASE):
             raise Unreadable(f"line {number} looks like a setting ({line[:_LONGEST_NAME]}); leave the prompts alone")
         if not line.startswith("--") and (option := re.search(r"\s(--[A-Za-z][\w-]*)(?=[\s=]|$)", line)):
             raise Unreadable(

@@ -207,6 +207,7 @@ def _texts(workload: Workload, chosen: Iterable[Prompt]) -> Iterator[tuple[str, 
 _PLAIN = {
     "weights": re.compile(r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"),
     "networks and embeddings": re.compile(r"<[A-Za-z][\w-]*:[^<>]*>|\bembedding:\S+", re.IGNORECASE),
+    "negative parts": re.compile(r"(?:^|[\s|\[(])neg(?:ative)?\s*:|\s###?\s", re.IGNORECASE),
     "parentheses": re.compile(r"\((?![^()]*:\s*[+-]?\d*\.?\d+\s*\))[^()]*\)"),
     "brackets": re.compile(r"\[[^\[\]]+\]"),
     "alternatives and variables": re.compile(r"\{[^{}]*\}|__[\w/*-]+__"),
@@ -217,7 +218,7 @@ _PLAIN = {
     "tabs": re.compile(r"\S\t+\S"),
     "letters that were damaged before": re.compile("\ufffd|Ã[\u0080-\u00bf]|â€"),
     "escapes and entities": re.compile(r"\\[nrt\"'()\[\]{}]|\\u[0-9a-fA-F]{4}|&(?:amp|quot|lt|gt|nbsp|#\d+);"),
-    "invisible characters": re.compile("[\u00ad\u200b\u202a-\u202e\u2060-\u2069\ufeff]"),
+    "invisible characters": re.compile("[\u00ad\u200b\u2028-\u202e\u2060-\u2069\ufeff]"),
     "empty cells that became words": re.compile(r"^(?:nan|none|null|n/a|#N/A|#NAME\?|#REF!|#VALUE!)$", re.IGNORECASE),
 }
 """What other programs give a meaning, by its name."""

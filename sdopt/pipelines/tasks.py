@@ -106,6 +106,8 @@ def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
         if width != height and name == "image":
             size = workload.shapes(model)[0].size
             found.append(f"task.image={path}: its {width}×{height} pixels are stretched to {size}×{size}")
+        if name == "image" and all(high - low < _ONE_COLOUR for low, high in picture.getextrema()):
+            found.append(f"task.image={path}: is of one colour everywhere")
         if name == "mask":
             found += [f"task.mask={path}: {remark}" for remark in _remarks_on_mask(picture.convert("L"))]
     if len({round(width / height, 2) for width, height in shapes.values()}) > 1:
@@ -127,6 +129,9 @@ def _remarks_on_mask(mask: "Image") -> list[str]:
         found.append("is white everywhere: the whole image is replaced")
     return found
 
+
+_ONE_COLOUR = 4
+"""How far the values of a colour may differ that the eye does not tell apart."""
 
 _NEARLY, _SOFT = 32, 0.02
 """How far a value may be from black or white, and the share of others that edges and JPEG's noise explain."""

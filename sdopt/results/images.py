@@ -1,6 +1,7 @@
 """Opens image files, which may come from anybody."""
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,24 @@ def _as_shown(image: "Image") -> "Image":
         upright = upright.convert("RGBA")
         if sum(upright.getchannel("A").histogram()[:_OPAQUE]):
             raise UsageError(_TRANSPARENT)
-    return upright.convert("RGB")
+    if upright.mode not in ("RGB", "L", "CMYK"):
+        upright = upright.convert("RGB")
+    return _in_srgb(upright, image.info.get("icc_profile")).convert("RGB")
+
+
+def _in_srgb(picture: "Image", profile: bytes | None) -> "Image":
+    """Returns the colours that a profile means, such as a telephone's Display P3, as those of sRGB."""
+    from PIL import ImageCms
+
+    if not profile:
+        return picture
+    try:
+        given = ImageCms.ImageCmsProfile(BytesIO(profile))
+        if "sRGB" in ImageCms.getProfileDescription(given):
+            return picture
+        return ImageCms.profileToProfile(picture, given, ImageCms.createProfile("sRGB"), outputMode="RGB") or picture
+    except (ImageCms.PyCMSError, OSError):  # damaged, or for another kind of picture: viewers ignore it
+        return picture
 
 
 def _scaled(image: "Image", upright: "Image") -> "Image":

@@ -305,6 +305,28 @@ def test_what_was_done_to_networks_is_refused(pipe: Pipe) -> None:
         sdopt.optimize(pipe, layout="channels_last")
 
 
+def test_layers_that_the_program_changed_are_not_replaced(pipe: Pipe) -> None:
+    layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_v
+    layer.forward = lambda states: torch.nn.Linear.forward(layer, states) * 0.2
+    for group, option in (("attention", "fused_qkv"), ("precision", "int8_sdnq"), ("caching", "tome")):
+        with pytest.raises(ConflictError, match=r"own forward of mid_block.*attn1\.to_v"):
+            sdopt.optimize(pipe, **{group: option})
+
+
+def test_prompts_are_not_encoded_twice_by_the_program_s_own_code(pipe: Pipe) -> None:
+    encode = pipe.encode_prompt
+    pipe.encode_prompt = lambda *given, **named: tuple(found * 0.4 for found in encode(*given, **named))
+    with pytest.raises(ConflictError, match="own encode_prompt"):
+        sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple"])
+
+
+def test_a_processor_is_known_by_its_class_and_not_by_its_name(pipe: Pipe) -> None:
+    pipe.unet.set_attn_processor(type("AttnProcessor2_0", (AttnProcessor2_0,), {})())
+    for option in ("vanilla", "sliced", "fused_qkv"):
+        with pytest.raises(ConflictError, match="would replace the processors AttnProcessor2_0"):
+            sdopt.optimize(pipe, attention=option)
+
+
 def test_gligen_is_part_of_the_blocks(pipe: Pipe) -> None:
     for option in ("deepcache", "tome"):
         with pytest.raises(ConflictError, match="GLIGEN"):

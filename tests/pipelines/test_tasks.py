@@ -193,6 +193,7 @@ class TestConfiguration:
         found = remarks_on(task, Model(), Workload(size=64))
         assert [remark.partition(": ")[2][:30] for remark in found] == [
             "its 90×60 pixels are stretched",
+            "is of one colour everywhere",
             "20 % of it are grey: diffusers",
             "is white everywhere: the whole",
             "is of another shape than the i",

@@ -3,13 +3,14 @@
 import json
 import shutil
 import struct
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 from safetensors.torch import load_file, save_file
 
 from sdopt.errors import UsageError
@@ -73,6 +74,17 @@ def test_a_photo_is_upright(orientation: int, tmp_path: Path) -> None:
     shown = ImageOps.exif_transpose(Image.open(tmp_path / "a.jpg"))
     assert found.size == shown.size == ((48, 32) if orientation <= 4 else (32, 48))
     assert np.array_equal(np.asarray(found), np.asarray(shown))
+
+
+def test_colours_are_those_of_the_profile(tmp_path: Path) -> None:
+    """Telephones save in Display P3; here is a profile in which red and green have changed places."""
+    own = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    names = {b"rXYZ": b"tmp_", b"gXYZ": b"rXYZ", b"tmp_": b"gXYZ", "sRGB".encode("utf-16-be"): b"\0m\0i\0n\0e"}
+    other = reduce(lambda profile, pair: profile.replace(*pair), names.items(), own)
+    red = Image.new("RGB", (8, 8), (200, 30, 10))
+    for profile, wanted in ((other, (30, 200, 10)), (own, (200, 30, 10)), (b"damaged", (200, 30, 10))):
+        found = np.asarray(seen(red, tmp_path / "a.png", icc_profile=profile))[0, 0].astype(int)
+        assert np.abs(found - wanted).max() <= 2
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jp2", "a.pgm"])

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import common_attention, plain_weights, ungated_blocks
+from sdopt.optimizations.assumptions import common_attention, plain_weights, unchanged_layers, ungated_blocks
 from sdopt.optimizations.attention import Default
 from sdopt.optimizations.base import Assumption, Context, Finding, Proof
 from sdopt.optimizations.compiler.base import Compiler
@@ -44,7 +44,7 @@ class DeepSpeed(Compiler):
     Two of the three layer norms of a block run in PyTorch, because DeepSpeed implements them as fallbacks.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, ungated_blocks, plain_weights)
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, ungated_blocks, plain_weights, unchanged_layers)
     keeps_structure: ClassVar[bool] = True
 
     @override
