@@ -106,7 +106,8 @@ def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
         if width != height and name == "image":
             size = workload.shapes(model)[0].size
             found.append(f"task.image={path}: its {width}×{height} pixels are stretched to {size}×{size}")
-        if name == "image" and all(high - low < _ONE_COLOUR for low, high in picture.getextrema()):
+        ranges: Any = picture.getextrema()
+        if name == "image" and all(high - low < _ONE_COLOUR for low, high in ranges):
             found.append(f"task.image={path}: is of one colour everywhere")
         if name == "mask":
             found += [f"task.mask={path}: {remark}" for remark in _remarks_on_mask(picture.convert("L"))]
