@@ -304,6 +304,7 @@ class FusedProjections(EquivalentAttention):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         denoiser = denoiser_of(pipe)
         denoiser.fuse_qkv_projections()
+        _share_weights(denoiser)
 
         def proof(trace: Trace) -> Finding:
             kinds, ran = _processors(denoiser), trace.denoiser.ran
@@ -314,6 +315,23 @@ class FusedProjections(EquivalentAttention):
             return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} unfused", facts)
 
         return proof
+
+
+def _share_weights(denoiser: Any) -> None:
+    """Makes the weights that were joined parts of the joint ones.
+
+    What later changes one, as a LoRA that is fused, changes both; and they take the memory of one.
+    """
+    for layer in denoiser.modules():
+        for joint, names in (("to_qkv", ("to_q", "to_k", "to_v")), ("to_kv", ("to_k", "to_v"))):
+            if (joined := getattr(layer, joint, None)) is None:
+                continue
+            parts = [getattr(layer, name) for name in names]
+            sizes = [part.out_features for part in parts]
+            for kind in ("weight", "bias"):
+                if getattr(joined, kind) is not None:
+                    for part, values in zip(parts, getattr(joined, kind).data.split(sizes), strict=True):
+                        getattr(part, kind).data = values
 
 
 def backend_of(name: str) -> str | None:

@@ -31,6 +31,10 @@ class State(Protocol):
     def begin(self) -> None:
         """Resets the state: the next step is the first of an image."""
 
+    def end(self) -> None:
+        """Lets each step run whole: who calls the denoiser now, as another pipeline may, begins nothing."""
+        return
+
 
 @dataclass(frozen=True)
 class WholeSteps(Optimization):
@@ -76,9 +80,14 @@ class Caching(Optimization):
     @contextmanager
     def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
         state: State | None = unwrapped(denoiser_of(pipe)).__dict__.get(STEPS)
-        if state is not None:
-            state.begin()
-        yield
+        if state is None:
+            yield
+            return
+        state.begin()
+        try:
+            yield
+        finally:
+            state.end()
 
 
 @dataclass(frozen=True)
@@ -222,18 +231,21 @@ class _Broadcast:
 
     def __init__(self, pipe: "DiffusionPipeline", unet: Any) -> None:
         self._pipe, self._unet = pipe, unet
-        self._step = -1
+        self._step, self._on = -1, False
         unet.register_forward_pre_hook(self._next)
 
     def begin(self) -> None:
         from diffusers.hooks import HookRegistry
 
-        self._step = -1
+        self._step, self._on = -1, True
         HookRegistry.check_if_exists_or_initialize(self._unet).reset_stateful_hooks()
 
+    def end(self) -> None:
+        self._on = False
+
     def share(self) -> float:
-        """Returns the share of the steps that is done."""
-        return self._step / int(self._pipe.num_timesteps)
+        """Returns the share of the steps that is done, or -1 outside of a call: no output is reused there."""
+        return self._step / int(self._pipe.num_timesteps) if self._on else -1.0
 
     def _next(self, *_: Any) -> None:
         self._step += 1
@@ -305,9 +317,13 @@ class _HalfBatches:
     def __init__(self, pipe: "DiffusionPipeline", forward: Any, chosen: GuidanceInterval) -> None:
         self._pipe, self._forward, self._chosen = pipe, forward, chosen
         self.begin()
+        self.end()
 
     def begin(self) -> None:
-        self.guided = self.unguided = 0
+        self.guided, self.unguided, self._on = 0, 0, True
+
+    def end(self) -> None:
+        self._on = False
 
     # A compiler captures the denoiser itself, with one graph per batch size.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
@@ -320,7 +336,7 @@ class _HalfBatches:
         **others: Any,
     ) -> Any:
         # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
-        unhalved = not self._pipe.do_classifier_free_guidance
+        unhalved = not (self._on and self._pipe.do_classifier_free_guidance)
         if unhalved or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
             self.guided += 1
             return self._forward(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
@@ -379,7 +395,7 @@ class TokenMerging(Caching):
         return proof
 
 
-class _Seeded:
+class _Seeded(State):
     """Gives tomesd, which would otherwise continue from PyTorch's random state, the same random numbers per image."""
 
     def __init__(self, unet: Any, seed: int) -> None:

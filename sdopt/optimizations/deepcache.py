@@ -39,12 +39,18 @@ class DeepCache:
         self.whole: torch.nn.Module = Whole(unet, block, layer)
         self.outer: torch.nn.Module = Outer(unet, block, layer)
         self.begin()
+        self.end()
 
     def begin(self) -> None:
         """Resets the state: the next step is the first of an image."""
         self._step = 0
         self._kept: Tensor | None = None
+        self._on = True
         self.calls: Counter[str] = Counter()
+
+    def end(self) -> None:
+        """Lets each step run whole, until the next call begins."""
+        self._kept, self._on = None, False
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(
@@ -63,11 +69,11 @@ class DeepCache:
             raise UsageError(f"caching=deepcache: cannot pass {', '.join(unknown)} on to the UNet; leave it out")
         inputs = (sample, timestep, encoder_hidden_states, timestep_cond, added_cond_kwargs)
         # A callback may leave out a part of the batch.
-        fits = self._kept is not None and len(self._kept) == len(sample)
+        fits = self._on and self._kept is not None and len(self._kept) == len(sample)
         if not fits or self._step % self._interval == 0:
             noise, kept = self.whole(inputs)
             # The next replay of a CUDA graph overwrites its outputs.
-            self._kept = kept.clone()
+            self._kept = kept.clone() if self._on else None
             self.calls["whole"] += 1
         else:
             noise = self.outer(inputs, self._kept)

@@ -313,11 +313,41 @@ def test_layers_that_the_program_changed_are_not_replaced(pipe: Pipe) -> None:
             sdopt.optimize(pipe, **{group: option})
 
 
+def test_weights_that_were_joined_follow_a_later_change(pipe: Pipe) -> None:
+    def changed(pipe: Pipe) -> Pipe:
+        with torch.no_grad():
+            for name, weight in pipe.unet.named_parameters():
+                if "to_v" in name:
+                    weight.mul_(0.2)
+        return pipe
+
+    wanted = drawn(changed(loaded()))
+    assert np.abs(drawn(changed(sdopt.optimize(pipe, attention="fused_qkv"))) - wanted).max() < 1e-3
+    pipe = sdopt.undo(sdopt.optimize(loaded(), attention="fused_qkv"))
+    assert np.abs(drawn(pipe) - drawn(loaded())).max() < 1e-4
+
+
 def test_prompts_are_not_encoded_twice_by_the_program_s_own_code(pipe: Pipe) -> None:
     encode = pipe.encode_prompt
     pipe.encode_prompt = lambda *given, **named: tuple(found * 0.4 for found in encode(*given, **named))
     with pytest.raises(ConflictError, match="own encode_prompt"):
         sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple"])
+
+
+@pytest.mark.parametrize("option", ["deepcache", "pyramid_attention", "guidance_interval"])
+def test_another_pipeline_with_the_same_denoiser_reuses_nothing(pipe: Pipe, option: str) -> None:
+    other = like("StableDiffusionImg2ImgPipeline", pipe)
+
+    def drawn_by_the_other() -> np.ndarray:
+        noise = torch.Generator().manual_seed(0)
+        call = {"image": [PICTURE] * 2, "strength": 1.0, "num_inference_steps": 3}
+        images: np.ndarray = other(prompt=["a", "b"], generator=noise, output_type="np", **call).images
+        return images
+
+    wanted = drawn_by_the_other()
+    sdopt.optimize(pipe, caching=option)
+    drawn(pipe)
+    assert np.abs(drawn_by_the_other() - wanted).max() < 1e-4
 
 
 def test_a_processor_is_known_by_its_class_and_not_by_its_name(pipe: Pipe) -> None:

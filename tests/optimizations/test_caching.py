@@ -181,7 +181,8 @@ class TestEveryOption:
         assert evidence(loaded).engaged
         HookRegistry.check_if_exists_or_initialize(pipeline(loaded).unet)
         unet = pipeline(loaded).unet
-        unet.forward = DeepCache(unet, 3, 0, 0)
+        unet.forward = cached = DeepCache(unet, 3, 0, 0)
+        cached.begin()
         assert not evidence(loaded).engaged
 
 
@@ -288,7 +289,8 @@ class TestDeepCache:
             expected = predictions(_Positional(unet), 5, 16)
             helper.disable()
             del unet.forward
-            unet.forward = DeepCache(unet, 3, *_branches(unet.config)[number])
+            unet.forward = cached = DeepCache(unet, 3, *_branches(unet.config)[number])
+            cached.begin()
             for mine, theirs in zip(predictions(unet, 5, 16), expected, strict=True):
                 assert torch.equal(mine, theirs), number
             del unet.forward
