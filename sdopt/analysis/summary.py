@@ -92,6 +92,12 @@ class Row:
     command: str = ""
     lines: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
+        verdicts += [str(self.decision)] if self.decision else []
+        told = f"{self.name}: {self.speedup.text + ', ' if self.speedup else ''}{', '.join(verdicts)}"
+        return f"{told} ({self.because})" if self.because else told
+
     @property
     def name(self) -> str:
         """The variant's name."""
@@ -164,7 +170,7 @@ class Row:
         return metric, "same" if estimate is None else f"{estimate:.3g}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """A study, summed up.
 
@@ -183,6 +189,10 @@ class Summary:
     best: Row | None
     sentence: str
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Returns the answer and a line for each variant, as a program prints them."""
+        return "\n".join([self.sentence, *(f"  {row}" for row in self.candidates)])
 
     @property
     def candidates(self) -> list[Row]:

@@ -1,27 +1,38 @@
 """A study's result as a library call or a notebook receives it: the record, with methods that show it."""
 
 from dataclasses import dataclass, fields
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdopt.analysis.summary import Summary, summary_of
+from sdopt.errors import UsageError
 from sdopt.report.catalog import markdown_table
 from sdopt.report.dataframe import to_dataframe
+from sdopt.report.latex import latex
+from sdopt.report.tables import ranking
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 
 if TYPE_CHECKING:
     import pandas as pd
+    from PIL.Image import Image
 
 
 @dataclass
 class Outcome(StudyResult):
     """A `StudyResult` with methods that show it; it shares the variants and comparisons of the original."""
 
+    def __post_init__(self) -> None:
+        self.folder: Path | None = None
+        """The run's folder, where its images are; None if that is not known."""
+
     @classmethod
-    def of(cls, result: StudyResult) -> "Outcome":
+    def of(cls, result: StudyResult, folder: Path | None = None) -> "Outcome":
         """Returns the same result with the methods of this class."""
-        return cls(**{field.name: getattr(result, field.name) for field in fields(StudyResult)})
+        found = cls(**{field.name: getattr(result, field.name) for field in fields(StudyResult)})
+        found.folder = folder
+        return found
 
     def table(self) -> "pd.DataFrame":
         """Returns a row for the baseline and one for each option with all its figures: see `to_dataframe`.
@@ -32,12 +43,48 @@ class Outcome(StudyResult):
         return frame[frame["role"] != "control"].reset_index(drop=True)
 
     def answer(self) -> Summary:
-        """Returns the verdict on each option, with its reason, its command and the code that turns it on."""
+        """Returns the answer: its `sentence`, and `rows` with verdict, reason, command and code of each variant."""
         return summary_of(self)
+
+    def plot(self) -> "Image":
+        """Draws the speed-ups with their intervals, as `plot.png` in the run's folder has them.
+
+        Raises:
+            UsageError: nothing was compared.
+        """
+        from sdopt.report.plots import study_plot
+
+        return _opened(study_plot(summary_of(self)), "nothing was compared, so that there is no plot")
+
+    def images(self, prompts: int = 6) -> "Image":
+        """Draws the images side by side, a column per variant, with what differs amplified below.
+
+        Args:
+            prompts: how many prompts are shown.
+
+        Raises:
+            UsageError: the study has no images, or its folder is not known.
+        """
+        from sdopt.report.contact_sheet import comparison_sheet
+
+        sheet = comparison_sheet(summary_of(self), self.folder, prompts) if self.folder else None
+        return _opened(sheet, "there are no images; sdopt.load_result(FOLDER) finds those of a run")
+
+    def to_latex(self) -> str:
+        """Returns the ranking as a LaTeX table (with booktabs), a row per variant, best first."""
+        return latex(ranking(summary_of(self), reasons=False))
 
     def _repr_markdown_(self) -> str:
         """Returns the table that a notebook shows."""
         return markdown_table(summary_of(self))
+
+
+def _opened(content: bytes | None, absent: str) -> "Image":
+    from PIL import Image
+
+    if content is None:
+        raise UsageError(absent)
+    return Image.open(BytesIO(content))
 
 
 def load_result(path: str | Path) -> Outcome:
@@ -46,4 +93,5 @@ def load_result(path: str | Path) -> Outcome:
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    return Outcome.of(read_result(Path(path)))
+    found = Path(path)
+    return Outcome.of(read_result(found), found if found.is_dir() else found.parent)

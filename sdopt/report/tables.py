@@ -62,7 +62,7 @@ def images_cell(row: Row, judged: bool = True) -> Cell:
     metric, figure = row.distance
     shown = f"{figure} dB" if metric == PSNR and figure != "same" else figure
     if judged and row.images is not None:
-        return Cell(str(row.images), shown, TONES[row.images])
+        return Cell(str(row.images), f"({shown})" if shown not in ("", "same") else "", TONES[row.images])
     return Cell(shown)
 
 
@@ -70,7 +70,7 @@ def memory_cell(row: Row) -> Cell:
     """Returns how much more or less memory a variant takes than the baseline, and its peak."""
     peak = row.figures.headline_memory
     shown = gib_text(peak[1]) if peak and row.status.measured else ""
-    return Cell(share_text(row.memory.interval.estimate), shown) if row.memory else Cell(shown)
+    return Cell(share_text(row.memory.interval.estimate), f"({shown})") if row.memory else Cell(shown)
 
 
 def _reason(row: Row) -> Cell:

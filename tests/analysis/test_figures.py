@@ -11,15 +11,17 @@ from sdopt.analysis.ratios import compare
 from sdopt.analysis.summary import summary_of
 from sdopt.analysis.words import seconds_text
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.notes import notes_of
-from sdopt.report.outcome import Outcome
+from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.tables import ranking
 from sdopt.results.comparisons import Interval
 from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import Memory
 from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.tracking.projection import logged_metrics
+from tests.command import Finished
 from tests.records import reconfigure, retime
 
 
@@ -106,7 +108,7 @@ class TestOneFigureEverywhere:
         assert amounts == pytest.approx([0.5, 0.5])
         assert edge.shapes[0].memory_ratio is not None
         assert amounts[1] / amounts[0] == pytest.approx(edge.shapes[0].memory_ratio.estimate)
-        assert {"+0 % 512 MiB", "512 MiB"} <= set(map(str, ranking(summary_of(result)).column("memory")))
+        assert {"+0 % (512 MiB)", "512 MiB"} <= set(map(str, ranking(summary_of(result)).column("memory")))
         assert rows[edge.candidate].largest_memory_gib == 1.0, "a limit is kept by every process or not at all"
         result.variants = result.variants[:2]
         noise = noise_of(result)
@@ -185,3 +187,19 @@ class TestDataFrame:
         outcome = Outcome.of(result)
         assert outcome.variants is result.variants
         assert "| bfloat16 |" in outcome._repr_markdown_()
+
+    def test_shows_itself_as_a_picture_as_latex_and_in_words(self, finished: Finished) -> None:
+        outcome = load_result(finished.folder)
+        assert outcome.plot().width == 1350
+        assert outcome.images(prompts=1).width > 300
+        latex = outcome.to_latex()
+        edge = outcome.comparisons[0]
+        speedup = edge.shapes[0].speedup
+        assert speedup is not None
+        assert speedup.low is not None
+        assert f"{speedup.estimate:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]" in latex
+        assert latex.count(r"\\") == 1 + 4
+        assert "×" not in latex
+        assert repr(outcome.answer()).startswith(f"{outcome.answer().sentence}\n")
+        with pytest.raises(UsageError, match="no images"):
+            Outcome.of(outcome).images()

@@ -119,9 +119,9 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
     whole = [Said(row.name, *map(str, (row.speed or "", row.images or "", row.decision or ""))) for row in summary.rows]
     if not any(row.steps for row in summary.rows):
         assert [Said(*row) for row in rows] == whole, "table.csv"
-    for row, said in zip(summary.rows, whole, strict=True):
+    for row, one in zip(summary.rows, whole, strict=True):
         tags = verdict_tags(summary, row.variant)
-        assert row.is_baseline or Said(row.name, *(tags.get(key, "") for key in ("speed", "images", "gate"))) == said
+        assert row.is_baseline or Said(row.name, *(tags.get(key, "") for key in ("speed", "images", "gate"))) == one
 
     plot = forest(summary)
     assert plot is not None
@@ -131,9 +131,9 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
     ]
     for view in tradeoffs(summary):
         for _, variant, kind in view.legend:
-            row = summary.row(variant)
-            assert row is not None
-            assert str(kind) == (row.images or "baseline")
+            shown_row = summary.row(variant)
+            assert shown_row is not None
+            assert str(kind) == (shown_row.images or "baseline")
 
     if judged:
         data = json.loads(verdict_json(summary, judgements))
@@ -142,9 +142,9 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
         assert said == [one for one, row in zip(whole, summary.rows, strict=True) if not row.is_baseline]
         for suite in ElementTree.fromstring(junit(summary, judgements)):
             words = {each.get("name"): each.get("value") for each in suite.iter("property")}
-            row = summary.row(str(suite.get("name")).partition(" against ")[0])
-            assert row is not None
-            assert words == {"speed": row.speed, "images": row.images, "gate": row.decision}
+            found = summary.row(str(suite.get("name")).partition(" against ")[0])
+            assert found is not None
+            assert words == {"speed": found.speed, "images": found.images, "gate": found.decision}
 
 
 def test_nothing_slower_than_the_baseline_is_named_without_that_word() -> None:

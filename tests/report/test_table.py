@@ -102,7 +102,7 @@ class TestRanking:
         assert table.column("speed-up")[0] == Cell("9.50×", "[9.25, 9.75]")
         assert re.fullmatch(r"\[[\d.]+, [\d.]+\]", table.column("time")[0].detail)
         assert table.column("memory")[0].figure == "+25 %"
-        assert table.column("memory")[0].detail.endswith(" MiB")
+        assert table.column("memory")[0].detail.endswith(" MiB)")
 
     def test_a_reason_stands_where_there_is_no_figure(self, result: StudyResult) -> None:
         table = ranking(summary_of(result))
