@@ -105,6 +105,7 @@ class FakeWorker(Worker):
 
     def _time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         self.given.append((shape_index, number))
+        self.fakes.called.append(self.log.stem)
         compiled, self.graphs, self.packages = Compiled(0.1 * self.graphs, self.graphs, self.packages), 0, 0
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
         self._called(seconds)
@@ -152,6 +153,8 @@ class Fakes:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """The time of a call, by variant; others take 0.1 s."""
     started: list[FakeWorker] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
+    """The log of the worker of each call that was to be timed, in their order."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __call__(

@@ -445,9 +445,9 @@ class Session:
         # One that was measured before, and fails now, is wanted again as long as others are timed beside it.
         fitting = [reason for process, reason in error.starved if process.active or process.row.status.measured]
         self._forget_untimed()
-        return (
-            Schedule("blocks", fitting[0]) if fitting else Schedule(self.record.schedule, self.result.schedule.reason)
-        )
+        if fitting:
+            return Schedule("blocks", fitting[0])
+        return Schedule(self.record.schedule, self.result.schedule.reason)
 
     def _forget_untimed(self) -> None:
         """Deletes the measurements that broke off before the first round: another session makes them again."""

@@ -64,6 +64,18 @@ class TestInterleaved:
         assert not any(worker.alive for worker in fakes.started)
         assert read_result(tmp_path) == result
 
+    def test_each_round_has_an_order_of_its_own_and_the_same_one_every_time(self, tmp_path: Path) -> None:
+        names = ("baseline", "a", "b", "c", CONTROL)
+        orders = []
+        for folder in (tmp_path / "1", tmp_path / "2"):
+            folder.mkdir()
+            _, fakes = run_fake(folder, fake_study(["a", "b", "c"], rounds=6))
+            timed = fakes.called[2 * len(names) :]  # after the first and the discarded calls
+            orders.append([tuple(timed[start : start + len(names)]) for start in range(0, len(timed), len(names))])
+        assert orders[0] == orders[1]
+        assert all(len(set(order)) == len(names) for order in orders[0])
+        assert len(set(orders[0])) > 1
+
     def test_prompts_are_the_same_for_all_variants_and_differ_between_calls(self, tmp_path: Path) -> None:
         of = {"workload": {"prompt_count": 20}}
         study = fake_study(["a"], of, rounds=2, replicates=2, warmup=1)

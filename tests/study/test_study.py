@@ -217,35 +217,6 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 class TestBlocks:
-    def test_the_baseline_is_measured_around_each_block(self, blocks: Finished) -> None:
-        assert blocks.code == 0, blocks.err
-        found = rows(blocks.result)
-        # Before the first block, and after each of the two.
-        assert len(found["baseline"].measurements[0].shapes[0].latency_s) == 3 * 2
-        for name in ("grad_mode=inference_mode", CONTROL):
-            [measured] = found[name].measurements
-            assert (
-                len(measured.shapes[0].latency_s)
-                == len(measured.shapes[0].latency_before_s)
-                == len(measured.shapes[0].latency_after_s)
-                == 2
-            )
-        around = found["baseline"].measurements[0].shapes[0].latency_s
-        first, second = (found[name].measurements[0] for name in (CONTROL, "grad_mode=inference_mode"))
-        assert (
-            first.shapes[0].latency_before_s + first.shapes[0].latency_after_s + second.shapes[0].latency_after_s
-            == around
-        )
-        assert second.shapes[0].latency_before_s == first.shapes[0].latency_after_s
-
-    def test_drift_and_comparisons(self, blocks: Finished) -> None:
-        result = blocks.result
-        assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
-        assert len(result.schedule.drift) == 2
-        assert all(drift > 0 for drift in result.schedule.drift.values())
-        assert all(edge.shapes[0].speedup is not None for edge in result.comparisons)
-        assert result.floor is not None
-
     def test_each_process_compiles_once(self, tmp_path: Path) -> None:
         """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
         finished = sdopt(
