@@ -44,14 +44,13 @@ def main(argv: list[str]) -> int:
         print(without_passwords(f"This tracking server has a UI of its own: {tracking.uri}"))
         return 0
     site = f"http://127.0.0.1:{arguments.port}"
-    print(without_passwords(f"MLflow on {tracking.uri}: {site}  (Ctrl-C ends it)"))
-    for name, page in pages.items():
-        print(f"  {name}: {site}/{page}")
-    print(
-        "Each page is a leaderboard by speed-up. In the chart view, sorted by Created, expand a study with its +: "
-        "the charts and images of its variants then appear side by side.",
-        flush=True,
-    )
+    # The newest first: MLflow's own first page shows none of them.
+    names = list(pages)
+    for name in names[:1]:
+        print(f"Leaderboard of {name}, by speed-up: {site}/{pages[name]}")
+    for name in names[1:]:
+        print(f"  {name}: {site}/{pages[name]}")
+    print(without_passwords(f"MLflow on {tracking.uri}  (Ctrl-C ends it)"), flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
     # In a session of its own: else the terminal's Ctrl-C would also reach the server, which answers with tracebacks.

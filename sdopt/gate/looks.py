@@ -75,7 +75,7 @@ def spent_of(result: StudyResult) -> list[str]:
         return []
     last = max(result.looks, key=lambda look: (look.spent, look.number))
     if last.number >= last.allowed:
-        rest = "the error budget (α) is spent: extending this study further cannot make it pass"
+        rest = "extending this study cannot make it pass, a new study can"
     else:
         rest = f"{1 - last.spent:.0%} of the error budget (α) is left"
-    return [f"Looks: {last.number} of {last.allowed} taken (gate.looks); {rest}."]
+    return [f"Interim analyses: {last.number} of {last.allowed} taken (gate.looks); {rest}."]

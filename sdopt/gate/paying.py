@@ -118,7 +118,7 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:
-        why = f"straddles a gain of {counts}: more processes (protocol.replicates) would settle it"
+        why = f"straddles a gain of {counts}: a study with more processes (protocol.replicates) would settle it"
     return ClaimResult(claim, Answer.OPEN, f"{shown} {why}")
 
 

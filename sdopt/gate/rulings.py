@@ -101,7 +101,7 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
         level = level_of(rule.confidence)
         shown = f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
     if bounds.unit != "prompt":
-        settle = "more processes (protocol.replicates) would settle it"
+        settle = "a study with more processes (protocol.replicates) would settle it"
     elif needed := bounds.needed(limit, rule.confidence or 0.95):
         settle = f"about {needed} prompts would settle it"
         if needed > _TOO_MANY_PROMPTS:

@@ -537,7 +537,7 @@ class TestLooks:
         verdict(result, NON_INFERIOR)
         write_result(result, tmp_path)
         assert read_result(tmp_path).looks == result.looks
-        assert "Looks: 1 of 1 taken (gate.looks)" in verdict_markdown(summary_of(result), result.judgements)
+        assert "Interim analyses: 1 of 1 taken (gate.looks)" in verdict_markdown(summary_of(result), result.judgements)
 
 
 SCORES = json.loads((Path(__file__).parent / "bf16_scores.json").read_text())["mse"]
