@@ -67,7 +67,8 @@ class Studies:
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
         judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
         fit = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
-        return [*merge_overrides(self.given, [*judged, *design]), *self._fresh(), *fit]
+        # First, because a choice of a gate replaces the keys that were set for another one.
+        return [*judged, *merge_overrides(self.given, design), *self._fresh(), *fit]
 
     def _fresh(self) -> list[str]:
         """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""

@@ -121,3 +121,22 @@ class TestFamilies:
 
     def test_settings_of_a_pipeline_that_says_nothing(self) -> None:
         assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}
+
+
+class TestLora:
+    """The keys of a LoRA stay with another way to use it: no other file takes its place."""
+
+    @pytest.fixture
+    def chosen(self, tmp_path: Path) -> list[str]:
+        return ["lora=loaded", f"lora.path='{tmp_path}'", "lora.scale=0.5"]
+
+    @pytest.mark.parametrize("plain", [False, True])
+    def test_in_a_variant_and_in_a_baseline(self, composer: Composers, chosen: list[str], plain: bool) -> None:
+        made = composer(chosen)
+        for way in ("loaded", "fused"):
+            lora: Any = made.variant("x", [f"lora={way}"], plain=plain).optimizations["lora"]
+            assert (Path(lora.path), lora.scale) == (Path(chosen[1][11:-1]), 0.5)
+            assert type(lora).__name__.lower() == way
+
+    def test_not_without_one(self, composer: Composers, chosen: list[str]) -> None:
+        assert composer(chosen).variant("x", ["lora=none"]).choices["lora"] == "none"
