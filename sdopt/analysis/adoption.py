@@ -21,6 +21,7 @@ PLAIN = {
     "compiler": "eager",
     "layout": "contiguous",
     "grad_mode": "no_grad",
+    "patch": "none",
     "scheduler": "ddim",
 }
 """The default option of each group, as in `conf/config.yaml`."""

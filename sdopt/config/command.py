@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from sdopt.config.models import with_own_models
+from sdopt.config.models import with_own_functions, with_own_models
 from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of
 from sdopt.errors import UsageError
@@ -78,7 +78,7 @@ class CommandLine:
         if folder is not None and not os.access(folder, os.R_OK | os.X_OK):
             raise UsageError(f"--config-dir {folder}: cannot be read; make it readable")
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
-        overrides = with_own_models(given.overrides, options_of("model", folder))
+        overrides = with_own_functions(with_own_models(given.overrides, options_of("model", folder)))
         return cls(tuple(overrides), folder, given.multirun, informative)
 
     @property

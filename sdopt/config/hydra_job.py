@@ -1,5 +1,6 @@
 """Reads the properties of a Hydra job that sdopt needs: its folder, and how to run it again."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +41,9 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         for argument in beside
         if group_of(_key_in(argument)) in ("tracking", "retry_failed") or _key_in(argument) in EXTENSIONS
     ]
-    refused = [argument for argument in beside if argument not in kept and argument not in ("-m", "--multirun")]
+    own_code = [argument for argument in beside if group_of(_key_in(argument)) == "patch"]
+    passed = (*kept, *own_code, "-m", "--multirun")
+    refused = [argument for argument in beside if argument not in passed]
     if refused:
         raise UsageError(
             [
@@ -52,6 +55,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     sweep = folder / "multirun.yaml"
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = _recorded(source, folder)
+    _require_named(task, own_code)
     folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
@@ -63,6 +67,24 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         f"{folder_key}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
+
+
+def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
+    """Checks that the command names each function of one's own that a recorded command would run again.
+
+    Raises:
+        UsageError: a folder, which may come from anybody, would decide which code runs.
+    """
+    named = [function for override in recorded for function in _FUNCTION.findall(override)]
+    said = " ".join(given)
+    if lacking := [function for function in dict.fromkeys(named) if Path(function.partition(":")[0]).name not in said]:
+        raise UsageError(
+            f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in "
+            f"patch={lacking[0]}, so that a folder never decides what runs"
+        )
+
+
+_FUNCTION = re.compile(r"[^\s'\"=,\[\]{}]+\.py:\w+")
 
 
 def _folder_of(value: str) -> Path:

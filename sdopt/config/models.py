@@ -1,4 +1,4 @@
-"""Makes an option of the group `model` of a user's own file, folder or repository: `model=PATH` chooses it.
+"""Makes options of a user's own files: `model=PATH`, a file, folder or repository, and `patch=FILE.py:FUNCTION`.
 
 Hydra finds the option in its ConfigStore, under the path, so that a sweep, a variant, a preset or a search chooses it
 as it does any other.
@@ -51,6 +51,32 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     if paths and not any(_key(override) == "model.weights" for override in overrides):
         paths = [*paths, "model.weights=path"]
     return [*changed, *others, *paths]
+
+
+def with_own_functions(overrides: Sequence[str]) -> list[str]:
+    """Returns overrides in which `patch=FILE.py:FUNCTION`, or a list of them, is an option that is there from now on.
+
+    With commas and without brackets, as in a sweep, each is an option.
+    """
+    return [
+        _of_code(override) if _key(override) == "patch" and ".py:" in override else override for override in overrides
+    ]
+
+
+def _of_code(override: str) -> str:
+    value = override.partition("=")[2].strip()
+    given = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
+    groups = [given] if value.startswith("[") else [[part] for part in given]
+    return f"patch={','.join(quoted(_of_functions(functions)) for functions in groups)}"
+
+
+def _of_functions(functions: Sequence[str]) -> str:
+    """Registers the option of some functions, and returns its name."""
+    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / "patch" / "function.yaml"))
+    name = "+".join(functions).lstrip("/")
+    group, _, last = f"patch/{name}".rpartition("/")
+    ConfigStore.instance().store(last, dict(node) | {"functions": list(functions)}, group=group)
+    return name
 
 
 def _key(override: str) -> str:

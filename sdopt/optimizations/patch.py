@@ -1,0 +1,177 @@
+"""patch: functions of a user's own file that change the pipeline."""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.schema import Model, bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+FUNCTION = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
+"""How a function of a file is named: `my_file.py:function`."""
+
+_CLAIMS = {
+    "latency": frozenset({"latency"}),
+    "memory": frozenset({"memory"}),
+    "both": frozenset({"latency", "memory"}),
+    "nothing": frozenset[str](),
+}
+
+
+@dataclass(frozen=True)
+class NoPatch(Optimization):
+    """Leaves the pipeline as it is."""
+
+    stage: ClassVar[Stage] = Stage.LAYOUT
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        return lambda trace: Finding(True, "no function of one's own")
+
+
+@dataclass(frozen=True)
+class Patch(Optimization):
+    """Calls functions of the user's files with the pipeline; what they return instead of None is ignored.
+
+    They are code: nothing but a command line, a preset or a program names them, never a result that is read.
+    """
+
+    stage: ClassVar[Stage] = Stage.LAYOUT
+
+    functions: list[str] = field(default_factory=list)
+    """`file.py:function`, in the order in which they are called."""
+    # Fields, where the base class computes properties; YAML has neither enumerations nor sets.
+    contract: str = bounded("lossy", choices=tuple(Contract))  # type: ignore[assignment]
+    """What they promise about the images: `exact`, `equivalent` or `lossy`."""
+    claims: str = bounded("latency", choices=tuple(_CLAIMS))  # type: ignore[assignment]
+    """What they are for: `latency`, `memory`, `both` or `nothing`."""
+
+    def __post_init__(self) -> None:
+        made: dict[str, Any] = {"functions": tuple(map(_absolute, self.functions))}
+        # A wrong value stays, and its range says what is wrong with it.
+        made |= {"contract": Contract(self.contract)} if self.contract in list(Contract) else {}
+        made |= {"claims": _CLAIMS[self.claims]} if self.claims in _CLAIMS else {}
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        return [] if self.functions else ["patch=file.py:function names the functions to call"]
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found: list[str] = []
+        for function in self.functions:
+            try:
+                _defined(function)
+            except UsageError as error:
+                found += error.problems
+        return found
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        return [_defined(function)[0] for function in self.functions]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        before = _state(pipe)
+        for function in self.functions:
+            _loaded(function)(pipe)
+        after = _state(pipe)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+        def proof(trace: Trace) -> Finding:
+            names = ", ".join(self.functions)
+            if not changed:
+                return Finding(False, f"{names} left the pipeline and PyTorch's settings as they were")
+            return Finding(
+                True, f"{names} changed {len(changed)} parts, such as {changed[0]}", {"changed": len(changed)}
+            )
+
+        return proof
+
+
+def _absolute(function: str) -> str:
+    """Returns a function with the whole path of its file, which a worker finds from any folder."""
+    match = FUNCTION.fullmatch(function)
+    return f"{Path(match[1]).expanduser().absolute()}:{match[2]}" if match else function
+
+
+def _defined(function: str) -> tuple[Path, str]:
+    """Returns the file and the name of a function, which the file defines at its top. Raises UsageError."""
+    match = FUNCTION.fullmatch(function)
+    if match is None:
+        raise UsageError(f"patch={function}: must be file.py:function")
+    file, name = Path(match[1]).expanduser().absolute(), match[2]
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"patch={function}: {file} cannot be read ({error.strerror})") from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"patch={function}: {file} is not Python: {error}") from error
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if name not in functions:
+        there = ", ".join(functions) or "none"
+        raise UsageError(f"patch={function}: {file} defines no function {name}; its functions: {there}")
+    return file, name
+
+
+def _loaded(function: str) -> Callable[[Any], Any]:
+    file, name = _defined(function)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[[Any], Any] = getattr(module, name)
+    return found
+
+
+def _state(pipe: Any) -> dict[str, Any]:
+    """Returns what a function may change, by name: parts, schedulers, modules with their weights, global settings."""
+    found: dict[str, Any] = {
+        "float32 products": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        **{
+            f"cuDNN's {name}": getattr(torch.backends.cudnn, name)
+            for name in ("benchmark", "deterministic", "allow_tf32")
+        },
+        "the pipeline": (type(pipe), sorted((name, id(value)) for name, value in vars(pipe).items())),
+    }
+    for part, value in pipe.components.items():
+        if not isinstance(value, torch.nn.Module):
+            config = getattr(value, "config", None)
+            found[part] = (type(value), str(config) if config is not None else id(value))
+            continue
+        for name, module in value.named_modules(prefix=part):
+            own = {key: _mark(mine) for key, mine in vars(module).items() if key not in ("_parameters", "_buffers")}
+            tensors = [(key, id(t), t.data_ptr(), t._version, t.stride(), t.dtype) for key, t in _tensors(module)]
+            found[name] = (type(module), own, tensors)
+    return found
+
+
+def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _mark(value: Any) -> Any:
+    """Returns what tells a value from another: a plain one is itself, of a container its content counts."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, dict):
+        return id(value), [(key, id(one)) for key, one in value.items()]
+    return id(value)
