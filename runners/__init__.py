@@ -3,8 +3,14 @@
 A command parses, calls one function of `sdopt`, and prints.
 """
 
-from collections.abc import Callable, Iterable
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from functools import wraps
+from pathlib import Path
+from typing import Any
 
 from sdopt.guard import INTERRUPTED, Ended, end_with_code, exit_code_of, interrupts_deferred
 
@@ -14,8 +20,10 @@ __all__ = [
     "Ended",
     "end_with_code",
     "exit_code_of",
+    "answers",
     "indented",
     "interrupts_deferred",
+    "only_json",
     "with_help",
 ]
 
@@ -38,6 +46,48 @@ def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]],
         return command
 
     return helped
+
+
+@contextmanager
+def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Sends what a command prints to standard error, also what its processes print, except one JSON object at the end.
+
+    Yields a function that keeps the object; an error that ends the command becomes the object `{"problems": […]}`.
+    """
+    from sdopt.errors import SdoptError
+
+    found: dict[str, Any] = {}
+    if not wanted:
+        yield found.update
+        return
+    out = sys.stdout
+    out.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield found.update
+    except SdoptError as error:
+        found |= {"exit_code": error.exit_code, "problems": error.problems}
+        raise
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        print(json.dumps(found, ensure_ascii=False, allow_nan=False), file=out)
+
+
+def answers(folder: Path | None, code: int, **more: Any) -> dict[str, Any]:
+    """Returns the answers of the study in a folder, or of the jobs of a sweep, and the exit code of the command."""
+    from sdopt.analysis.summary import summary_of
+    from sdopt.report.answer_json import answer_of, to_json
+    from sdopt.schema import Tracking
+    from sdopt.tracking.finding import find_results
+
+    if folder is None or not folder.is_dir():
+        return {"exit_code": code, "studies": [], **more}
+    found = find_results(str(folder), Tracking(kind="none"))
+    studies = [to_json(answer_of(summary_of(result), own)) for result, own in found.studies]
+    return {"exit_code": code, "studies": studies, **({"problems": found.damaged} if found.damaged else {}), **more}
 
 
 def indented(lines: Iterable[str]) -> str:

@@ -1,10 +1,13 @@
 """sdopt gate: judge a finished result, or compare it with an earlier one; needs no GPU."""
 
 import argparse
+import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from . import end_with_code
+from . import answers, end_with_code, only_json
 
 
 @end_with_code
@@ -35,7 +38,13 @@ def main(argv: list[str]) -> int:
         help="folder for verdicts.{json,md,xml}; for a sweep, with a subfolder for each job (default: beside the "
         "result; for an MLflow run outputs/reports/<id>)",
     )
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
     arguments = parser.parse_intermixed_args(argv)
+    with only_json(arguments.json) as say:
+        return _judged(arguments, say)
+
+
+def _judged(arguments: argparse.Namespace, say: "Callable[[Mapping[str, Any]], None]") -> int:
 
     from sdopt.worker.forkserver import prepare_environment
 
@@ -50,7 +59,15 @@ def main(argv: list[str]) -> int:
             f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
         )
     waived = _waived(arguments.waive, arguments.against)
-    return Judging(config, arguments.against, waived, arguments.output).judge_all(arguments.result)
+    code = Judging(config, arguments.against, waived, arguments.output).judge_all(arguments.result)
+    say(answers(Path(arguments.result), code, **_verdicts(arguments.output or Path(arguments.result))))
+    return code
+
+
+def _verdicts(folder: Path) -> dict[str, Any]:
+    """Returns the verdicts of a folder, of which a comparison with an earlier result leaves no trace in the result."""
+    file = folder / "verdicts.json"
+    return {"verdicts": json.loads(file.read_text())} if file.is_file() else {}
 
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import end_with_code
+from . import answers, end_with_code, only_json
 
 CONTRACTS = ("exact", "equivalent", "lossy")
 
@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
         help="number type of the baseline, for rules of --contract=equivalent",
     )
     parser.add_argument("--output", type=Path, help="folder of the result (default: outputs/runs/judge/<time>)")
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
     arguments = parser.parse_intermixed_args(argv)
     overrides = [word for word in arguments.candidates if "=" in word and not Path(word).exists()]
     folders = [Path(word) for word in arguments.candidates if word not in overrides]
@@ -51,10 +52,13 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    if not folders:
-        raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
-    given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
-    return judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
+    with only_json(arguments.json) as say:
+        if not folders:
+            raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
+        given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
+        code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
+        say(answers(folder, code))
+        return code
 
 
 if __name__ == "__main__":

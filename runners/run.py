@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from . import end_with_code, exit_code_of, interrupts_deferred
+from . import answers, end_with_code, exit_code_of, interrupts_deferred, only_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,16 +20,22 @@ def main(argv: list[str]) -> int:
     """Runs the study or the sweep that the command line asks for; returns the exit code."""
     from pathlib import Path
 
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--export", type=Path, metavar="FOLDER")
+    flags.add_argument("--json", action="store_true")
+    given, argv = flags.parse_known_args(argv)
+    with only_json(given.json) as say:
+        return _main(argv, given.export, say)
+
+
+def _main(argv: list[str], target: "Path | None", say: "Callable[[Mapping[str, Any]], None]") -> int:
     from sdopt.config.command import CommandLine
     from sdopt.worker.forkserver import start_fork_server
 
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("--export", type=Path, metavar="FOLDER")
-    given, argv = flags.parse_known_args(argv)
-    if given.export is not None:
+    if target is not None:
         from sdopt.exchange.scores import require_new
 
-        require_new(given.export)
+        require_new(target)
     if {"-h", "--help"} & set(argv):
         return _help()
     informative = CommandLine.of(argv).informative
@@ -41,7 +47,9 @@ def main(argv: list[str]) -> int:
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
-        return _run(argv, partial(launch, ready=ready), given.export)
+        code, folder = _run(argv, partial(launch, ready=ready), target)
+    say(answers(folder, code))
+    return code
 
 
 def _help() -> int:
@@ -65,7 +73,9 @@ def _starting() -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: "Path | None") -> int:
+def _run(
+    argv: list[str], launch: "Callable[[list[str]], Launched]", target: "Path | None"
+) -> "tuple[int, Path | None]":
     from sdopt.errors import command_line
     from sdopt.launching import InterruptedStudy, summarise_sweep
     from sdopt.report.sweep import exit_code
@@ -80,9 +90,9 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: "Pa
             again = command_line("run", f"resume={launched.folder}")
             print(f"What was measured is kept; `{again}` continues the study.", file=sys.stderr)
     if launched.occupied:
-        return max(code, 2)
+        return max(code, 2), launched.folder
     if launched.folder is None:
-        return code
+        return code, None
     if target is not None:
         _export(launched.folder, target)
     if launched.sweep:
@@ -90,8 +100,8 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: "Pa
         from sdopt.terminal import console as terminal
 
         found = worst_code((summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0))
-        return code or found
-    return code or exit_code(launched.folder)
+        return code or found, launched.folder
+    return code or exit_code(launched.folder), launched.folder
 
 
 def _export(folder: "Path", target: "Path") -> None:

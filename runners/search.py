@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code, exit_code_of, indented, with_help
+from . import end_with_code, exit_code_of, indented, only_json, with_help
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,10 +55,20 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="sdopt search", add_help=False)
     parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_intermixed_args(argv)
+    with only_json(arguments.json) as say:
 
-    return searched(arguments.overrides, arguments.config_dir, began)
+        def told(record: "SearchRecord", judged: "StudyResult | None") -> "RenderableType":
+            from sdopt.analysis.summary import summary_of
+            from sdopt.report.answer_json import answer_of, to_json
+
+            studies = [to_json(answer_of(summary_of(judged), Path(record.folder)))] if judged else []
+            say({"exit_code": 0 if record.winner else 3, "search": record.plain, "studies": studies})
+            return record.sentence
+
+        return searched(arguments.overrides, arguments.config_dir, began, told if arguments.json else None)
 
 
 def searched(

@@ -1,6 +1,7 @@
 """sdopt show: print a finished result again."""
 
 import argparse
+import json
 import sys
 
 from . import end_with_code
@@ -17,6 +18,7 @@ def main(argv: list[str]) -> int:
         "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
     )
     parser.add_argument("--all", action="store_true", help="show every figure, reason and note, as the page does")
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for an MLflow run")
     arguments = parser.parse_intermixed_args(argv)
 
@@ -32,8 +34,15 @@ def main(argv: list[str]) -> int:
     from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
 
-    console = terminal()
     found = find_results(arguments.result, tracking_of(arguments.overrides))
+    if arguments.json:
+        from sdopt.report.answer_json import answer_of, to_json
+
+        studies = [to_json(answer_of(summary_of(result), folder)) for result, folder in found.studies]
+        print(json.dumps({"exit_code": 0, "studies": studies}, ensure_ascii=False))
+        print_problems(found.damaged)
+        return UsageError.exit_code if found.damaged else 0
+    console = terminal()
     if found.sweep and len(found.studies) > 1:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
     for result, folder in found.studies:

@@ -18,6 +18,7 @@ COMMANDS = {
     "score": "give out the images of a result, or take in scores that other programs computed",
     "report": "write a finished result as one page: the answer, tables, plots and images",
     "calibrate": "measure the spread of a model's images, from which gates take their margins",
+    "skill": "print the page that tells an agent how to measure a change honestly",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow unless they are there already",
     "plan": "predict seconds and memory on a card that you do not have, with intervals",

@@ -25,8 +25,10 @@ _SECTIONS = ("gate", "quality", "tracking", "hardware")
 """The sections of the configuration that decide on images of other programs; the others configure calls."""
 
 
-def judge_folders(given: Given, overrides: Sequence[str], output: Path | None, command: Sequence[str]) -> int:
-    """Judges folders of images; writes the result, and returns the exit code.
+def judge_folders(
+    given: Given, overrides: Sequence[str], output: Path | None, command: Sequence[str]
+) -> tuple[int, Path]:
+    """Judges folders of images; writes the result, and returns the exit code and the result's folder.
 
     Args:
         given: the folders, and what they promise.
@@ -63,7 +65,7 @@ def judge_folders(given: Given, overrides: Sequence[str], output: Path | None, c
     end.judge(result)
     end.report(result)
     end.track(result)
-    return exit_code(folder)
+    return exit_code(folder), folder
 
 
 def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folder: Path) -> StudyResult:

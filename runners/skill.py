@@ -1,0 +1,32 @@
+"""sdopt skill: how an agent measures a change honestly, on one page."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from . import end_with_code
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Prints the page for agents, or the schema of their answers; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt skill", description="Print the page that tells an agent how to measure a change honestly."
+    )
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of an answer (--json) instead")
+    arguments = parser.parse_args(argv)
+    if arguments.schema:
+        from sdopt.report.answer_json import json_schema
+
+        print(json.dumps(json_schema(), indent=1))
+        return 0
+
+    import sdopt
+
+    print((Path(sdopt.__file__).parent / "agents" / "SKILL.md").read_text(encoding="utf-8"), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

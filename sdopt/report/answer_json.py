@@ -1,0 +1,176 @@
+"""The answer of a study as data, for programs and agents (`--json`): what the terminal says, with every figure.
+
+The fields of `Answer` are the schema; `SCHEMA` is its version, which grows with every change that breaks a reader.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from sdopt.analysis.figures import Ratio
+from sdopt.analysis.scale import decision_of
+from sdopt.analysis.summary import Row, Summary
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from sdopt.schema import WORK
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio to the baseline; bounds are None where there were too few processes for an interval.
+
+    `floor` is the ratio by which two equal baselines differed: a ratio below it is chance.
+    """
+
+    estimate: float
+    low: float | None
+    high: float | None
+    confidence: float | None
+    floor: float | None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A rule of the gate that did not pass, and why."""
+
+    rule: str
+    metric: str
+    verdict: str
+    reason: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One variant, compared with the baseline.
+
+    `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
+    `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on.
+    """
+
+    name: str
+    option: str
+    status: str
+    recommended: bool
+    speed: str | None
+    images: str | None
+    gate: str | None
+    because: str
+    speedup: Estimate | None
+    memory_ratio: Estimate | None
+    latency_s: float | None
+    scores: dict[str, float | None]
+    reasons: list[Reason]
+    command: str
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What all candidates were compared with; `digest` changes with its weights, prompts, code and settings."""
+
+    name: str
+    digest: str
+    latency_s: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of one study. `best` is the recommended candidate; null if none is."""
+
+    schema: int
+    answer: str
+    best: str | None
+    study: str
+    folder: str
+    status: str
+    baseline: Baseline
+    candidates: list[Candidate]
+    notes: list[str]
+
+
+def answer_of(summary: Summary, folder: Path) -> Answer:
+    """Returns the answer of a study that is in a folder."""
+    result = summary.result
+    own = next(row for row in summary.rows if row.is_baseline)
+    return Answer(
+        SCHEMA,
+        summary.sentence,
+        summary.best.name if summary.best else None,
+        result.name,
+        str(folder),
+        result.status,
+        Baseline(own.name, baseline_digest(result), _latency(own)),
+        [_candidate(row, result) for row in summary.candidates],
+        list(summary.notes),
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """Returns the JSON schema of an answer."""
+    return TypeAdapter(Answer).json_schema()
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """Returns an answer as plain values: a number that is not finite is null."""
+    found: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(answer))
+    return found
+
+
+def baseline_digest(result: StudyResult) -> str:
+    """Returns a digest of what decides the baseline's images and calls: two equal ones may be compared."""
+    row = result.variant(result.baseline)
+    work = {key: value for key, value in row.config.flat().items() if key.partition(".")[0] in (*WORK, "hardware")}
+    content = [row.inputs, work, row.choices, result.environment.packages, result.environment.device.get("name")]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _candidate(row: Row, result: StudyResult) -> Candidate:
+    judged = [found for found in result.judgements if found.candidate == row.name]
+    comparison = result.first_comparison(row.name)
+    scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
+    return Candidate(
+        row.name,
+        row.option,
+        str(row.status),
+        row.recommended,
+        None if row.speed is None else str(row.speed),
+        None if row.images is None else str(row.images),
+        None if row.decision is None else str(row.decision),
+        row.because,
+        _estimate(row.speedup),
+        _estimate(row.memory),
+        _latency(row),
+        {name: score.estimate for name, score in scores.items()},
+        [_reason(ruling) for found in judged for ruling in _deciding(found)],
+        row.command,
+    )
+
+
+def _latency(row: Row) -> float | None:
+    return row.figures.latency.estimate if row.figures.latency else None
+
+
+def _estimate(ratio: Ratio | None) -> Estimate | None:
+    if ratio is None:
+        return None
+    found = ratio.interval
+    return Estimate(found.estimate, found.low, found.high, found.confidence, ratio.floor)
+
+
+def _deciding(judged: Judgement) -> list[Ruling]:
+    return [ruling for ruling in judged.rulings if ruling.verdict is not Verdict.PASS]
+
+
+def _reason(ruling: Ruling) -> Reason:
+    verdict = str(decision_of(ruling.verdict))
+    bounds = ruling.estimate, ruling.low, ruling.high, ruling.margin
+    return Reason(ruling.rule, ruling.metric, verdict, ruling.text, *bounds)

@@ -1,0 +1,66 @@
+"""`--json` is one object of a documented form, and nothing else on standard output."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from sdopt.analysis.summary import summary_of
+from sdopt.report.answer_json import Answer, baseline_digest, json_schema
+from sdopt.results.records import StudyResult
+from tests.command import Finished, sdopt
+from tests.records import reconfigure
+
+FORM = TypeAdapter(Answer)
+
+
+def test_shows_what_the_terminal_says(finished: Finished, tmp_path: Path) -> None:
+    shown = sdopt(tmp_path, "show", str(finished.folder), "--json")
+    [study] = json.loads(shown.out)["studies"]
+    answer = FORM.validate_python(study)
+    summary = summary_of(finished.result)
+    assert answer.answer == summary.sentence
+    assert [row.name for row in answer.candidates] == [row.name for row in summary.candidates]
+    for mine, row in zip(answer.candidates, summary.candidates, strict=True):
+        assert (mine.speed, mine.images, mine.gate) == tuple(
+            None if value is None else str(value) for value in (row.speed, row.images, row.decision)
+        )
+        if row.speedup is not None:
+            assert mine.speedup is not None
+            assert mine.speedup.estimate == row.speedup.interval.estimate
+
+
+def test_a_command_prints_nothing_else(finished: Finished, tmp_path: Path) -> None:
+    judged = sdopt(tmp_path, "gate", str(finished.folder), "--output", "verdicts", "--json")
+    found = json.loads(judged.out)
+    assert found["exit_code"] == judged.code
+    assert found["verdicts"]
+    assert "verdicts:" in judged.err
+
+
+@pytest.mark.parametrize("command", [("run", "precision=no"), ("gate", "nowhere"), ("judge", "here", "there")])
+def test_an_error_is_an_object_too(tmp_path: Path, command: tuple[str, ...]) -> None:
+    failed = sdopt(tmp_path, *command, "--json")
+    found = json.loads(failed.out)
+    assert failed.code == found["exit_code"] == 2
+    assert found["problems"]
+    assert found["problems"][0] in failed.err
+
+
+def test_the_schema_and_the_page_are_printed(tmp_path: Path) -> None:
+    schema = json.loads(sdopt(tmp_path, "skill", "--schema").out)
+    assert schema == json_schema()
+    assert {"answer", "best", "candidates", "baseline"} <= {*schema["required"]}
+    page = sdopt(tmp_path, "skill").out
+    fields = {*schema["$defs"]["Candidate"]["properties"]}
+    assert {"recommended", "gate", "speed", "images", "status", "speedup"} <= fields
+    assert all(f"`{name}`" in page for name in ("recommended", "gate", "speed", "images", "status", "speedup"))
+
+
+def test_the_baseline_of_other_work_has_another_digest(result: StudyResult) -> None:
+    before = baseline_digest(result)
+    assert before == baseline_digest(result)
+    row = result.variant(result.baseline)
+    reconfigure(row, "workload", steps=row.config.workload.steps + 1)
+    assert baseline_digest(result) != before
