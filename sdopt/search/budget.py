@@ -81,7 +81,7 @@ class Budget:
         self._processes = before[1] + self.work["screen"].processes * (len(costs) + 2)
 
     def to_screen(self, most: int, leaders: Sequence[str], *, alone: bool, compile_next: bool, racers: int) -> int:
-        """Returns how many candidates the next study may screen; 0 if none fits.
+        """Returns how many candidates the next study may screen; 0 if none fits, and some were screened.
 
         Args:
             most: the most that a study may have.
@@ -101,7 +101,8 @@ class Budget:
         if racers and not alone and self.may_race(leaders[:racers]):
             reserved_s += self.seconds_of("race", leaders[:racers])
         fitting = (n for n in range(most, 0, -1) if self.seconds("screen", [usual] * n) + reserved_s <= self.left_s)
-        return next(fitting, 0)
+        # A search that tries nothing answers nothing, however slow the machine is.
+        return next(fitting, 0 if self.costs else min(most, 2))
 
     def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""

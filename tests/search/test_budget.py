@@ -166,3 +166,12 @@ def test_expects_each_process_of_a_finalist_to_start_as_it_did() -> None:
     assert budget.seconds(FINAL, [Cost(10.0, 0.1)]) == pytest.approx(quick + 3 * 10)
     budget.learn({"a": BASELINE}, budget.seconds("screen", [BASELINE]) + 3 * 2.0)
     assert budget.seconds(FINAL, [Cost(0.0, 0.1)]) == pytest.approx(quick + 3 * 3 * 2.0)
+
+
+def test_tries_something_however_little_time_is_left() -> None:
+    """After calibrating on a busy machine, what the baseline takes may leave no time to judge."""
+    budget = Budget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
+    plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
+    assert budget.to_screen(6, [], **plan) == 2
+    budget.costs["one"] = Cost(5.0, 5.0)
+    assert budget.to_screen(6, ["one"], **plan) == 0
