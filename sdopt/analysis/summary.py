@@ -433,7 +433,7 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
         return f"{name} was not measured ({row.because})"
     speed = {
         Speed.CLOSE: f"speed too close to call ({ratio.text})",
-        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in one run each",
+        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {_runs(row)} each",
     }.get(row.speed or Speed.CLOSE, f"{change_text(ratio)}{_from_to(row, baseline)}")
     if SPEEDUP.name not in row.ratios:  # there are several shapes
         speed = f"{row.speed}: {_at_shapes(row)}"
@@ -445,6 +445,11 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
         told = f"{name}{' is' if row.speed is not Speed.CLOSE else ':'} {speed}{f', {memory}' if memory else ''}"
     images = _images_text(row)
     return f"{told}; {images}" if images else told
+
+
+def _runs(row: Row) -> str:
+    count = len(row.variant.samples)
+    return "one run" if count == 1 else f"{count} runs"
 
 
 def _memory_text(row: Row) -> str:

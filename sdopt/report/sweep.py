@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sdopt.analysis.figures import bounds_text
+from sdopt.analysis.scale import Speed
 from sdopt.analysis.summary import Row, Summary, described, rank_of, summary_of
 from sdopt.analysis.words import seconds_parts
 from sdopt.errors import UnavailableError, UsageError
@@ -119,11 +120,15 @@ class Sweep:
         if not rows:
             return "Nothing was compared with a baseline."
         best = next((job for job in rows if job.row is not None and job.row.recommended), None)
-        if best is None or best.row is None:
+        few = rows[0].row is not None and rows[0].row.speed is Speed.FEW
+        if best is None and not few:
             return f"Keep the baseline: none of {len(rows)} is shown to be better."
+        before = "" if best else "Not enough runs to tell: "
+        best = best or rows[0]
+        assert best.row is not None
         summary = self.summaries[best.number]
         told = described(best.row, summary.row(summary.result.baseline), best.name)
-        return f"{told} (job {best.number} of {len(self.studies) + len(self.errors.keys() - self.studies.keys())})."
+        return f"{before}{told} (job {best.number} of {len({*self.studies, *self.errors})})."
 
     def blocks(self, reasons: bool = True) -> list[Block]:
         """Returns the answer, the table of all jobs, and how to use the winner."""

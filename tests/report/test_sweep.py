@@ -1,0 +1,62 @@
+"""A sweep ends with an answer: which job gains most over its own baseline."""
+
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sdopt.report.sweep import Sweep
+from sdopt.report.terminal import shown
+from sdopt.results.files import read_result
+from sdopt.results.folders import JobError
+from sdopt.results.records import StudyResult
+from tests.command import ROOT
+from tests.records import reconfigure
+
+RECORD = ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"
+
+
+@pytest.fixture
+def jobs() -> dict[str, StudyResult]:
+    """An all-default job, one with an option that gains, and one with an option that does not."""
+    found = {}
+    for number, name in enumerate(("", "deep cache", "math attention")):
+        study = read_result(RECORD)
+        study.variants = [row for row in study.variants if row.name in (study.baseline, name) or row.is_control]
+        names = {row.name for row in study.variants}
+        study.comparisons = [edge for edge in study.comparisons if edge.candidate in names]
+        found[str(number)] = study
+    return found
+
+
+def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -> None:
+    sweep = Sweep(Path(), jobs, {"3": JobError(2, ["attention=cudnn: needs a CUDA device"])})
+    assert sweep.sentence.startswith("deep cache is 1.92× faster (501 → 260 ms)")
+    assert sweep.sentence.endswith("(job 1 of 4).")
+    assert [(job.name, job.number) for job in sweep.jobs] == [
+        ("deep cache", "1"),
+        ("baseline", "0"),
+        ("math attention", "2"),
+        ("", "3"),
+    ]
+    for width in (100, 160):
+        text = StringIO()
+        Console(file=text, width=width).print(shown(sweep.blocks(reasons=False), width))
+        assert text.getvalue().startswith(sweep.sentence)
+        assert ("260 ms from 501 ms" in text.getvalue()) is (width == 160)
+        assert max(map(len, text.getvalue().splitlines())) <= width
+
+
+def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None:
+    other = deepcopy(jobs["1"])
+    for owner in (other, *other.variants):
+        reconfigure(owner, "workload", steps=7)
+    names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
+    assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
+
+
+def test_without_a_gain_the_baseline_stays(jobs: dict[str, StudyResult]) -> None:
+    assert Sweep(Path(), {"2": jobs["2"]}, {}).sentence.startswith("Keep the baseline")
+    assert Sweep(Path(), {"0": jobs["0"]}, {}).sentence == "Nothing was compared with a baseline."
