@@ -19,6 +19,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
+from sdopt.foresight.plan import predict, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
@@ -105,6 +106,7 @@ class Experiment:
             # The baseline is measured twice.
             measured = [*runnable_of(plan, result), plan.baseline]
             show_plan(result, forecast(measured, result, Path("outputs")), self.console)
+            self._foresee(plan, machine)
             return None
         if (self.folder / "result.json").is_file():
             result = self._continued(result, plan)
@@ -135,6 +137,22 @@ class Experiment:
             with suppress(OSError):  # the result itself is already written
                 self.timeline.write(self.folder)
         return result
+
+    def _foresee(self, plan: Plan, machine: Machine) -> None:
+        """Prints what each variant would take on a card with a data sheet, as `sdopt plan` does."""
+        sheets, sheet = data_sheets(), machine.sheet
+        if sheet is None:
+            return
+        card = next((name for name, other in sheets.items() if other == sheet), sheet.name)
+        try:
+            found = in_process(self.context, predict, plan.variants, {card: sheet}, dict(sheets), what="the networks")
+        except UsageError as error:  # a model that was not fetched has no configuration here
+            self.console.print(f"no prediction: {error}", markup=False, highlight=False, soft_wrap=True)
+            return
+        self.console.print(f"expected on {sheet.name} (80 % intervals):", markup=False, highlight=False)
+        for each in found:
+            words = f"  {each.variant}, {each.shape}: {text_of(each)}"
+            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""

@@ -12,6 +12,7 @@ from sdopt.foresight.fitting import KNOWN, Data, half_width, refused, state_of
 from sdopt.foresight.latency import Array, Coefficients, generation_of
 from sdopt.foresight.memory import likely_of
 from sdopt.foresight.published import Figure
+from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
 
 NEAR = 0.25
@@ -196,12 +197,24 @@ def _options(data: Data, errors: Array) -> tuple[float, int]:
     right = []
     for rows in alike.values():
         for first, second in combinations(rows, 2):
-            if data.figures[first].software == data.figures[second].software:
+            if not _option_apart(data.figures[first].software, data.figures[second].software):
                 continue
             true = np.log(data.seconds[first] / data.seconds[second])
             if abs(true) > np.log1p(APART):
                 right.append(bool(true * (true + errors[first] - errors[second]) > 0))
     return (float(np.mean(right)), len(right)) if right else (np.nan, 0)
+
+
+def _option_apart(first: Software | None, second: Software | None) -> bool:
+    """Returns whether two ways differ in what sdopt has options for: attention, compiling, precision.
+
+    The rest must be equal: the program, its version, and of two fused kernels of attention the same one.
+    """
+    if first is None or second is None or (first.application, first.torch) != (second.application, second.torch):
+        return False
+    one, other = ((each.attention, each.compiled, each.graphs, each.precision) for each in (first, second))
+    named = first.name == second.name or first.compiled != second.compiled
+    return one != other and named and (first.processor == second.processor or first.attention != second.attention)
 
 
 def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[tuple[str, int, float, float, float]]:

@@ -32,8 +32,8 @@ _LINK = (0.4, 0.9)
 _ENCODER_SHARE = 0.45
 """Work of the VAE's encoder, as a share of its decoder's."""
 
-_DECODER_FIGURES_MIB = 1024 * 1024
-"""Pixels of the largest images in the figures; time for larger ones is extrapolated."""
+_SIZES = (512, 1024)
+"""Sizes of the images in the figures; time for smaller and larger ones is extrapolated."""
 
 Z80 = 1.2816
 """Half-width of a normal distribution's 80 % interval, in standard deviations."""
@@ -174,7 +174,7 @@ def _prediction(
     vector = found.all if observed is None else observed.applied(found.all)
     seconds = float(np.exp(table.log_seconds(vector)[0]))
     state = state_of(found.cards, sheets, card)
-    if state == KNOWN and shape.size**2 > _DECODER_FIGURES_MIB:
+    if not _SIZES[0] <= shape.size <= _SIZES[1]:
         state = EXTRAPOLATED
     half = half_width(found.widths, state, software.application, generation_of(sheet))
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
@@ -226,7 +226,7 @@ def _evidence(
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
-        text += "; beyond the figures"
+        text += "; fewer than three, or a size beyond the figures"
     return text + (f"; {observed.summary}" if observed else "")
 
 
