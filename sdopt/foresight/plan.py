@@ -9,7 +9,6 @@ import numpy as np
 
 from sdopt.foresight.fitting import (
     EXTRAPOLATED,
-    KNOWN,
     half_width,
     relatives,
     state_of,
