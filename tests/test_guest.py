@@ -141,7 +141,7 @@ def test_its_output_goes_where_the_caller_s_goes(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_study_ends_with_its_caller(number: int, tmp_path: Path) -> None:
     """By Ctrl-C, or where the caller is gone without a word."""
-    script = f"import sdopt; sdopt.run(*{SMOKE}, 'protocol.rounds=10000', 'protocol.budget_s=600')"
+    script = f"import sdopt; sdopt.run(*{SMOKE}, 'protocol.rounds=10000')"
     caller = subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
