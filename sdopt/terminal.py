@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
-_WIDE = 160
+LOG_WIDTH = 160
 """Columns of what is no terminal: nobody can widen a log file, and lines there may be long."""
 
 
@@ -25,7 +25,7 @@ def console(stderr: bool = False) -> Console:
         stderr=stderr,
         force_terminal=live,
         color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
-        width=None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else _WIDE,
+        width=None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else LOG_WIDTH,
     )
     if found.is_jupyter:
         return Console()

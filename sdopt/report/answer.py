@@ -14,6 +14,7 @@ from sdopt.report.notes import caveats_of, notes_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
 from sdopt.results.records import Status
+from sdopt.terminal import LOG_WIDTH
 
 _REASONS = 6
 """Number of variants of which a terminal says at once why they are not recommended."""
@@ -72,7 +73,8 @@ def _needs_reason(row: Row) -> bool:
 
 def _cut(text: str, length: int) -> str:
     text = text.replace("\n", " ")
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+    # In a log nobody can ask for the rest, and its lines may be long.
+    return text if len(text) <= length or length >= LOG_WIDTH - 4 else text[: length - 1].rstrip() + "…"
 
 
 def trust_of(summary: Summary) -> list[str]:
