@@ -322,8 +322,8 @@ class Quality:
     reference: str | None = None
     """Reference of FID, KID and CMMD: `packaged`, `baseline`, a folder of images or a saved reference set; null is
     `packaged` for the packaged model and `baseline` for other models."""
-    lpips: bool = False
-    """Whether to compute LPIPS, the learned perceptual distance, too; needs the extra `lpips`."""
+    lpips: bool | None = None
+    """Whether to compute LPIPS, the learned perceptual distance, too; null does so where its weights are at hand."""
     cache: str | None = "outputs/cache/images"
     """Cache folder for images, keyed by everything that determines an image; null disables the cache."""
 

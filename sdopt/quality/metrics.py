@@ -16,7 +16,7 @@ from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures, is_installed
 from sdopt.quality.inputs import Inputs, finite
-from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db
+from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db, require_lpips
 from sdopt.results.scores import Score
 from sdopt.schema import Model, Quality
 
@@ -32,7 +32,7 @@ class Family:
         compute: computes the score of some inputs, over the named features ("" for none); None if there is no score for
             them. It is a function of a module, because it is sent to another process.
         unit: unit of its values; "" if they have none.
-        over: the kinds of features that it can be computed over (`clip`, `effnet`, `inception`); the name of such a
+        over: the kinds of features that it can be computed over (`clip`, `dinov2`, `effnet`, …); the name of such a
             metric ends with the name of the features.
         first_features: whether it is computed over only the first of the run's features that suit.
         needs_pair: whether it compares with the reference variant's images of the same prompts and seeds.
@@ -176,9 +176,9 @@ def _imported(given: Inputs, features: str) -> None:
     """Another program computes it: see `sdopt.exchange.scores`."""
 
 
-_LAYERED = ("clip", "effnet")
+_LAYERED = ("clip", "effnet", "dinov2")
 
-_ALL = ("clip", "effnet", "inception")
+_ALL = ("clip", "effnet", "inception", "dinov2")
 
 _ELSEWHERE = ("elsewhere",)
 
@@ -279,7 +279,7 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
     for family in FAMILIES:
         if model.weights == "random" and not family.on_random_weights:
             continue
-        if family.on_request and not getattr(quality, family.on_request):
+        if family.on_request and not is_wanted(quality.lpips):
             continue
         suiting = [one for one in dict.fromkeys(features) if kind_of(one) in family.over]
         over = (suiting[:1] if family.first_features else suiting) if family.over else [""]
@@ -287,12 +287,22 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
     return tuple(found)
 
 
+def is_wanted(lpips: bool | None) -> bool:
+    """Returns whether LPIPS is measured: if asked for, or, where nobody says, if its weights are at hand."""
+    if lpips is None:
+        try:
+            require_lpips("alex")
+        except UsageError:
+            return False
+    return lpips is not False
+
+
 def slug(features: str) -> str:
     """Returns a metric's suffix for features: `clip:openai/clip-vit-large-patch14` is `clip_vit_large_patch14`."""
-    last = features.removeprefix("clip:").rstrip("/").rpartition("/")[2]
+    last = re.sub(r"^(clip|dinov2):", "", features).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_")
 
 
 def kind_of(features: str) -> str:
     """Returns the kind of features, as in `Family.over`: `clip` for each CLIP, else the name of the features."""
-    return "clip" if features == "emojiclip" or features.startswith("clip:") else features
+    return "clip" if features == "emojiclip" else features.partition(":")[0]

@@ -13,7 +13,9 @@ from PIL import Image
 from sdopt.errors import UsageError
 from sdopt.quality.features import ClipFeatures, feature_extractor, require_features, without_pickles
 from sdopt.quality.images import batches, channels_first, image_files, read_images
+from sdopt.quality.metrics import measured_metrics
 from sdopt.reference import MODEL
+from sdopt.schema import Model, Quality
 
 effnet_installed = importlib.util.find_spec("efficientnet_lite_pytorch") is not None
 
@@ -193,3 +195,45 @@ def test_libraries_that_would_unpickle_read_tensors_only(tmp_path: Path) -> None
         with pytest.raises(pickle.UnpicklingError):
             torch.load(tmp_path / "object.pt", weights_only=False)
     assert torch.load(tmp_path / "object.pt", weights_only=False) == Path("anything but a tensor")
+
+
+def test_dinov2_gives_its_class_token_and_all_metrics_over_it(drawings: np.ndarray, tmp_path: Path) -> None:
+    from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56, "patch_size": 14}
+    model = Dinov2Model(Dinov2Config(**sizes)).eval()
+    model.save_pretrained(tmp_path / "tiny-dino")
+    size = {"height": 56, "width": 56}
+    BitImageProcessorPil(size=size, do_center_crop=False).save_pretrained(tmp_path / "tiny-dino")
+    name = f"dinov2:{tmp_path / 'tiny-dino'}"
+    extractor = feature_extractor(name)
+    images = channels_first(drawings[:4])
+    found = extractor(images)
+    processor = BitImageProcessorPil.from_pretrained(tmp_path / "tiny-dino")
+    pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        torch.testing.assert_close(found, model(pixel_values=pixels).last_hidden_state[:, 0])
+    assert [tuple(layer.shape) for layer in extractor.maps(images)] == [(4, 16, 32)] * 2
+    metrics = {metric.name for metric in measured_metrics(Quality(features=[name]), Model())}
+    assert {"fid_tiny_dino", "cmmd_tiny_dino", "perceptual_tiny_dino"} <= metrics
+    assert not any(metric.startswith("clip_score") for metric in metrics)
+    (tmp_path / "tiny-dino" / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"model\.safetensors"):
+        feature_extractor(name)
+
+
+def test_lpips_is_measured_where_its_weights_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(lpips: bool | None) -> set[str]:
+        return {metric.name for metric in measured_metrics(Quality(features=[], lpips=lpips), Model())}
+
+    monkeypatch.setattr("sdopt.quality.metrics.require_lpips", lambda net: None)
+    assert "lpips_alex" in names(None)
+    assert "lpips_alex" not in names(False)
+
+    def missing(net: str) -> None:
+        raise UsageError("its weights are missing")
+
+    monkeypatch.setattr("sdopt.quality.metrics.require_lpips", missing)
+    assert "lpips_alex" not in names(None)
+    assert "lpips_alex" in names(True)
