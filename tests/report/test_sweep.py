@@ -51,8 +51,9 @@ def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -
 
 def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None:
     other = deepcopy(jobs["1"])
-    for owner in (other, *other.variants):
-        reconfigure(owner, "workload", steps=7)
+    reconfigure(other, "workload", steps=7)
+    for variant in other.variants:
+        reconfigure(variant, "workload", steps=7)
     names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
 
