@@ -20,9 +20,11 @@ _REASONS = 6
 """Number of variants of which a terminal says at once why they are not recommended."""
 
 
-def answer_blocks(summary: Summary, reasons: bool = True) -> list[Block]:
-    """Returns the answer, the ranking and how to use the best variant."""
-    return [Prose(summary.sentence, strong=True), ranking(summary, reasons), Notes(summary.notes), *use_of(summary)]
+def answer_blocks(summary: Summary) -> list[Block]:
+    """Returns the answer, the ranking, why variants are not recommended, and how to use the best one."""
+    reasons = [f"{row.name}: {row.because}" for row in summary.candidates if row.because]
+    notes = Notes([*reasons, *summary.notes])
+    return [Prose(summary.sentence, strong=True), ranking(summary, reasons=False), notes, *use_of(summary)]
 
 
 def use_of(summary: Summary) -> list[Block]:
