@@ -49,6 +49,8 @@ class Model:
     path: str | None = None
     """For `path`: the folder of a Stable Diffusion, SDXL or AltDiffusion pipeline, or a `.safetensors` file.
     `model=PATH` finds the other keys in it."""
+    tokenizer: str | None = None
+    """For a single file, which has no vocabulary: a folder like `tokenizer/` in a diffusers folder; null is CLIP's."""
     hub_id: str | None = None
     """For `hub`: the repository, as in `owner/name`."""
     revision: str | None = None

@@ -21,6 +21,7 @@ from sdopt.pipelines.catalog import (
     text_to_image,
 )
 from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
+from sdopt.pipelines.tokenizer import require_vocabulary
 from sdopt.pipelines.weights import PICKLED, Header, variant_to_try, variants_of, weight_files
 from sdopt.schema import Model, wrong_name
 
@@ -86,6 +87,7 @@ def _require_no_idle_keys(model: Model) -> None:
     file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
+        "tokenizer": (file, "model.path of a single file"),
         "revision": (model.weights == "hub", "model.weights=hub"),
         "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
     }
@@ -189,6 +191,8 @@ def _require_original(path: Path, model: Model) -> None:
             f"{text_width(shapes)} channels of text; load it in diffusers, save that with save_pretrained, and give "
             "the folder: model=…"
         )
+    if model.tokenizer is not None:
+        require_vocabulary(model.tokenizer)
     _require_architecture(model, at, kind_of_file(shapes), text_width(shapes))
     channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
     latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)

@@ -252,7 +252,7 @@ def load_pipeline(
         built_on = "cpu" if on_host else device
         pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
     elif _is_file(model):
-        tokenizers = {path.name: load_tokenizer(path) for path in folder.glob("tokenizer*")}
+        tokenizers = {path.name: load_tokenizer(path, model.tokenizer) for path in folder.glob("tokenizer*")}
         file = Path(str(model.path)).expanduser()
         pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])

@@ -262,7 +262,7 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
 def _tokenizers(model: Model) -> Iterator[Any]:
     folder = folder_of(model)
     if model.weights == "path" and Path(str(model.path)).expanduser().is_file():
-        yield from (load_tokenizer(part) for part in sorted(folder.glob("tokenizer*")))
+        yield from (load_tokenizer(part, model.tokenizer) for part in sorted(folder.glob("tokenizer*")))
         return
     for name, value in json.loads((folder / "model_index.json").read_text()).items():
         if name.startswith("tokenizer") and isinstance(value, list) and None not in value:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdopt.errors import UsageError
 from sdopt.reference import VOCABULARY
 
 if TYPE_CHECKING:
@@ -28,14 +29,29 @@ def lacking_vocabulary(folder: Path) -> str | None:
     return None if find_spec("sentencepiece") else f"holds {SENTENCEPIECE}, to be read by: pip install sentencepiece"
 
 
-def load_tokenizer(folder: Path) -> "CLIPTokenizer":
+def require_vocabulary(folder: str) -> Path:
+    """Returns the folder of `model.tokenizer`. Raises UsageError if it holds no vocabulary."""
+    found = Path(folder).expanduser()
+    if not has_vocabulary(found):
+        raise UsageError(f"model.tokenizer={folder}: holds neither tokenizer.json nor vocab.json with merges.txt")
+    return found
+
+
+def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenizer":
     """Loads the tokenizer of a pipeline folder; CLIP's vocabulary comes with sdopt, if the folder has none.
 
     Args:
         folder: has a tokenizer, or just its `tokenizer_config.json`, which says how prompts start, end and are padded.
+        vocabulary: a folder with another vocabulary than CLIP's; None is that.
+
+    Raises:
+        UsageError: that folder holds no vocabulary.
     """
     from transformers import CLIPTokenizer
 
+    if vocabulary is not None:
+        own = require_vocabulary(vocabulary)
+        return CLIPTokenizer.from_pretrained(own, local_files_only=True, **tokenizer_settings(folder))
     if has_vocabulary(folder):
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     return CLIPTokenizer.from_pretrained(VOCABULARY, local_files_only=True, **tokenizer_settings(folder))

@@ -69,6 +69,7 @@ def of_model(model: Model) -> str:
         sources = [given if given and given.is_file() else folder_of(model)]
     except UsageError:
         return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
+    sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
     files = [file for source in sources for file in ([source] if source.is_file() else _read_from(source))]
     return _digest(part for path in files for part in (path.name.encode(), _sample(path)))
 
