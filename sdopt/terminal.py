@@ -19,7 +19,7 @@ def console(stderr: bool = False) -> Console:
     systems set, ask for colours in a log and not for them. `NO_COLOR` takes the colours away, anywhere.
     """
     stream = sys.stderr if stderr else sys.stdout
-    live = bool(stream.isatty()) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    live = bool(stream.isatty()) and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
     forced = os.environ.get("FORCE_COLOR", "") not in ("", "0") or os.environ.get("TTY_COMPATIBLE") == "1"
     found = Console(
         stderr=stderr,

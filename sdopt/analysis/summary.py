@@ -365,7 +365,15 @@ def _refusal(judgement: Judgement) -> str:
 def _bare(ruling: Ruling) -> str:
     if ruling.doubt:
         return ruling.doubt  # whatever the metric, whose figures decide nothing
-    return " ".join(filter(None, (ruling.metric, ruling.reason.removeprefix(f"{ruling.payoff}: "))))
+    reason = ruling.reason.removeprefix(f"{ruling.payoff}: ")
+    named = not ruling.metric or reason.startswith(ruling.metric.partition("_")[0])
+    return reason if named else f"{ruling.metric} {reason}"
+
+
+def _shortly(because: str) -> str:
+    """Returns the first of some reasons, and how many more there are: a sentence has no room for all."""
+    first, *others = because.split("; ")
+    return f"{first} (and {len(others)} more)" if others else first
 
 
 def _why_open(ratio: Ratio | None) -> str:
@@ -402,10 +410,10 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
         return f"Not enough runs to tell: {described(first, baseline)}; {more}."
     if not several and first.speed is Speed.FASTER:
-        return f"{described(first, baseline)}, but {first.because}."
+        return f"{described(first, baseline)}, but {_shortly(first.because)}."
     told = [f"Keep the baseline: {described(first, baseline)}" if not several else _none_of(candidates)]
     if several and first.speed is Speed.FASTER:
-        told.append(f"The fastest: {described(first, baseline)}, but {first.because}")
+        told.append(f"The fastest: {described(first, baseline)}, but {_shortly(first.because)}")
     elif several and (trade := next((row for row in candidates if row.pays), None)):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."
