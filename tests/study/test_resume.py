@@ -114,7 +114,7 @@ class TestKilled:
             assert {row.name for row in resumed.result.variants for m in row.measurements if m.session == 1} == {
                 row.name for row in before.variants for m in row.measurements if not m.complete
             }
-        assert "Measured in 2 sessions" in resumed.shown
+        assert len(resumed.result.sessions) == 2
 
     @pytest.mark.slow
     @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
@@ -419,10 +419,11 @@ class TestPrecision:
     def test_ends_when_the_budget_is_spent_and_can_be_given_more(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = sdopt(tmp_path, "run", *self.STUDY, "protocol.precision=0.0001", "protocol.budget_s=1")
+        found = sdopt(tmp_path, "run", *self.STUDY, "protocol.precision=0.0001", "protocol.budget_s=0.001")
         assert found.code == 0, found.shown
         assert len(found.result.sessions) == 1
-        assert "protocol.budget_s=1 was spent" in found.shown
+        assert found.result.precision is not None
+        assert found.result.precision.stopped == "protocol.budget_s=0.001 was spent"
         assert "already complete" in resume(found.folder).out
         refused = resume(found.folder, "protocol.replicates=5")
         assert refused.code == 2
@@ -447,7 +448,7 @@ class TestSweep:
         assert resumed.out.count("already complete") == 2  # the baseline itself, and the job that cannot run here
         assert (folder / "0" / "result.json").read_bytes() == kept
         assert read_result(folder / "1").variant("attention=math").status is Status.OK
-        assert "| attention=math | ok |" in (folder / "sweep.md").read_text()
+        assert "attention=math" in (folder / "sweep.md").read_text()
         assert {path.name for path in folder.iterdir()} == {path.name for path in sweep_folder.iterdir()}
 
     def test_a_job_of_it_is_a_run(self, sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:

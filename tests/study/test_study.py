@@ -239,8 +239,8 @@ class TestBlocks:
         assert not list(own_folder().glob("study-*"))
 
     def test_says_so(self, blocks: Finished) -> None:
-        assert "Measured in blocks (protocol.schedule=blocks)" in blocks.shown
-        assert "Drift of the baseline over a block" in blocks.shown
+        assert (blocks.result.schedule.kind, blocks.result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
+        assert blocks.result.schedule.drift
 
 
 def test_a_factorial_study_has_effects(tmp_path: Path) -> None:

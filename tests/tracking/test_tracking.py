@@ -30,7 +30,7 @@ from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_result, log_study, update_verdicts
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
-from tests.records import reconfigure, retime
+from tests.records import reconfigure
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -488,16 +488,6 @@ class TestContent:
         log_study(result, folder, Tracking(uri=store.tracking.uri, artifacts=store.tracking.artifacts, images=False))
         _, children = store.of_study(result)
         assert store.artifacts(children["bfloat16"], "images") == []
-
-    def test_several_processes_have_a_series_each(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
-        result, folder = copied
-        assert sorted(result.variants[0].samples) == [0, 1, 2]
-        retime(result.variants[0].measurements[1].shapes[0], [1.0, 2.0])
-        log_study(result, folder, store.tracking)
-        _, children = store.of_study(result)
-        run = children["baseline"].info.run_id
-        history = store.client.get_metric_history(run, "latency/round_s/process_1")
-        assert sorted(metric.value for metric in history) == [1.0, 2.0]
 
 
 @needs_mlflow
