@@ -38,7 +38,7 @@ def test_of_a_sweep_is_one_of_all_its_jobs(sweep_folder: Path, tmp_path: Path) -
     assert done.code == 0
     written = (tmp_path / "here" / "report.md").read_text()
     assert written.count("\n## job ") == 3
-    assert written.index("## All jobs") < written.index("## job 0: pair")
+    assert written.index("## Answer") < written.index("## job 0: pair")
 
 
 @pytest.mark.parametrize(
