@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+pytestmark = pytest.mark.slow
+"""MLflow runs in the test's own process here, and has killed a worker of xdist twice: run this file by itself."""
+
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 
 
