@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from sdopt.analysis.ratios import memory_ratio
+from sdopt.analysis.ratios import compare, memory_ratio
+from sdopt.analysis.summary import summary_of
 from sdopt.hardware.device import Device
 from sdopt.measure import memory as memory_module
 from sdopt.measure.memory import PeakMemory, graph_pools_gib
+from sdopt.report.tables import ranking
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import StudyResult
 from sdopt.results.samples import Memory
@@ -46,8 +48,11 @@ class TestSandbox:
         for row in result.variants:
             for measured in row.measurements:
                 measured.shapes[0].memory = measured.memory_after = Memory(0.1, None)
+        compare(result)
         result = parse_result(to_json(result))
         assert memory_ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
+        assert all(row.memory is None for row in summary_of(result).rows)
+        assert "memory" not in ranking(summary_of(result)).headings
 
 
 def test_a_peak_that_the_program_resets_is_seen() -> None:
