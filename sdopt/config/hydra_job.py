@@ -1,6 +1,5 @@
 """Reads the properties of a Hydra job that sdopt needs: its folder, and how to run it again."""
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
+from sdopt.config.models import own_functions
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
 from sdopt.errors import UsageError
@@ -75,16 +75,12 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
     Raises:
         UsageError: a folder, which may come from anybody, would decide which code runs.
     """
-    named = [function for override in recorded for function in _FUNCTION.findall(override)]
-    said = " ".join(given)
-    if lacking := [function for function in dict.fromkeys(named) if Path(function.partition(":")[0]).name not in said]:
+    said = own_functions(given)
+    if lacking := [function for function in own_functions(recorded) if function not in said]:
         raise UsageError(
             f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in "
             f"patch={lacking[0]}, so that a folder never decides what runs"
         )
-
-
-_FUNCTION = re.compile(r"[^\s'\"=,\[\]{}]+\.py:\w+")
 
 
 def _folder_of(value: str) -> Path:

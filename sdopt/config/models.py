@@ -5,7 +5,7 @@ as it does any other.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from sdopt.config.paths import CONF, options_of
 from sdopt.errors import UsageError
 
 _KEYS = ("model", "model.path")
+
+_FUNCTION = re.compile(r"[^'\"=:,+\[\]{}]+\.py:\w+")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -72,11 +74,15 @@ def _of_code(override: str) -> str:
 
 def _of_functions(functions: Sequence[str]) -> str:
     """Registers the option of some functions, and returns its name."""
-    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / "patch" / "function.yaml"))
-    name = "+".join(functions).lstrip("/")
-    group, _, last = f"patch/{name}".rpartition("/")
-    ConfigStore.instance().store(last, dict(node) | {"functions": list(functions)}, group=group)
-    return name
+    return _registered("patch", "+".join(functions), _keys("function", "patch") | {"functions": list(functions)})
+
+
+def own_functions(overrides: Iterable[str]) -> list[str]:
+    """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
+    from sdopt.optimizations.patch import absolute
+
+    named = (found.strip() for override in overrides for found in _FUNCTION.findall(override))
+    return list(dict.fromkeys(map(absolute, named)))
 
 
 def _key(override: str) -> str:
@@ -109,16 +115,16 @@ def _option(value: str, options: Collection[str]) -> str:
     """Registers the option of a value, and returns its name as Hydra's grammar takes it."""
     if _is_there(value):
         path = Path(value).expanduser().absolute()
-        return quoted(_registered(str(path), _at_path(path)))
+        return quoted(_registered("model", str(path), _at_path(path)))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
-        return quoted(_registered(value, _on_hub(value)))
+        return quoted(_registered("model", value, _on_hub(value)))
     if "/" in value or Path(value).suffix in (".safetensors", ".ckpt", ".pt", ".pth", ".bin"):
         raise UsageError(f"model={value}: there is no such file or folder; the named models are {', '.join(options)}")
     return value  # Hydra says which options there are
 
 
-def _registered(name: str, node: dict[str, Any]) -> str:
-    group, _, last = f"model/{name.lstrip('/')}".rpartition("/")
+def _registered(group: str, name: str, node: dict[str, Any]) -> str:
+    group, _, last = f"{group}/{name.lstrip('/')}".rpartition("/")
     ConfigStore.instance().store(last, node, group=group)
     return name
 
@@ -144,7 +150,7 @@ def _on_hub(repository: str) -> dict[str, Any]:
     return _keys(_ANY_FOLDER) | settings_of(*hub_configs(repository)) | there
 
 
-def _keys(option: str) -> dict[str, Any]:
+def _keys(option: str, group: str = "model") -> dict[str, Any]:
     """Returns the keys of a packaged option, with their values."""
-    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{option}.yaml"))
+    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"))
     return dict(node)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
+from sdopt.config.models import own_functions
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import Optimized, keep, require_prompts
@@ -45,11 +46,16 @@ def load(
         config_dir: a folder with groups of your own, where the study used one.
 
     Raises:
-        UsageError: there is no such result or variant, or its files are missing.
+        UsageError: there is no such result or variant, its files are missing, or it calls functions of one's own.
         ConflictError: the variant cannot run on this machine.
     """
     found, named = _result(result, tracking_uri)
     row = found.variant(_named(found, variant or named))
+    if functions := own_functions(row.overrides):
+        raise UsageError(
+            f"variant={row.name}: runs code, {', '.join(functions)}; a result never decides what runs: load another "
+            "variant, and call the function with its pipeline"
+        )
     with composer_of(row.overrides, None if config_dir is None else Path(config_dir)) as composer:
         planned = composer.variant(row.name, row.overrides)
     probed = probe_device(device or row.config.hardware.device)

@@ -60,7 +60,7 @@ class Patch(Optimization):
     """What they are for: `latency`, `memory`, `both` or `nothing`."""
 
     def __post_init__(self) -> None:
-        made: dict[str, Any] = {"functions": tuple(map(_absolute, self.functions))}
+        made: dict[str, Any] = {"functions": tuple(map(absolute, self.functions))}
         # A wrong value stays, and its range says what is wrong with it.
         made |= {"contract": Contract(self.contract)} if self.contract in list(Contract) else {}
         made |= {"claims": _CLAIMS[self.claims]} if self.claims in _CLAIMS else {}
@@ -104,7 +104,7 @@ class Patch(Optimization):
         return proof
 
 
-def _absolute(function: str) -> str:
+def absolute(function: str) -> str:
     """Returns a function with the whole path of its file, which a worker finds from any folder."""
     match = FUNCTION.fullmatch(function)
     return f"{Path(match[1]).expanduser().absolute()}:{match[2]}" if match else function

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.library import load
 from sdopt.optimizations.patch import Patch
 from sdopt.results.records import Status
 from tests.command import SMOKE, sdopt
@@ -32,13 +34,19 @@ def code(tmp_path: Path) -> Path:
 
 
 def test_applies_and_says_what_it_changed(code: Path) -> None:
-    done = sdopt(code, "run", "patch=mine.py:steps", "patch.contract=equivalent", "patch.claims=nothing", *SMOKE)
+    done = sdopt(
+        code, "run", f"patch={code}/mine.py:steps", "patch.contract=equivalent", "patch.claims=nothing", *SMOKE
+    )
     assert done.code == 0, done.shown
     [row] = done.result.candidates
     assert row.status is Status.OK
     assert (row.contract, row.promises["patch"].claims) == (Contract.EQUIVALENT, [])
     [shown] = [found for found in row.measurements[0].shapes[0].evidence if found.axis == "patch"]
     assert "unet" in shown.summary
+    with pytest.raises(UsageError, match="runs code"):
+        load(done.folder)
+    other = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=elsewhere/mine.py:steps")
+    assert (other.code, "runs code" in other.err) == (2, True)
     again = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2")
     assert (again.code, "patch=" in again.err) == (2, True)
     assert sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=mine.py:steps").code == 0
