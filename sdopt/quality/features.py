@@ -9,9 +9,9 @@ import importlib.util
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -120,20 +120,8 @@ class ClipFeatures(FeatureExtractor):
 
         super().__init__()
         self.name = name
-        try:
-            options: dict[str, Any] = {"local_files_only": local_files_only}
-            self._processor = _clip_image_processor(source, options)
-            self._tokenizer = AutoTokenizer.from_pretrained(source, **options)
-            options |= {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
-            self.model, loaded = CLIPModel.from_pretrained(source, **options)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(f"features {name}: {source} cannot be loaded as a CLIPModel ({reason})") from error
-        if loaded["missing_keys"]:
-            # transformers would initialise them at random.
-            missing = ", ".join(sorted(loaded["missing_keys"])[:3])
-            raise UsageError(f"features {name}: {source} is not a complete CLIPModel; it lacks {missing}, …")
-        self.model.requires_grad_(False)
+        beside = (_clip_image_processor, AutoTokenizer.from_pretrained)
+        self.model, self._processor, self._tokenizer = _from_files(CLIPModel, name, source, local_files_only, *beside)
         self.eval()
         self.dimension = int(self.model.config.projection_dim)
 
@@ -197,18 +185,8 @@ class DinoFeatures(FeatureExtractor):
 
         super().__init__()
         self.name = name
-        options: dict[str, Any] = {"local_files_only": local_files_only}
-        try:
-            self._processor = AutoImageProcessor.from_pretrained(source, use_fast=False, **options)
-            options |= {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
-            self.model, loaded = Dinov2Model.from_pretrained(source, **options)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UsageError(f"features {name}: {source} cannot be loaded as a Dinov2Model ({reason})") from error
-        if loaded["missing_keys"]:
-            missing = ", ".join(sorted(loaded["missing_keys"])[:3])
-            raise UsageError(f"features {name}: {source} is not a complete Dinov2Model; it lacks {missing}, …")
-        self.model.requires_grad_(False)
+        processor = partial(AutoImageProcessor.from_pretrained, use_fast=False)
+        self.model, self._processor = _from_files(Dinov2Model, name, source, local_files_only, processor)
         self.eval()
         self.dimension = int(self.model.config.hidden_size)
 
@@ -373,7 +351,31 @@ def _kind_and_source(name: str) -> tuple[str, str]:
     return kind, str(Path(source).expanduser()) if source.startswith("~") else source
 
 
-def _clip_image_processor(source: str, options: dict[str, Any]) -> Any:
+def _from_files(
+    kind: Any, name: str, source: str, local_files_only: bool, *beside: Callable[..., Any]
+) -> tuple[Any, ...]:
+    """Returns a frozen model of a class of transformers, and what `beside` loads from the same folder or hub id.
+
+    Raises:
+        UsageError: files are missing or cannot be loaded, or hold no complete model.
+    """
+    options: dict[str, Any] = {"local_files_only": local_files_only}
+    try:
+        others = [load(source, **options) for load in beside]
+        options |= {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+        model, loaded = kind.from_pretrained(source, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"features {name}: {source} cannot be loaded as a {kind.__name__} ({reason})") from error
+    if loaded["missing_keys"]:
+        # transformers would initialise them at random.
+        missing = ", ".join(sorted(loaded["missing_keys"])[:3])
+        raise UsageError(f"features {name}: {source} is not a complete {kind.__name__}; it lacks {missing}, …")
+    model.requires_grad_(False)
+    return model, *others
+
+
+def _clip_image_processor(source: str, **options: Any) -> Any:
     # The processor for PIL images gives the same pixels with and without torchvision.
     import transformers
 
