@@ -24,7 +24,7 @@ from sdopt.analysis.scale import (
     worst_decision,
     worst_images,
 )
-from sdopt.analysis.words import change_text, times_text
+from sdopt.analysis.words import change_text, shortened, times_text
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
 
@@ -366,14 +366,7 @@ def _bare(ruling: Ruling) -> str:
     if ruling.doubt:
         return ruling.doubt  # whatever the metric, whose figures decide nothing
     reason = ruling.reason.removeprefix(f"{ruling.payoff}: ")
-    named = not ruling.metric or reason.startswith(ruling.metric.partition("_")[0])
-    return reason if named else f"{ruling.metric} {reason}"
-
-
-def _shortly(because: str) -> str:
-    """Returns the first of some reasons, and how many more there are: a sentence has no room for all."""
-    first, *others = because.split("; ")
-    return f"{first} (and {len(others)} more)" if others else first
+    return reason if reason.startswith(ruling.metric) else f"{ruling.metric} {reason}"
 
 
 def _why_open(ratio: Ratio | None) -> str:
@@ -410,10 +403,10 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
         return f"Not enough runs to tell: {described(first, baseline)}; {more}."
     if not several and first.speed is Speed.FASTER:
-        return f"{described(first, baseline)}, but {_shortly(first.because)}."
+        return f"{described(first, baseline)}, but {shortened(first.because)}."
     told = [f"Keep the baseline: {described(first, baseline)}" if not several else _none_of(candidates)]
     if several and first.speed is Speed.FASTER:
-        told.append(f"The fastest: {described(first, baseline)}, but {_shortly(first.because)}")
+        told.append(f"The fastest: {described(first, baseline)}, but {shortened(first.because)}")
     elif several and (trade := next((row for row in candidates if row.pays), None)):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."

@@ -98,3 +98,9 @@ def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
     if level is None or not level.is_slower:
         return None
     return seconds_text(Interval(level.extra_s)), start_text(level), break_even_text(level)
+
+
+def shortened(reasons: str) -> str:
+    """Returns the first of several reasons, and how many more there are."""
+    first, *others = reasons.split("; ")
+    return f"{first} (and {len(others)} more)" if others else first

@@ -10,7 +10,7 @@ from pathlib import Path
 from sdopt.analysis.figures import ratio_text
 from sdopt.analysis.scale import Decision, Speed
 from sdopt.analysis.summary import Row, Summary, described, summary_of
-from sdopt.analysis.words import gib_text, start_words
+from sdopt.analysis.words import gib_text, shortened, start_words
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
 from sdopt.results.comparisons import Interval
@@ -19,7 +19,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import Entry, Fate, SearchRecord, shortened, start_said
+from sdopt.search.record import Entry, Fate, SearchRecord, start_said
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.search.studies import FINAL

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from sdopt.analysis.words import shortened
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
@@ -17,7 +18,7 @@ from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.record import Entry, SearchRecord, shortened
+from sdopt.search.record import Entry, SearchRecord
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies

@@ -7,12 +7,6 @@ from sdopt.analysis.words import start_words
 from sdopt.results.comparisons import BreakEven
 
 
-def shortened(reasons: str) -> str:
-    """Returns the first of several reasons, and how many more there are."""
-    first, *others = reasons.split("; ")
-    return f"{first} (and {len(others)} more)" if others else first
-
-
 def start_said(start: BreakEven | None) -> str:
     """Returns a start-up cost in words, as in "+31.2 s, repaid after 310 images"; "" if it is no more than a call."""
     words = start_words(start)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from sdopt.analysis.break_even import first_image_s
 from sdopt.analysis.ratios import latency
-from sdopt.analysis.words import gib_text
+from sdopt.analysis.words import gib_text, shortened
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.rule_checks import decidable
@@ -25,7 +25,7 @@ from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
 from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, race
-from sdopt.search.record import Fate, shortened, start_said
+from sdopt.search.record import Fate, start_said
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import CALIBRATE, FINAL, Studies
 from sdopt.search.trials import Trials
