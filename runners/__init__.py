@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdopt.guard import INTERRUPTED, Ended, end_with_code, exit_code_of, interrupts_deferred
+
+if TYPE_CHECKING:
+    from sdopt.tracking.finding import Found
 
 __all__ = [
     "ENDED",
@@ -21,6 +24,7 @@ __all__ = [
     "end_with_code",
     "exit_code_of",
     "answers",
+    "found_in",
     "indented",
     "interrupts_deferred",
     "only_json",
@@ -76,18 +80,25 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         print(json.dumps(found, ensure_ascii=False, allow_nan=False), file=out)
 
 
-def answers(folder: Path | None, code: int, **more: Any) -> dict[str, Any]:
-    """Returns the answers of the study in a folder, or of the jobs of a sweep, and the exit code of the command."""
+def answers(found: "Found | None", code: int) -> dict[str, Any]:
+    """Returns the answer of each study of a result or a sweep, and the exit code of the command."""
     from sdopt.analysis.summary import summary_of
     from sdopt.report.answer_json import answer_of, to_json
+
+    studies = [to_json(answer_of(summary_of(result), folder)) for result, folder in (found.studies if found else ())]
+    return {"exit_code": code, "studies": studies, **({"problems": found.damaged} if found and found.damaged else {})}
+
+
+def found_in(folder: Path | None) -> "Found | None":
+    """Returns what a command has written to a folder; None if it has measured nothing."""
+    from sdopt.errors import UsageError
     from sdopt.schema import Tracking
     from sdopt.tracking.finding import find_results
 
-    if folder is None or not folder.is_dir():
-        return {"exit_code": code, "studies": [], **more}
-    found = find_results(str(folder), Tracking(kind="none"))
-    studies = [to_json(answer_of(summary_of(result), own)) for result, own in found.studies]
-    return {"exit_code": code, "studies": studies, **({"problems": found.damaged} if found.damaged else {}), **more}
+    try:
+        return None if folder is None else find_results(str(folder), Tracking(kind="none"))
+    except UsageError:
+        return None
 
 
 def indented(lines: Iterable[str]) -> str:

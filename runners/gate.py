@@ -52,6 +52,7 @@ def _judged(arguments: argparse.Namespace, say: "Callable[[Mapping[str, Any]], N
     from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError
     from sdopt.judging import Judging
+    from sdopt.tracking.finding import find_results
 
     config = gate_of(arguments.overrides)
     if not config.gate.judges:
@@ -60,14 +61,16 @@ def _judged(arguments: argparse.Namespace, say: "Callable[[Mapping[str, Any]], N
         )
     waived = _waived(arguments.waive, arguments.against)
     code = Judging(config, arguments.against, waived, arguments.output).judge_all(arguments.result)
-    say(answers(Path(arguments.result), code, **_verdicts(arguments.output or Path(arguments.result))))
+    if arguments.json:
+        found = find_results(arguments.result, config.tracking)
+        say(answers(found, code) | {"verdicts": _verdicts(arguments.output or found.folder)})
     return code
 
 
-def _verdicts(folder: Path) -> dict[str, Any]:
-    """Returns the verdicts of a folder, of which a comparison with an earlier result leaves no trace in the result."""
+def _verdicts(folder: Path) -> Any:
+    """Returns the verdicts of a folder; a comparison with an earlier result leaves no trace in the result itself."""
     file = folder / "verdicts.json"
-    return {"verdicts": json.loads(file.read_text())} if file.is_file() else {}
+    return json.loads(file.read_text()) if file.is_file() else None
 
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import answers, end_with_code, only_json
+from . import answers, end_with_code, found_in, only_json
 
 CONTRACTS = ("exact", "equivalent", "lossy")
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
             raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
         given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
         code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
-        say(answers(folder, code))
+        say(answers(found_in(folder), code))
         return code
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import answers, end_with_code, exit_code_of, interrupts_deferred, only_json
+from . import answers, end_with_code, exit_code_of, found_in, interrupts_deferred, only_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def _main(argv: list[str], target: "Path | None", say: "Callable[[Mapping[str, A
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
         code, folder = _run(argv, partial(launch, ready=ready), target)
-    say(answers(folder, code))
+    say(answers(found_in(folder), code))
     return code
 
 

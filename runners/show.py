@@ -1,10 +1,9 @@
 """sdopt show: print a finished result again."""
 
 import argparse
-import json
 import sys
 
-from . import end_with_code
+from . import answers, end_with_code, only_json
 
 
 @end_with_code
@@ -36,12 +35,11 @@ def main(argv: list[str]) -> int:
 
     found = find_results(arguments.result, tracking_of(arguments.overrides))
     if arguments.json:
-        from sdopt.report.answer_json import answer_of, to_json
-
-        studies = [to_json(answer_of(summary_of(result), folder)) for result, folder in found.studies]
-        print(json.dumps({"exit_code": 0, "studies": studies}, ensure_ascii=False))
+        code = UsageError.exit_code if found.damaged else 0
         print_problems(found.damaged)
-        return UsageError.exit_code if found.damaged else 0
+        with only_json(wanted=True) as say:
+            say(answers(found, code))
+        return code
     console = terminal()
     if found.sweep and len(found.studies) > 1:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from sdopt.errors import UsageError
 from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.images import image_files, read_image
 from sdopt.results.images import open_image
+
+_SIDE = 16
+"""Side in pixels to which images are reduced to see whether they show the same."""
 
 _TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
 """Tables beside images; Hugging Face's image folders have the last two."""
@@ -35,6 +39,15 @@ class Picture:
     prompt: str | None = None
     seed: int | None = None
     negative: str = ""
+
+    @cached_property
+    def looks(self) -> tuple[tuple[int, int], np.ndarray]:
+        """Its width and height in pixels, and a reduced copy in which the same motif looks the same."""
+        from PIL import Image
+
+        image = Image.fromarray(read_image(self.file))
+        reduced = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        return image.size, np.asarray(reduced, dtype=np.float64).reshape(-1)
 
     @property
     def made_from(self) -> tuple[str, str, int] | None:
@@ -200,9 +213,6 @@ def _repeated(values: Iterable[Any]) -> Any:
     return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
-_SIDE = 16
-"""Side in pixels to which images are reduced to see whether they show the same."""
-
 _ALIKE = 0.9
 """Partners must differ by less than this share of what images that do not belong together differ by."""
 
@@ -215,7 +225,7 @@ def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
     """
     if len(first) < 3:
         return
-    mine, other = (np.stack([_small(picture.file) for picture in side]) for side in (first, second))
+    mine, other = (np.stack([picture.looks[1] for picture in side]) for side in (first, second))
 
     def distance(these: np.ndarray, those: np.ndarray) -> float:
         return float(np.median(np.sqrt(np.mean((these - those) ** 2, axis=1))))
@@ -228,13 +238,6 @@ def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
             "made from other noise. Compare images of the same prompts and seeds, made in the same size by the same "
             "sampler"
         )
-
-
-def _small(file: Path) -> np.ndarray:
-    from PIL import Image
-
-    reduced = Image.fromarray(read_image(file)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
-    return np.asarray(reduced, dtype=np.float64).reshape(-1)
 
 
 def numbered(values: Sequence[Hashable]) -> list[int]:

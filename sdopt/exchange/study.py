@@ -1,6 +1,5 @@
 """Makes a study of images and times of other programs, which is scored, judged and shown like sdopt's own."""
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.pictures import Picture, numbered, of_other_noise, partners, read_folder, require_alike
 from sdopt.exchange.tables import Row, read_table
-from sdopt.quality.images import read_image
 from sdopt.results.comparisons import Comparison
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
@@ -87,13 +85,13 @@ def import_study(
         protocol=Protocol(replicates=max(1, len(replicates)), stage_calls=0),
         options={"precision": {"weights": given.precision}} if given.precision else {},
     )
-    size = read_image(first[0].file).shape
+    size = first[0].looks[0]
     rows = []
     for number, side in enumerate(sides):
         control = given.again is not None and side.name == AGAIN
         for picture in side.pictures:
-            if (found := read_image(picture.file).shape) != size:
-                sizes = [f"{shape[1]}×{shape[0]}" for shape in (found, size)]
+            if (found := picture.looks[0]) != size:
+                sizes = [f"{width}×{height}" for width, height in (found, size)]
                 raise UsageError(f"{picture.file}: is {sizes[0]}, and {first[0].file} {sizes[1]}; compare one size")
         rows.append(
             VariantResult(
@@ -158,28 +156,22 @@ def _measurements(side: _Side, first: _Side) -> list[Measurement]:
     """Returns the calls of a folder's table, a process for each replicate; calls of the same image are paired."""
     order = {key: number for number, key in enumerate(_calls(first))}
     found: dict[int, list[tuple[int, Row]]] = {}
-    for key, row in zip(_calls(side), side.times, strict=True):
-        if first.times and key not in order:
+    for number, (key, row) in enumerate(zip(_calls(side), side.times, strict=True)):
+        if order and key not in order:
             raise UsageError(f"{row.place}: {first.folder / TIMES} has no such call; give both the same calls")
-        found.setdefault(key[0], []).append((order.get(key, len(found)), row))
+        found.setdefault(key[0], []).append((order.get(key, number), row))
+    if found and order and len(side.times) != len(order):
+        raise UsageError(
+            f"{side.folder / TIMES}: has {len(side.times)} calls, and {first.folder / TIMES} {len(order)}; give both "
+            "the same calls"
+        )
     measurements = []
     for replicate, calls in sorted(found.items()):
-        seconds = [(number, _positive(row, "seconds"), row) for number, row in sorted(calls, key=lambda call: call[0])]
-        held = [row.number("memory_gib") for _, _, row in seconds]
-        known = [gib for gib in held if gib is not None]
-        timed = [Call(value, number) for number, (_, value, _) in enumerate(seconds)]
-        measurements.append(
-            Measurement(
-                replicate=replicate,
-                shapes=[ShapeSamples(calls=timed, memory=Memory(0.0, max(known)) if known else None)],
-                complete=True,
-            )
-        )
-    if found and first.times and len(side.times) != len(first.times):
-        raise UsageError(
-            f"{side.folder / TIMES}: has {len(side.times)} calls, and {first.folder / TIMES} {len(first.times)}; give "
-            "both the same calls"
-        )
+        rows = [row for _, row in sorted(calls, key=lambda call: call[0])]
+        timed = [Call(_positive(row, "seconds"), number) for number, row in enumerate(rows)]
+        held = [gib for row in rows if (gib := row.number("memory_gib")) is not None]
+        samples = ShapeSamples(calls=timed, memory=Memory(0.0, max(held)) if held else None)
+        measurements.append(Measurement(replicate=replicate, shapes=[samples], complete=True))
     return measurements
 
 
@@ -197,7 +189,7 @@ def _calls(side: _Side) -> list[tuple[int, object, int]]:
 
 def _positive(row: Row, name: str) -> float:
     value = row.number(name)
-    if value is None or value <= 0 or math.isinf(value):
+    if value is None or value <= 0:
         raise UsageError(f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0")
     return value
 

@@ -37,6 +37,8 @@ def test_a_command_prints_nothing_else(finished: Finished, tmp_path: Path) -> No
     assert found["exit_code"] == judged.code
     assert found["verdicts"]
     assert "verdicts:" in judged.err
+    by_file = sdopt(tmp_path, "gate", str(finished.folder / "result.json"), "--output", "again", "--json")
+    assert json.loads(by_file.out)["studies"] == found["studies"] != []
 
 
 @pytest.mark.parametrize("command", [("run", "precision=no"), ("gate", "nowhere"), ("judge", "here", "there")])
