@@ -25,8 +25,6 @@ class Measure:
         name: its name in rules, trackers and tables, and the field of `Comparison`.
         claim: the claim (`Optimization.claims`) of an option that should improve it; "" if options cannot claim it.
         higher_is_better: whether a ratio above 1 is a gain.
-        better: a gain in words.
-        worse: a harm in words.
         log_ratio: computes the ratio with its error; None if it was not measured.
         floor: returns the ratio, at least 1, by which two identical baselines differed; None if it is not known.
     """
@@ -34,8 +32,6 @@ class Measure:
     name: str
     claim: str
     higher_is_better: bool
-    better: str
-    worse: str
     log_ratio: Callable[[VariantResult, VariantResult], LogRatio | None]
     floor: Callable[[StudyResult, Comparison], float | None]
 
@@ -54,16 +50,12 @@ class Measure:
         return found
 
 
-SPEEDUP = Measure(
-    "speedup", "latency", True, "faster", "slower", log_speedup, lambda _, comparison: comparison.shapes[0].floor
-)
+SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.shapes[0].floor)
 
 MEMORY_RATIO = Measure(
     "memory_ratio",
     "memory",
     False,
-    "less memory",
-    "more memory",
     log_memory_ratio,
     lambda result, _: memory_floor(result),
 )
@@ -75,8 +67,6 @@ TAIL_RATIO = Measure(
     "tail_ratio",
     "",
     False,
-    "faster largest calls",
-    "slower largest calls",
     log_tail,
     lambda result, _: tail_floor(result),
 )

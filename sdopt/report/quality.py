@@ -18,12 +18,6 @@ def quality_columns(result: StudyResult) -> list[str]:
     return [*shown, BROKEN] if shown else []
 
 
-def pair_metric(result: StudyResult) -> str:
-    """Returns the metric of image pairs that is read first, for reports with room for one; "" if there is none."""
-    measured = in_reading_order(name for comparison in result.comparisons for name in comparison.quality)
-    return measured[0] if measured else ""
-
-
 def headline_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that the terminal and the page show, and the count of broken images if there are any."""
     broken = any(variant.trips for variant in result.variants)

@@ -36,9 +36,6 @@ from sdopt.worker.protocol import SampledImage, TimedCall, WorkerError
 
 T = TypeVar("T")
 
-Begin = Callable[[], Callable[[], T]]
-"""Begins a request, and returns a function that waits for the answer."""
-
 
 @dataclass
 class Study:
