@@ -3,6 +3,7 @@
 It imports nothing heavy: of pytest-xdist's processes, the one that hands out the tests runs none itself.
 """
 
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -21,7 +22,8 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Imports the fixtures, and with them PyTorch, where tests run."""
+    """Imports the fixtures, and with them PyTorch, where tests run; what is shown is as wide for all who run them."""
+    os.environ["COLUMNS"] = "160"
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out:
         # First: it imports libraries that ask for a card as on a machine without one, because they would start CUDA.

@@ -80,6 +80,8 @@ def sampling_text(result: StudyResult) -> str:
     samples = [len(times) for variant in result.variants for times in variant.samples.values()]
     if not samples:
         return ""
+    if result.is_imported:
+        return f"up to {max(samples)} calls of each process, {intervals_text(result)}"
     processes, most = result.config.replicates, max(len(variant.samples) for variant in result.variants)
     processes_text = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
     rounds = f"{max(samples)} interleaved rounds"

@@ -82,7 +82,7 @@ def check_tables(found: Check) -> Iterator[RenderableType]:
         "class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %", "in the 80 % interval",
         "width", "ratio of peaks",
     ):  # fmt: skip
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for score in found.scores:
         table.add_row(
             score.name,

@@ -10,6 +10,10 @@ _PACKAGES = ("torch", "diffusers")
 
 def header_of(result: StudyResult) -> list[str]:
     """Returns a line on the work and one on the machine, to print above a table and before a measurement."""
+    if result.is_imported:  # Nobody told the model, the steps or the machine.
+        return [
+            f"{result.name}: images and times that came as files, judged by sdopt {result.environment.sdopt_version}"
+        ]
     return [f"{result.name}: {work_of(result.config)}", _machine(result)]
 
 

@@ -52,7 +52,7 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
         **{key: str(value)[:_TAG_LIMIT] for key, value in (result.config.tracking.tags or {}).items()},
         STUDY: result.id,
         "study": result.name,
-        **{name: str(value) for name, value in study_parameters(config).items()},
+        **{name: str(value) for name, value in study_parameters(result, config).items()},
         "device": str(environment.device["name"]),
         **{name: versions[name] for name in ("torch", "diffusers", "sdopt") if name in versions},
         "mlflow.user": _user(),
@@ -195,8 +195,13 @@ def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     }
 
 
-def study_parameters(config: RecordedConfig) -> dict[str, Any]:
-    """Returns only a few parameters, because MLflow prints all of them above each image; `config.yaml` has the rest."""
+def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
+    """Returns only a few parameters, because MLflow prints all of them above each image; `config.yaml` has the rest.
+
+    Images and times that came as files tell none.
+    """
+    if result.is_imported:
+        return {}
     sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
     return {
         "model": config.model.name,

@@ -55,7 +55,7 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         status="FINISHED" if result.status == "finished" else "KILLED",
         started=time_of(result.started, result.started),
         ended=time_of(result.finished, result.started),
-        parameters=study_parameters(result.config),
+        parameters=study_parameters(result, result.config),
         metrics=[(name, value, 0) for name, value in study_metrics(summary).items()],
         # Not from the files, which may be outdated if the disk is full.
         files={

@@ -74,6 +74,8 @@ class TestJudging:
         assert speedup is not None
         assert (speedup.low or 0) > 1.9
         assert done.result.control is not None
+        assert "step" not in done.shown  # nobody told it
+        assert "calls of each process" in (done.folder / "table.md").read_text()
 
     def test_one_damaged_image_is_a_regression(self, tmp_path: Path, judge: Judge) -> None:
         images = pictures()

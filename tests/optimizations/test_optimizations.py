@@ -27,7 +27,7 @@ from tests.command import SMOKE, sdopt, working_in
 from tests.fixtures import CPU, Compose, Load, require_runnable
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
-AXES_APART = {"caching", "lora"}  # test_caching.py, test_lora.py
+AXES_APART = {"caching", "lora", "patch"}  # test_caching.py, test_lora.py, test_patch.py
 # What has a file of tests of its own because it needs more than a device.
 APART = [("attention", "deepspeed")]
 OPTIONS = [

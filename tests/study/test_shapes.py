@@ -63,7 +63,7 @@ class TestAProcess:
         assert row.tflop_per_image == result.variant("baseline").tflop_per_image
 
     def test_is_shown_with_its_shapes(self, traced: Finished) -> None:
-        assert "speed-up against baseline" in traced.shown
+        assert "speed-up, 64×64, batch 1" in traced.shown
         assert "1 graph" in (traced.folder / "table.md").read_text()
         assert (traced.folder / "plot.png").stat().st_size > 0
 
