@@ -1,4 +1,4 @@
-"""Checks whether measurements can be trusted: images of timed calls, memory that grows, rare slow calls, stages.
+"""Checks whether measurements can be trusted: images of timed calls, memory that grows, rare slow calls.
 
 An option may be wrong: it may draw other images when it is timed, keep what it should free, or be slow now and then.
 """
@@ -6,7 +6,6 @@ An option may be wrong: it may draw other images when it is timed, keep what it 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -42,12 +41,6 @@ STEADY_MIB = 0.1
 
 _BLOCKS = 6
 """Number of blocks of calls by which steady growth is told from single steps."""
-
-_STAGES_LIMIT = 1.5
-"""Stages may take this many times as long as the variant's slowest call without stage timing."""
-
-_STAGES_LEFT = 0.5
-"""The stages' share of the fastest call must be at least this fraction of the reference's."""
 
 
 def error_limit(result: StudyResult, variant: VariantResult) -> float:
@@ -88,49 +81,6 @@ def uncompared(variant: VariantResult) -> list[int]:
         if any(image.error is not None for image in measurement.shapes[0].timed_images)
     }
     return sorted(timed - compared)
-
-
-def stage_doubts(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says where the times of the stages contradict the time of the whole call.
-
-    Stages are timed after everything else, when the host may be slower or faster than before. So they are compared with
-    the slowest and the fastest call of the variant, and the same ratio of the reference and of the A/A control is
-    allowed. The rest of a call may take as long as in the reference: if only stages become faster, as a graph makes
-    those that wait for launches on a GPU, the same rest is a larger share.
-    """
-    mine, other, again = (_stage_shares(side) for side in (candidate, reference, result.control or reference))
-    if mine is None or other is None:
-        return []
-    hosts = other, again or other
-    if mine.of_slowest > _STAGES_LIMIT * max(1.0, *(host.of_slowest for host in hosts)):
-        times = f"{mine.of_slowest:.2g} times as long as the slowest of its other calls"
-        return [
-            f"the stages of one call take {times}: other work disturbed it, or timing the stages changes what it does"
-        ]
-    longer = mine.rest_s > max(host.rest_s for host in hosts)
-    if longer and mine.of_fastest < _STAGES_LEFT * min(1.0, *(host.of_fastest for host in hosts)):
-        shares_of_call = f"stages take {100 * mine.of_fastest:.0f} % of its fastest call"
-        return [f"{shares_of_call}, in the reference {100 * other.of_fastest:.0f} %: no stage explains the rest"]
-    return []
-
-
-class _StageShares(NamedTuple):
-    """The sum of the stages of one call, over calls of the variant whose stages were not timed."""
-
-    of_slowest: float
-    of_fastest: float
-    rest_s: float
-    """What is left of the fastest of these calls, in seconds."""
-
-
-def _stage_shares(variant: VariantResult) -> _StageShares | None:
-    others = [seconds for measurement in variant.measurements for seconds in measurement.shapes[0].latency_s]
-    for measurement in variant.measurements:
-        calls = max((len(v) for k, v in measurement.stages_s.items() if k != "denoiser_step"), default=0)
-        if calls and measurement.stages_s.get("denoiser_step") and others:
-            total = sum(map(sum, measurement.stages_s.values())) / calls
-            return _StageShares(total / max(others), total / min(others), min(others) - total)
-    return None
 
 
 @dataclass(frozen=True)
@@ -310,6 +260,6 @@ def doubts_of(result: StudyResult) -> list[str]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair), *creep_doubts(*pair)]
+            doubts = [*growth_doubts(*pair), *creep_doubts(*pair)]
             found += [f"{candidate.name}: {doubt}" for doubt in doubts]
     return list(dict.fromkeys(found))

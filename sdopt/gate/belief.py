@@ -16,7 +16,6 @@ from sdopt.analysis.doubts import (
     image_doubts,
     kept_in_pass,
     slow_calls,
-    stage_doubts,
     uncompared,
 )
 from sdopt.gate.rulings import unjudged
@@ -34,7 +33,6 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
         *_pass_slow(candidate, reference),
         *_pass_growing(candidate, reference),
         *(Ruling("cores", "", Verdict.FAIL, doubt) for doubt in core_doubts(candidate)),
-        *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(result, candidate, reference)),
     ]
 
 

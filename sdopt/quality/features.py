@@ -52,11 +52,6 @@ class FeatureExtractor(nn.Module, ABC):
     batch_size = 32
 
     @property
-    def num_features(self) -> int:
-        """Returns `dimension`, by the name that torchmetrics uses."""
-        return self.dimension
-
-    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.parameters()).device

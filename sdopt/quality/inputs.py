@@ -78,7 +78,6 @@ class Networks:
         self._device, self._reference = device, reference
         self._extractors: dict[str, FeatureExtractor] = {}
         self._references: dict[tuple[str, tuple[str, ...]], ReferenceSet] = {}
-        self._lpips: dict[str, Lpips] = {}
 
     def extractor(self, features: str) -> FeatureExtractor:
         """Returns the extractor of the named features. Raises UsageError if it cannot be loaded."""
@@ -86,11 +85,10 @@ class Networks:
             self._extractors[features] = feature_extractor(features, self._device)
         return self._extractors[features]
 
-    def lpips(self, net: str) -> Lpips:
-        """Returns LPIPS over a network. Raises UsageError if it cannot be loaded."""
-        if net not in self._lpips:
-            self._lpips[net] = Lpips(net, self._device)
-        return self._lpips[net]
+    @cached_property
+    def lpips(self) -> Lpips:
+        """LPIPS over AlexNet. Raises UsageError if it cannot be loaded."""
+        return Lpips(self._device)
 
     @property
     def against_baseline(self) -> bool:

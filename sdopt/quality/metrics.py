@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from torch.nn import functional
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.quality.appearance import brightness, contrast, fine_detail, palette
-from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures, is_installed
 from sdopt.quality.inputs import Inputs, finite
@@ -139,17 +139,18 @@ def _perceptual(given: Inputs, features: str) -> Score:
 
 
 def _lpips_alex(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(given.networks.lpips("alex")(given.pictures.images, given.other.images))
+    return given.by_prompt(given.networks.lpips(given.pictures.images, given.other.images))
 
 
 def _clip_score(given: Inputs, features: str) -> Score | None:
-    """Returns None for images of which nobody knows the prompts."""
+    """Returns 100 · max(cos(image, prompt), 0) (Hessel et al. 2021); None where nobody knows the prompts."""
     prompts = [record.prompt for record in given.pictures.records]
     if not all(prompts):
         return None
     clip = given.networks.extractor(features)
     assert isinstance(clip, ClipFeatures)
-    return given.by_prompt(clip_scores(given.pictures.images, prompts, clip))
+    cosines = functional.cosine_similarity(given.features(features), clip.embed_texts(prompts))
+    return given.by_prompt((100 * cosines.clamp(min=0)).tolist())
 
 
 def _fid(given: Inputs, features: str) -> Score:
@@ -291,7 +292,7 @@ def is_wanted(lpips: bool | None) -> bool:
     """Returns whether LPIPS is measured: if asked for, or, where nobody says, if its weights are at hand."""
     if lpips is None:
         try:
-            require_lpips("alex")
+            require_lpips()
         except UsageError:
             return False
     return lpips is not False

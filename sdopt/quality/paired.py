@@ -18,12 +18,9 @@ from sdopt.quality.features import FeatureExtractor, without_pickles
 from sdopt.quality.images import channels_first
 
 _BATCH = 16
-LPIPS_FILES = {
-    "alex": "alexnet-owt-7be5be79.pth",
-    "vgg": "vgg16-397923af.pth",
-    "squeeze": "squeezenet1_1-b8a52dc0.pth",
-}
-"""The networks of LPIPS, each with torchvision's file of its weights."""
+
+_ALEXNET = "alexnet-owt-7be5be79.pth"
+"""Torchvision's file of the weights on which LPIPS is built."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +29,11 @@ class PairedValues:
 
     Attributes:
         mse: mean squared error of values between 0 and 1.
-        psnr_db: 10 log₁₀ (1 / mse), in dB; None if the images are the same, where it is infinite.
         ssim: structural similarity (Wang et al. 2004), 1 for the same image.
     """
 
     mse: tuple[float, ...]
-    psnr_db: tuple[float | None, ...]
     ssim: tuple[float, ...]
-
-    @property
-    def identical(self) -> tuple[bool, ...]:
-        """Whether the two images are the same to the last bit."""
-        return tuple(value == 0 for value in self.mse)
 
 
 def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues:
@@ -60,7 +50,7 @@ def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues
         mse += ((one.double() - other.double()) / 255).square().mean(dim=(1, 2, 3)).tolist()
         values: Any = structural_similarity_index_measure(one / 255, other / 255, data_range=1.0, reduction="none")
         ssim += values.double().tolist()
-    return PairedValues(tuple(mse), tuple(psnr_db(value) for value in mse), tuple(ssim))
+    return PairedValues(tuple(mse), tuple(ssim))
 
 
 def psnr_db(mse: float) -> float | None:
@@ -106,22 +96,14 @@ def perceptual_distances(images: np.ndarray, reference: np.ndarray, extractor: F
 
 
 class Lpips:
-    """LPIPS (Zhang et al. 2018) through torchmetrics.
+    """LPIPS over AlexNet (Zhang et al. 2018) through torchmetrics. Raises UsageError as `require_lpips` does."""
 
-    Args:
-        net: `alex`, `vgg` or `squeeze`.
-        device: where it runs.
-
-    Raises:
-        UsageError: as in `require_lpips`.
-    """
-
-    def __init__(self, net: str = "alex", device: str = "cpu") -> None:
-        require_lpips(net)
+    def __init__(self, device: str = "cpu") -> None:
+        require_lpips()
         from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
 
         with without_pickles():
-            metric: Any = LearnedPerceptualImagePatchSimilarity(net_type=net, reduction="none", normalize=True)
+            metric: Any = LearnedPerceptualImagePatchSimilarity(net_type="alex", reduction="none", normalize=True)
         self._metric = metric.to(device)
 
     @torch.inference_mode()
@@ -133,20 +115,14 @@ class Lpips:
         return tuple(self._metric.compute().double().flatten().tolist())
 
 
-def require_lpips(net: str) -> None:
-    """Checks that LPIPS can run without a download, without loading anything.
-
-    Raises:
-        UsageError: the network is unknown, the extra is not installed, or the weights are missing.
-    """
-    if net not in LPIPS_FILES:
-        raise UsageError(f"unknown metric 'lpips_{net}'; choose one of: {', '.join(f'lpips_{n}' for n in LPIPS_FILES)}")
+def require_lpips() -> None:
+    """Raises UsageError, without loading anything, if the extra is not installed or the weights are missing."""
     if importlib.util.find_spec("torchvision") is None:
-        raise UsageError(f"lpips_{net}: torchvision is not installed; pip install 'sdopt[lpips]'")
-    file = Path(torch.hub.get_dir()) / "checkpoints" / LPIPS_FILES[net]
+        raise UsageError("lpips_alex: torchvision is not installed; pip install 'sdopt[lpips]'")
+    file = Path(torch.hub.get_dir()) / "checkpoints" / _ALEXNET
     if not file.is_file():
         url = f"https://download.pytorch.org/models/{file.name}"
-        raise UsageError(f"lpips_{net}: {file} is missing; download it from {url}")
+        raise UsageError(f"lpips_alex: {file} is missing; download it from {url}")
 
 
 def _pairs(images: np.ndarray, reference: np.ndarray) -> list[tuple[Tensor, Tensor]]:

@@ -1,7 +1,6 @@
 """Provides reference sets: the images that FID, KID and CMMD compare others with."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,42 +29,31 @@ PACKAGED_NAME = "packaged held-out images"
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSet:
-    """Images that others are compared with, as features or as their mean and covariance.
+    """Images that others are compared with, as features.
 
     Attributes:
         name: its name in reports.
         features: name of the extractor.
         weights: digest of the extractor's weights.
-        n: number of images.
         digest: SHA-256 of the images if the set was made from images, else of the features.
-        values: features, float32 (n, d); None if only statistics are known, which is enough for the FID.
-        mean: float64 (d,)
-        covariance: float64 (d, d), with n − 1 in the denominator.
+        values: features, float32 (n, d).
     """
 
     name: str
     features: str
     weights: str
-    n: int
     digest: str
-    values: Tensor | None = field(repr=False)
-    mean: Tensor = field(repr=False)
-    covariance: Tensor = field(repr=False)
+    values: Tensor = field(repr=False)
+
+    @property
+    def n(self) -> int:
+        """The number of images."""
+        return len(self.values)
 
     @classmethod
     def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor, digest: str = "") -> "ReferenceSet":
         """Makes a set from features (n, d) that are already computed, such as another variant's."""
-        doubles = values.double()
-        return cls(
-            name,
-            extractor.name,
-            extractor.digest,
-            len(values),
-            digest or _digest([values.numpy()]),
-            values,
-            doubles.mean(dim=0),
-            doubles.T.cov() if len(values) > 1 else torch.full((values.shape[1],) * 2, math.nan, dtype=torch.double),
-        )
+        return cls(name, extractor.name, extractor.digest, digest or _digest([values.numpy()]), values)
 
     @classmethod
     def of_images(cls, name: str, images: np.ndarray, extractor: FeatureExtractor) -> "ReferenceSet":
@@ -82,14 +70,10 @@ class ReferenceSet:
             _add_to(digest, batch)
         return cls.of_features(name or folder.resolve().name, torch.cat(parts), extractor, digest.hexdigest())
 
-    def save(self, file: Path, statistics_only: bool = False) -> None:
-        """Writes a safetensors file; with `statistics_only` just mean and covariance, which only the FID can use."""
-        if self.values is None or statistics_only:
-            tensors = {"mean": self.mean, "covariance": self.covariance}
-        else:
-            tensors = {"features": self.values}
+    def save(self, file: Path) -> None:
+        """Writes a safetensors file."""
         facts = {"name": self.name, "features": self.features, "weights": self.weights, "digest": self.digest}
-        save_file({k: v.contiguous() for k, v in tensors.items()}, file, facts | {"n": str(self.n)})
+        save_file({"features": self.values.contiguous()}, file, facts)
 
     @classmethod
     def load(cls, file: Path, extractor: FeatureExtractor) -> "ReferenceSet":
@@ -104,18 +88,15 @@ class ReferenceSet:
                 tensors = {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
             raise UsageError(f"{file}: cannot be read as a safetensors file ({error})") from error
-        lacking = [key for key in ("name", "features", "weights", "digest", "n") if key not in facts]
-        if lacking or not ("features" in tensors or {"mean", "covariance"} <= set(tensors)):
+        lacking = [key for key in ("name", "features", "weights", "digest") if key not in facts]
+        if lacking or "features" not in tensors:
             raise UsageError(f"{file}: is not a reference set; make one with ReferenceSet.of_folder(…).save(…)")
         if facts["features"] != extractor.name or facts["weights"] != extractor.digest:
             raise UsageError(
                 f"{file}: holds features {facts['features']} of the weights {facts['weights'][:8]}…; "
                 f"this study needs {extractor.name} of the weights {extractor.digest[:8]}…"
             )
-        if "features" in tensors:
-            return cls.of_features(facts["name"], tensors["features"], extractor, facts["digest"])
-        known = tensors["mean"].double(), tensors["covariance"].double()
-        return cls(facts["name"], facts["features"], facts["weights"], int(facts["n"]), facts["digest"], None, *known)
+        return cls.of_features(facts["name"], tensors["features"], extractor, facts["digest"])
 
 
 def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
@@ -138,11 +119,6 @@ def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
         of = stream.metadata()
     fits = (of["features"], of["weights"]) == (extractor.name, extractor.digest)
     return ReferenceSet.load(PRECOMPUTED, extractor) if fits else None
-
-
-def digest_of(images: np.ndarray) -> str:
-    """Returns the SHA-256 of images in their order, as in `ReferenceSet.digest`."""
-    return _digest(images)
 
 
 def _digest(images: np.ndarray | Sequence[np.ndarray]) -> str:

@@ -34,7 +34,7 @@ def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
         problems += [f"quality.features: {problem}" for problem in error.problems]
     if quality.lpips:
         try:
-            require_lpips("alex")
+            require_lpips()
         except UsageError as error:
             problems += [f"quality.lpips: {problem}" for problem in error.problems]
     if problems:

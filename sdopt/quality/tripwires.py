@@ -96,11 +96,7 @@ def tripped(
         draws: the inputs of each image, such as (prompt, noise); images of equal draws may be equal. None: all draws
             differ.
         reference: the reference variant's images of the same prompts and seeds, for tripwires that compare.
-
-    Raises:
-        ValueError: the arrays do not fit together.
     """
-    _require_shapes(images, latents, finite, draws, reference)
     trips: list[Trip] = []
     for index, image in enumerate(images):
         if latents is not None and not np.isfinite(latents[index]).all():
@@ -208,19 +204,3 @@ def _correlation(values: np.ndarray) -> float:
 
 def _spread(images: np.ndarray) -> float:
     return math.sqrt(float(images.astype(np.float32).var(axis=0).mean()))
-
-
-def _require_shapes(
-    images: np.ndarray,
-    latents: np.ndarray | None,
-    finite: Sequence[bool] | None,
-    draws: Sequence[Hashable] | None,
-    reference: np.ndarray | None,
-) -> None:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
-        raise ValueError(f"images must be uint8 (n, height, width, 3), not {images.dtype} {images.shape}")
-    for name, values in (("latents", latents), ("finite", finite), ("draws", draws)):
-        if values is not None and len(values) != len(images):
-            raise ValueError(f"{name} of {len(values)} images for {len(images)}")
-    if reference is not None and (reference.shape != images.shape or reference.dtype != np.uint8):
-        raise ValueError(f"the reference's images are {reference.dtype} {reference.shape}, not uint8 {images.shape}")

@@ -8,14 +8,14 @@ from pathlib import Path
 from sdopt.analysis.summary import Summary
 from sdopt.report.answer import table_blocks
 from sdopt.report.blocks import Page
-from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
+from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.header import header_of
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.html import html_page
-from sdopt.report.published import published_json, published_markdown
+from sdopt.report.published import published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.verdicts import Judgement
@@ -78,9 +78,7 @@ REPORTS = (
     Report("speed against quality", "tradeoff.png", _picture("tradeoff_picture")),
     Report("time by stage", "stages.png", _picture("stages_picture")),
     Report("images", "comparison.png", comparison_sheet),
-    Report("broken images", "broken.png", lambda summary, folder: broken_sheet(summary.result, folder)),
     Report("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
-    Report("published figures as data", "published.json", lambda summary, _: published_json(summary)),
     Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),
     Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
     Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),

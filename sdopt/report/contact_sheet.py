@@ -11,7 +11,6 @@ from sdopt.analysis.words import compared, memory_text, seconds_text
 from sdopt.report.tables import images_cell
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import StudyResult
 from sdopt.results.scores import ImageRecord
 
 _CELL = 160
@@ -64,31 +63,6 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
             rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
     heads = [compared(summary.result, column.figures) for column in columns]
     return _draw(heads, rows, _feet(columns))
-
-
-def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
-    """Draws a PNG of images that a tripwire caught, each beside the baseline's.
-
-    Args:
-        result: the study.
-        folder: the run's, where its images are.
-        rows: how many of them are shown.
-
-    Returns:
-        None if no image is broken.
-    """
-    baseline = result.variant(result.baseline)
-    shown = []
-    for variant in result.variants:
-        for record in variant.images:
-            wires = [trip.wire for trip in variant.trips if trip.path == record.path]
-            if wires:
-                beside = baseline.image(record.prompt_index, record.image_index)
-                shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record]))
-    if not shown:
-        return None
-    drawn = [(title, [_cell(_opened(folder, record)) for record in pair]) for title, pair in shown[:rows]]
-    return _draw(["baseline", "broken"], drawn, [])
 
 
 def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:

@@ -138,13 +138,6 @@ def test_an_option_that_never_ran_has_no_effect() -> None:
     assert known(found[("precision=bf16", "layout=channels_last")].speedup).estimate == pytest.approx(JOINT)
 
 
-def test_without_cells_or_options_there_are_none() -> None:
-    result = study()
-    assert effects_of(result, []) == []
-    result.variants = result.variants[:1]
-    assert effects_of(result, OPTIONS) == []
-
-
 def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them() -> None:
     """Half of the cells were measured later, on a machine three times as slow, and the baseline with them again."""
     result = study(noise=0.0)
@@ -161,22 +154,6 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
     for effect in effects_of(result, OPTIONS):
         assert known(effect.speedup).estimate == pytest.approx(known(expected[effect.options]).estimate)
         assert effect.memory_ratio is not None
-
-
-def test_peaks_of_several_sessions_are_a_geometric_mean_as_in_every_ratio() -> None:
-    result = study()
-    for row in result.variants:
-        [measured] = row.measurements
-        assert measured.shapes[0].memory is not None
-        peak = measured.shapes[0].memory.process_peak_gib or 0.0
-        spread = 4.0 if row.choices["precision"] == "bf16" else 1.0
-        again = Measurement(
-            0, 1, shapes=[ShapeSamples(calls=timed(measured.shapes[0].latency_s), memory=Memory(peak, peak * spread))]
-        )
-        measured.shapes[0].memory = Memory(peak, peak / spread)
-        row.measurements.append(again)
-    found = {effect.options: effect for effect in effects_of(result, OPTIONS)}
-    assert known(found[("precision=bf16",)].memory_ratio).estimate == pytest.approx(0.5)
 
 
 def in_blocks(result: StudyResult) -> StudyResult:
@@ -202,16 +179,6 @@ def test_a_block_that_broke_off_leaves_a_result_that_can_be_read(replicates: int
     assert {interval.unit for interval in found.values()} == {unit}
 
 
-def test_a_block_that_broke_off_in_a_later_session_is_left_out() -> None:
-    result = in_blocks(study(replicates=2))
-    for row in result.variants:
-        row.measurements[1].session = 1
-    result.variants[-1].measurements[1].shapes[0].latency_after_s = []
-    expected = {effect.options: known(effect.speedup).estimate for effect in effects_of(study(), OPTIONS)}
-    found = {effect.options: known(effect.speedup).estimate for effect in effects_of(result, OPTIONS)}
-    assert found == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("replicates", [1, 2])
 def test_a_session_that_times_nothing_changes_no_effect(replicates: int) -> None:
     """One that only draws further images is opened for each process."""
@@ -221,13 +188,6 @@ def test_a_session_that_times_nothing_changes_no_effect(replicates: int) -> None
         row.measurements += [Measurement(number, 1) for number in range(replicates)]
     assert expected
     assert effects_of(result, OPTIONS) == expected
-
-
-def test_cells_that_share_no_process_have_no_effect_on_time() -> None:
-    result = study(replicates=2)
-    for number, row in enumerate(result.variants):
-        row.measurements = [row.measurements[number % 2]]
-    assert {effect.speedup for effect in effects_of(result, OPTIONS)} == {None}
 
 
 def test_options_of_one_group_that_combine_interact() -> None:
@@ -249,12 +209,3 @@ def test_options_of_one_group_that_combine_interact() -> None:
     assert [(e.speedup.estimate, e.aliased_with) for e in found if e.speedup] == expected
     assert len(expected) == len(found) == 6
     assert ("memory=vae_slicing", "memory=vae_tiling") in {effect.options for effect in found}
-
-
-def test_rival_options_of_an_axis_within_a_group_have_no_interaction() -> None:
-    result = study()
-    for row in result.variants:
-        chosen = [option.partition("=")[2] for option in row.name.split(", ") if option.startswith(("lay", "att"))]
-        row.choices = {"memory.offload": chosen[0]} if chosen else {}
-    options = ("memory=channels_last", "memory=math")
-    assert {effect.options for effect in effects_of(result, options)} == {(option,) for option in options}

@@ -20,10 +20,6 @@ class TestThrottling:
         )
         assert throttling_note(result) in gpu_notes(result)
 
-    def test_says_nothing_where_there_was_none(self, result: StudyResult) -> None:
-        retime(result.variant("baseline").measurements[0].shapes[0], gpu=[GpuState(sm_clock_mhz=1980)])
-        assert gpu_notes(result) == []
-
 
 class TestBusy:
     def test_is_the_traced_work_over_the_untraced_step(self, result: StudyResult) -> None:
@@ -36,14 +32,6 @@ class TestBusy:
         measured.shapes[0].denoiser_busy_s = 0.02
         assert busy_share(row) == 1.0
         assert busy_note(result) == ""
-
-    def test_is_unknown_on_a_cpu_and_without_stages(self, result: StudyResult) -> None:
-        row = result.variant("baseline")
-        assert row.measurements[0].stages_s["denoiser_step"]
-        assert busy_share(row) is None
-        row.measurements[0].shapes[0].denoiser_busy_s = 0.001
-        row.measurements[0].stages_s.clear()
-        assert busy_share(row) is None
 
 
 def test_settings_that_distort_are_named(result: StudyResult) -> None:

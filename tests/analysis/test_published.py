@@ -1,27 +1,21 @@
 """The figures of an article beside those measured: how they are read, compared and judged."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sdopt.analysis.article import Printed, Published, PublishedTable, read_figure, require_published
-from sdopt.analysis.figures import figures_by_variant
-from sdopt.analysis.published import (
-    MEMORY,
-    Claim,
-    Reproduction,
-    claims_of,
-    is_card,
-    notes_of_published,
-    published_of,
-    shown_claims,
-)
+from sdopt.analysis.published import MEMORY, Claim, Reproduction, claims_of, published_of
+from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
+from sdopt.report.blocks import Table
+from sdopt.report.page.sections import study_page
+from sdopt.report.published import published_markdown
 from sdopt.results.comparisons import Interval
 from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import Memory
-from tests.records import reconfigure
 
 Article = Callable[..., list[Claim]]
 
@@ -84,22 +78,17 @@ class TestFigures:
     )
     def test_make_a_speedup(self, article: Article, table: dict[str, Any], speedup: float) -> None:
         claim = article(**table)[0]
-        assert claim.published is not None
-        assert claim.published.value == pytest.approx(speedup)
-        assert claim.published.low < claim.published.value < claim.published.high
+        assert claim.figure.value is not None
+        assert claim.figure.value.value == pytest.approx(speedup)
+        assert claim.figure.value.low < claim.figure.value.value < claim.figure.value.high
 
     def test_of_a_gain_are_those_of_the_article_before_those_of_rounded_times(self, article: Article) -> None:
         claim = article(
             reference="baseline", time={"baseline": "6.7", "bfloat16": "4.1"}, time_saved={"bfloat16": "38.5"}
         )[0]
-        assert claim.published is not None
-        assert claim.published.value == pytest.approx(1 / 0.615)
-        assert claim.printed == "38.5 % of the time saved; 6.7 s → 4.1 s"
-
-    def test_are_read_for_each_card(self, article: Article) -> None:
-        claims = article(gpus=("P100", "A100"), time={"baseline": "30.4 8.0", "bfloat16": "- 4.0"})
-        of_bfloat16 = [claim for claim in claims if claim.variant == "bfloat16"]
-        assert [(claim.gpu, claim.printed) for claim in of_bfloat16] == [("A100", "8.0 s → 4.0 s")]
+        assert claim.figure.value is not None
+        assert claim.figure.value.value == pytest.approx(1 / 0.615)
+        assert claim.figure.printed == "38.5 % of the time saved"
 
     @pytest.mark.parametrize(
         ("table", "problem"),
@@ -141,31 +130,18 @@ class TestVerdicts:
         claim = article(time=TIMES)[0]
         assert claim.verdict is verdict
         assert reason in claim.reason
-        assert claim.ratio is not None
-        assert claim.ratio.estimate == pytest.approx(bounds[0] / 2)
-        assert claim.ratio.low == (pytest.approx(bounds[1] / 2) if len(bounds) > 1 else None)
-
-    def test_names_the_times_that_its_ratio_is_of(self, result: StudyResult, article: Article) -> None:
-        latencies = [figures_by_variant(result)[name].latency for name in TIMES]
-        assert article(time=TIMES)[0].amounts == tuple(latency.estimate for latency in latencies if latency)
-        result.variant("baseline").status = Status.KILLED
-        assert article(time=TIMES)[0].amounts == ()
 
     def test_a_skipped_row_says_why(self, article: Article) -> None:
         [claim] = [c for c in article(time={"baseline": "6", "TensorFloat-32": "3"}) if c.variant == "TensorFloat-32"]
         assert claim.verdict is Reproduction.NOT_RUN
         assert "needs a CUDA device" in claim.reason
-        assert claim.published is not None
-        assert claim.measured is claim.ratio is None
+        assert claim.figure.value is not None
+        assert claim.measured is None
 
     def test_a_row_whose_reference_did_not_run_names_it(self, result: StudyResult, article: Article) -> None:
         result.variant("baseline").status = Status.KILLED
         claim = article(time=TIMES)[0]
         assert (claim.verdict, claim.reason) == (Reproduction.NOT_RUN, "baseline: killed")
-
-    def test_an_option_without_effect_reproduces_nothing(self, result: StudyResult, article: Article) -> None:
-        result.variant("bfloat16").status = Status.NOT_ENGAGED
-        assert article(time=TIMES)[0].verdict is Reproduction.NOT_RUN
 
     @pytest.mark.parametrize(
         ("setup", "said"),
@@ -181,14 +157,6 @@ class TestVerdicts:
         claim = article(setup, time=TIMES)[0]
         assert claim.verdict is Reproduction.NOT_COMPARABLE
         assert said in claim.reason
-        assert claim.ratio is None
-
-    def test_the_same_work_is(self, result: StudyResult, article: Article) -> None:
-        speedup_of(result, 2.0, 1.9, 2.1)
-        setup = {"model": "emoji", "steps": 2, "size": 32, "images": 1, "scheduler": "DDIMScheduler"}
-        assert article(setup, time=TIMES)[0].verdict is Reproduction.REPRODUCED
-        reconfigure(result, "workload", steps=3)
-        assert article(setup, time=TIMES)[0].verdict is Reproduction.NOT_COMPARABLE
 
     def test_a_row_without_a_figure_is_listed(self, article: Article) -> None:
         claims = article(time=TIMES)
@@ -212,8 +180,7 @@ class TestMemory:
         result.comparisons[0].shapes[0].memory_ratio = Interval(ratio, ratio, ratio)
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
         assert claim.verdict is verdict
-        assert claim.printed == "28.09 GB → 21.72 GB"
-        assert claim.amounts == pytest.approx((10.737, 10.737 * ratio), rel=1e-3)
+        assert claim.figure.printed == "28.09 GB → 21.72 GB"
 
     @pytest.mark.parametrize(("gib", "verdict"), [(2.7, Reproduction.REPRODUCED), (2.9, Reproduction.NOT_REPRODUCED)])
     def test_limit_is_of_the_variant_alone(
@@ -224,7 +191,6 @@ class TestMemory:
         result.comparisons.append(type(result.comparisons[0])("bfloat16", "batches of four", "nothing"))
         claims = [claim for claim in article(memory_limit_gb={"bfloat16": "<3"}) if claim.measure == MEMORY]
         assert [(c.variant, c.reference, c.verdict) for c in claims] == [("bfloat16", "", verdict)]
-        assert claims[0].amounts == ()
 
     def test_that_ran_out_is_reproduced_only_if_it_ran_out_here(self, result: StudyResult, article: Article) -> None:
         table = {"time": {"baseline": "OOM", "bfloat16": "13.86"}, "memory_gb": {"baseline": "OOM", "bfloat16": "6.89"}}
@@ -233,43 +199,21 @@ class TestMemory:
         assert {claim.verdict for claim in article(**table)[:2]} == {Reproduction.REPRODUCED}
 
 
-class TestCards:
-    @pytest.mark.parametrize(
-        ("gpu", "device", "same"),
-        [
-            ("A100", "NVIDIA A100-SXM4-40GB", True),
-            ("A10", "NVIDIA A100-SXM4-40GB", False),
-            ("A10", "NVIDIA A10G", False),
-            ("NVIDIA Tesla T4", "Tesla T4", True),
-            ("NVIDIA 3060 RTX", "NVIDIA GeForce RTX 3060", True),
-            ("NVIDIA 3060 RTX", "NVIDIA GeForce RTX 3060 Ti", False),
-            ("NVIDIA TITAN RTX", "NVIDIA TITAN V", False),
-            ("A100 (40 GB)", "NVIDIA A100-SXM4-40GB", True),
-            ("A100 (40 GB)", "NVIDIA A100-SXM4-80GB", False),
-            ("A100-SXM-80GB", "NVIDIA A100-SXM4-80GB", True),
-            ("A100 (40 GB)", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", False),
-        ],
-    )
-    def test_are_known_by_the_drivers_name(self, gpu: str, device: str, same: bool) -> None:
-        assert is_card(gpu, device) is same
-
-    def test_of_this_machine_is_shown_else_the_main_one(self, result: StudyResult, article: Article) -> None:
-        claims = article(gpus=("T4", "A10", "A100"), time={"baseline": "3 3 3", "bfloat16": "2 2 2"})
-        assert {claim.gpu for claim in shown_claims(result, claims)} == {"A100", ""}
-        result.environment.device["name"] = "NVIDIA A10"
-        assert {claim.gpu for claim in shown_claims(result, claims)} == {"A10", ""}
-
-
-def test_a_study_without_an_article_has_no_claims(result: StudyResult) -> None:
+def test_a_page_shows_the_main_card_and_markdown_all_cards_and_reasons(
+    result: StudyResult, article: Article, tmp_path: Path
+) -> None:
     assert published_of(result) is None
     assert not claims_of(result)
-    assert not shown_claims(result, [])
-    assert not notes_of_published(result, [])
-
-
-def test_the_notes_count_and_name_the_machine(result: StudyResult, article: Article) -> None:
-    notes = notes_of_published(result, article(time=TIMES))
-    assert "Published: A study." in notes
-    assert "It says." in notes
-    assert any("1 no figure" in note and "1 not run" in note for note in notes)
-    assert any(str(result.environment.device["name"]) in note and "are not" in note for note in notes)
+    assert not published_markdown(summary_of(result))
+    speedup_of(result, 2.5, 2.2, 2.8)
+    article(gpus=("T4", "A100"), time={"baseline": "29.8 8.0", "bfloat16": "16.4 4.0", "TensorFloat-32": "20 5"})
+    written = published_markdown(summary_of(result))
+    rows = [line for line in written.splitlines() if line.startswith("| bfloat16")]
+    assert [" T4 " in row for row in rows] == [True, False]
+    assert "2.00× 8.0 s → 4.0 s, Table 1 | 2.50× [2.20, 2.80] | reproduced | exceeded |" in rows[1]
+    assert "TensorFloat-32 needs a CUDA device" in written
+    assert "Published: A study." in written
+    [section] = [one for one in study_page(summary_of(result), tmp_path).sections if one.key == "published"]
+    table = section.blocks[0]
+    assert isinstance(table, Table)
+    assert set(map(str, table.column("GPU"))) == {"A100", ""}

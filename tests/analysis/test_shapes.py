@@ -5,19 +5,16 @@ from dataclasses import replace
 import pytest
 
 from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.figures import figures_by_variant, figures_of, flat_figures
-from sdopt.analysis.precision import processes_needed
+from sdopt.analysis.figures import figures_of, flat_figures
 from sdopt.analysis.ratios import compare
 from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
-from sdopt.report.catalog import markdown_table
 from sdopt.report.dataframe import to_dataframe
 from sdopt.results.comparisons import Comparison, ShapeRatios
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import MeasurementSession, StudyResult, VariantResult
 from sdopt.results.samples import Interference, Measurement, Memory, ShapeSamples
 from sdopt.schema import Shape
-from sdopt.study.missing import missing_of
 from tests.analysis.test_ratios import study, variant
 from tests.records import reconfigure, retime, timed
 
@@ -99,38 +96,6 @@ class TestEachShape:
         frame = to_dataframe(summary_of(result)).set_index("variant")
         assert frame.loc["fast", "speedup/96x96b1"] == flat["speedup/96x96b1"]
 
-    def test_has_a_column_and_rows_in_the_table(self, result: StudyResult) -> None:
-        text = markdown_table(summary_of(result))
-        [head] = [line for line in text.splitlines() if line.startswith("| variant | speed-up")]
-        assert "| speed-up, 64×64, batch 1 | speed-up, 96×96, batch 1 |" in head
-        [row] = [line for line in text.splitlines() if line.startswith("| fast")]
-        assert row.index("2.00×") < row.index("1.50×")
-        [below] = [line for line in text.splitlines() if line.startswith("| 96×96, batch 1 | fast")]
-        assert "2.00 GiB" in below
-        assert below.endswith("| 2 graphs | 1 graph |")
-        assert "1.0 % at 64×64, batch 1; 5.0 % at 96×96, batch 1" in text
-
-    def test_decides_how_many_processes_a_precision_takes(self, result: StudyResult) -> None:
-        owners: list[StudyResult | VariantResult] = [result, *result.variants]
-        for owner in owners:
-            reconfigure(owner, "protocol", precision=0.01, replicates=3)
-        needed = processes_needed(result)["fast"]
-        main = alone(result, 0)
-        others: list[StudyResult | VariantResult] = [main, *main.variants]
-        for owner in others:
-            reconfigure(owner, "protocol", precision=0.01, replicates=3)
-        assert needed == processes_needed(result.at(1))["fast"] > processes_needed(main)["fast"]
-
-    def test_that_lacks_a_round_lets_all_be_timed_for_one_more(self, result: StudyResult) -> None:
-        for row in result.variants:
-            row.status = row.status.PENDING
-        reconfigure(result, "protocol", rounds=4, replicates=3)
-        assert not missing_of(result).timed
-        result.variant("fast").measurements[1].shapes[1].calls.pop()
-        missing = missing_of(result)
-        assert missing.rounds == 1
-        assert missing.timed == {("baseline", 1), ("fast", 1), ("control", 1)}
-
     def test_disturbs_the_round_of_all(self, result: StudyResult) -> None:
         for row in result.variants:
             for measurement in row.measurements:
@@ -140,14 +105,6 @@ class TestEachShape:
         counts = count_rounds(result)
         assert counts is not None
         assert (counts.timed, counts.disturbed) == (4, 1)
-
-
-def test_a_row_of_the_main_shape_shows_the_record_itself(result: StudyResult) -> None:
-    """What a tracker logs of a variant's configuration are the lists that were given, as in all other variants."""
-    for row in figures_of(result):
-        assert row.variant is result.variant(row.variant.name)
-        assert row.variant.config.workload.size == [64, 96]
-        assert row.further[0].variant.config.workload.size == 96
 
 
 def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
@@ -165,10 +122,3 @@ def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
     reconfigure(result, "workload", size="large")
     with pytest.raises(UsageError, match=r"size=large: must be a whole number"):
         parse_result(to_json(result))
-
-
-def test_one_shape_is_a_study_as_it_ever_was(result: StudyResult) -> None:
-    one = alone(result, 0)
-    assert not figures_by_variant(one)["fast"].further
-    assert not [name for name in flat_figures(one, one.variant("fast")) if "64x64" in name]
-    assert "speed-up, " not in markdown_table(summary_of(one))

@@ -96,15 +96,14 @@ def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(tmp_path: Path,
     assert len(skipped) + len(ran) == len(result.variants), finished.shown
     assert len(ran) >= 3, "the baseline, its control and another row"
     table, published = ((finished.folder / f"{page}.md").read_text() for page in ("table", "published"))
-    data = json.loads((finished.folder / "published.json").read_text())
+    claims = claims_of(result)
     for row in skipped:
         assert row.reason
         assert row.name in finished.shown
         assert row.name in table
         # What is a reference alone is named in the reasons of what is compared with it.
-        about = [c for c in data["claims"] if row.name in (c["variant"], c["reference"])]
-        assert any(c["verdict"] == "not run" and row.reason in c["reason"] for c in about)
-    claims = claims_of(result)
+        about = [claim for claim in claims if row.name in (claim.variant, claim.reference)]
+        assert any(claim.verdict is Reproduction.NOT_RUN and row.reason in claim.reason for claim in about)
     compared = [(edge.candidate, edge.reference) for edge in result.comparisons if edge.reference != edge.candidate]
     # What a variant takes of memory is claimed of itself.
     edges = {(c.variant, c.reference) for c in claims}

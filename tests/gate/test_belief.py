@@ -1,16 +1,15 @@
 """Whether time and memory can be trusted: rules on records, and options that go wrong where they are measured."""
 
 import math
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sdopt.analysis.doubts import disturbances, doubts_of
+from sdopt.analysis.doubts import doubts_of
 from sdopt.gate.judge import judge
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.results.samples import Interference, TimedImage
 from sdopt.results.scores import Spread
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
@@ -42,9 +41,6 @@ def of_candidate(candidate: VariantResult, **changes: Any) -> StudyResult:
 
 
 class TestTimedAsDrawn:
-    def test_passes_where_every_process_drew_the_same(self) -> None:
-        assert judged(study(variant("it"))).verdict is Verdict.PASS
-
     @pytest.mark.parametrize("error", [2e-6, 0.1, math.nan])
     def test_fails_for_one_image_of_one_process(self, error: float) -> None:
         images = [TimedImage(0, 0, 0.0), TimedImage(7, 0, error)]
@@ -70,11 +66,6 @@ class TestTimedAsDrawn:
         found = ruling(of_candidate(variant("it"), timed_images=images), "timed as drawn")
         assert found.verdict is Verdict.NOT_COMPARABLE
         assert "in process 3" in found.reason
-
-    def test_says_nothing_of_a_candidate_whose_reference_cheats(self) -> None:
-        result = study(variant("it"))
-        result.variant("baseline").measurements[0].shapes[0].timed_images = [TimedImage(0, 0, 0.1)]
-        assert ruling(result, "timed as drawn").verdict is Verdict.NOT_COMPARABLE
 
 
 class TestDisturbed:
@@ -103,28 +94,6 @@ class TestDisturbed:
             )
         assert ("nothing counted what other programs took" in judged(result).note) is said
 
-    @pytest.mark.parametrize(("session", "disturbed"), [(0, False), (1, True)])
-    def test_by_what_went_on_in_their_own_sessions(self, session: int, disturbed: bool) -> None:
-        """The reference and the control were measured in both sessions, the candidate in the second one."""
-        candidate, reference = variant("it"), variant("baseline", contract="exact")
-        result = study(candidate, reference)
-        reconfigure(result, "protocol", interference=0.02)
-        result.sessions = [MeasurementSession(""), MeasurementSession("")]
-        control = result.variant("control")
-        for side in (reference, control):
-            side.measurements += deepcopy(side.measurements)
-        for side in (candidate, reference, control):
-            for measurement in side.measurements[-3:]:
-                measurement.session = 1
-        for measurement in (m for side in (candidate, reference) for m in side.measurements):
-            share = 0.3 if measurement.session == session else 0.0
-            # Of the earlier session there are more rounds than of the one that decides.
-            retime(measurement.shapes[0], measurement.shapes[0].latency_s * (1 if measurement.session else 4))
-            retime(
-                measurement.shapes[0], interference=[Interference(share, 0.0) for _ in measurement.shapes[0].latency_s]
-            )
-        assert bool(disturbances(result, candidate, reference)) is disturbed
-
 
 class TestGrowth:
     @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
@@ -133,20 +102,6 @@ class TestGrowth:
         for measurement in candidate.measurements:
             retime(measurement.shapes[0], held_gib=[1 + mib / 1024 * call for call in range(8)])
         assert ruling(study(candidate), "memory growth").verdict is verdict
-
-    @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
-    def test_beside_a_reference_that_shrinks(self, mib: float, verdict: Verdict) -> None:
-        candidate, baseline = variant("it"), variant("baseline", contract="exact")
-        for side, step in ((candidate, mib), (baseline, -3.0)):
-            for measurement in side.measurements:
-                retime(measurement.shapes[0], held_gib=[1 + step / 1024 * call for call in range(8)])
-        assert ruling(study(candidate, baseline), "memory growth").verdict is verdict
-
-    def test_a_single_step_is_none(self) -> None:
-        candidate = variant("it")
-        for measurement in candidate.measurements:
-            retime(measurement.shapes[0], held_gib=[1.0] * 3 + [1.5] * 5)
-        assert ruling(study(candidate), "memory growth").verdict is Verdict.PASS
 
     def test_fails_closed(self) -> None:
         candidate = variant("it")
@@ -173,12 +128,6 @@ class TestRepeatedPrompts:
         result = study(candidate)
         assert ruling(result, "must pay").verdict is Verdict.PASS
         assert ruling(result, "fresh prompts").verdict is Verdict.INCONCLUSIVE
-
-    def test_say_nothing_where_no_gain_is_shown(self) -> None:
-        candidate = variant("it", claims=["latency"])
-        candidate.measurements[-1].shapes[0].calls[0].repeated = True
-        result = study(candidate)
-        assert "fresh prompts" not in {each.rule for each in judged(result).rulings}
 
 
 class TestQualityPass:
@@ -213,24 +162,6 @@ class TestQualityPass:
         candidate.measurements[0].pass_held_gib = [0.5] * 30 + [0.508] * 20 + [0.52] * 46
         assert ruling(study(candidate), "growth when drawn").verdict is Verdict.PASS
 
-    @pytest.mark.parametrize("rule", ["rarely slow", "growth when drawn"])
-    @pytest.mark.parametrize("last_is_bad", [True, False])
-    def test_of_several_passes_the_last_one_counts(self, rule: str, last_is_bad: bool) -> None:
-        """As prompts are added later, another process draws all images."""
-        candidate = variant("it")
-        for measurement, bad in zip(candidate.measurements, (not last_is_bad, last_is_bad), strict=False):
-            measurement.pass_s = [0.5 if bad else 0.1] * 6 + [0.1] * 90
-            measurement.pass_held_gib = [0.5] * 40 + [0.7 if bad else 0.5] * 56
-        assert (ruling(study(candidate), rule).verdict is Verdict.PASS) is not last_is_bad
-
-    def test_nothing_is_said_of_short_passes_and_images_from_the_cache(self) -> None:
-        candidate = variant("short")
-        candidate.measurements[0].pass_s, candidate.measurements[0].pass_held_gib = [0.1] * 6 + [0.9], [0.5] * 6 + [0.9]
-        rules = {each.rule for each in judged(study(candidate)).rulings}
-        assert not rules & {"rarely slow", "growth when drawn"}
-        rules = {each.rule for each in judged(study(variant("it"))).rulings}
-        assert not rules & {"rarely slow", "growth when drawn"}
-
 
 class TestCores:
     @pytest.mark.parametrize(("cores", "threads", "fails"), [(1.05, 1, False), (1.9, 1, True), (1.9, None, False)])
@@ -247,45 +178,6 @@ class TestCores:
         baseline.config = replace(baseline.config, hardware=candidate.config.hardware)
         found = [each.verdict for each in judged(result).rulings if each.rule == "cores"]
         assert found == ([Verdict.FAIL] if fails else [])
-
-
-class TestStages:
-    """The reference's calls take 0.1 s; the candidate's as long, unless told otherwise."""
-
-    @staticmethod
-    def said_of(candidate: VariantResult, step_s: float, host: float = 1.0) -> list[str]:
-        """What is said of a candidate whose steps take so long; the reference and the control on a host so slow."""
-        reference = variant("baseline", contract="exact")
-        result = study(candidate, reference)
-        for side in (reference, result.variant("control")):
-            side.measurements[0].stages_s = {"text_encoder": [0.01 * host], "denoiser_step": [0.04 * host] * 2}
-        candidate.measurements[0].stages_s = {"text_encoder": [0.005], "denoiser_step": [step_s, step_s]}
-        found = [each for each in judged(result).rulings if each.rule == "stages"]
-        assert {each.verdict for each in found} <= {Verdict.INCONCLUSIVE}
-        assert [f"it: {each.reason}" for each in found] == [doubt for doubt in doubts_of(result) if "stages" in doubt]
-        return [each.reason for each in found]
-
-    @pytest.mark.parametrize(
-        ("step_s", "said"), [(0.045, []), (0.1, ["changes what it does"]), (0.01, ["no stage explains"])]
-    )
-    def test_that_contradict_other_calls(self, step_s: float, said: list[str]) -> None:
-        found = self.said_of(variant("it"), step_s)
-        assert [words in reason for words, reason in zip(said, found, strict=True)] == [True] * len(said)
-
-    @pytest.mark.parametrize(("seconds", "doubted"), [(0.012, False), (0.02, True)])
-    def test_beside_which_a_call_takes_as_long_as_the_reference(self, seconds: float, doubted: bool) -> None:
-        """A GPU waits for launches: a graph shortens the stages, and the scheduler's steps take what they took."""
-        assert bool(self.said_of(variant("it", seconds=seconds), 0.0001)) is doubted
-
-    def test_on_a_host_that_became_slower(self) -> None:
-        assert self.said_of(variant("it"), 0.08, host=1.6) == []
-        assert self.said_of(variant("it"), 0.16, host=1.6)
-
-    def test_on_a_host_that_is_slow_at_times(self) -> None:
-        candidate = variant("it")
-        candidate.measurements[2].shapes[0].calls[3].seconds = 0.17
-        assert self.said_of(candidate, 0.08) == []
-        assert self.said_of(candidate, 0.16)
 
 
 CHEATS = {

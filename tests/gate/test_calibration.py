@@ -1,7 +1,6 @@
 """Calibrations: of the weights that come with sdopt, and applied to the work that they were measured with."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,6 @@ from sdopt.config.composer import composer_of
 from sdopt.gate.calibration import (
     FOLDER,
     Fit,
-    calibration_file,
     calibration_for,
     fit_of,
     read_calibration,
@@ -81,23 +79,6 @@ def test_the_command_that_measures_another_one_names_the_weights_and_the_feature
         "model=folder model.weights=path 'model.path=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
     )
     assert f"`sdopt calibrate {words} --output own.json`" in why
-
-
-def test_of_another_task_it_is_measured_and_kept_as_such() -> None:
-    task = Task("inpaint", mask="a.png", strength=0.5)
-    why = fit_of(PACKAGED["emoji-25"], config(task=task), named=False).refusal
-    words = "model=emoji task=inpaint task.mask=a.png task.strength=0.5"
-    assert f"`sdopt calibrate {words} --output own.json`" in why
-    assert calibration_file(config()).name == "emoji-25.json"
-    assert calibration_file(config(task=task)).name == "emoji-inpaint-25.json"
-    own = replace(PACKAGED["emoji-25"], task=asdict(task))
-    assert fit_of(own, config(task=task), named=False) == Fit(own)
-    assert fit_of(own, config(), named=False).calibration is None
-
-
-def test_a_file_without_a_task_is_of_text_to_image() -> None:
-    assert "task" not in json.loads((FOLDER / "emoji-25.json").read_text())
-    assert PACKAGED["emoji-25"].task["kind"] == "txt2img"
 
 
 @pytest.mark.parametrize("name", ["/x", "**", "../calibrations/emoji", "emo*", ""])

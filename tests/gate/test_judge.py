@@ -6,25 +6,21 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from sdopt.analysis.ratios import compare
-from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
+from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
-from sdopt.errors import UsageError
-from sdopt.gate.calibration import Calibration, Fit, read_calibration, write_calibration
-from sdopt.gate.judge import exit_code, judge, worst
-from sdopt.gate.rule_checks import require_rules
+from sdopt.gate.calibration import Calibration, Fit
+from sdopt.gate.judge import exit_code, judge
 from sdopt.report.sweep import Sweep
-from sdopt.report.verdicts import verdict_markdown, write_verdicts
+from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import read_result, write_result
 from sdopt.results.folders import JobError
 from sdopt.results.records import Environment, MeasurementSession, Promise, Status, StudyResult, VariantResult
 from sdopt.results.samples import Measurement, Memory, ShapeSamples, TimedImage
@@ -149,9 +145,6 @@ class TestNonInferiority:
         assert "about 14" in ruling.reason
         assert "prompts would settle it" in ruling.reason
 
-    def test_identical_outputs_pass(self) -> None:
-        assert verdict(clip(0.0, 0.0), NON_INFERIOR).verdict is Verdict.PASS
-
     def test_lower_is_better_is_turned_round(self) -> None:
         def cmmd(values: float) -> Score:
             return Score(values, leave_one_out=[values + 0.01 * math.sin(i) for i in range(PROMPTS)])
@@ -163,13 +156,6 @@ class TestNonInferiority:
         rule = Rule("cmmd", deviations=0.25)
         assert verdict(worse, rule).verdict is Verdict.FAIL
         assert verdict(same, rule).verdict is Verdict.PASS
-
-    def test_few_prompts_give_no_interval(self) -> None:
-        result = clip(0.0)
-        for row in result.variants:
-            for score in row.quality.values():
-                score.per_prompt = score.per_prompt[:5]
-        assert verdict(result, NON_INFERIOR).verdict is Verdict.INCONCLUSIVE
 
 
 class TestFailClosed:
@@ -221,12 +207,6 @@ class TestFailClosed:
     def test_no_rules_for_the_contract(self) -> None:
         assert verdict(clip(0.0), NON_INFERIOR, contract="exact").verdict is Verdict.NOT_COMPARABLE
 
-    def test_no_images(self) -> None:
-        assert verdict(clip(0.0, images=[]), NON_INFERIOR).verdict is Verdict.NOT_COMPARABLE
-
-    def test_a_study_that_compares_nothing_is_not_passed(self) -> None:
-        assert worst([]) is Verdict.NOT_COMPARABLE
-
 
 class TestWires:
     def test_one_tripped_image_fails_and_is_named(self) -> None:
@@ -261,19 +241,6 @@ class TestValues:
         result = study(variant("it"), perceptual_x=per_prompt(value, 0.2))
         assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5)).verdict is expected
 
-    def test_what_none_sees_is_allowed_though_the_seeds_hardly_differ(self) -> None:
-        result = study(variant("it"), perceptual_x=per_prompt(0.8, 0.2))
-        assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5)).verdict is Verdict.FAIL
-        assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5, least=1.0)).verdict is Verdict.PASS
-        assert verdict(result, Rule("perceptual", "rarely", of_seeds=0.1, least=2.0, share=0.1)).verdict is Verdict.PASS
-
-    @pytest.mark.parametrize(
-        "rule", [Rule("mse", "at_most", limit=1.0, least=0.5), Rule("mse", "at_least", of_seeds=0.5, least=0.5)]
-    )
-    def test_only_a_share_has_a_least(self, rule: Rule) -> None:
-        with pytest.raises(UsageError, match="least can only be used with of_seeds"):
-            require_rules(Gate("g", {"lossy": [rule]}))
-
     RARE = ((0, Verdict.PASS), (3, Verdict.INCONCLUSIVE), (12, Verdict.FAIL))
 
     @pytest.mark.parametrize(("wrong", "expected"), RARE)
@@ -300,11 +267,6 @@ class TestValues:
         result = study(variant("it", quality={"brightness": score}))
         assert verdict(result, Rule("brightness", "every", limit=0.9)).verdict is expected
 
-    def test_a_share_belongs_to_rarely_alone(self) -> None:
-        for rule in (Rule("perceptual", "rarely", limit=0.5), Rule("perceptual", "at_most", limit=0.5, share=0.1)):
-            with pytest.raises(UsageError, match=r"gate\.rules\.lossy\[0\]: test=rarely needs a share"):
-                require_rules(Gate("g", {"lossy": [rule]}))
-
     def test_a_published_window_judges_the_estimate_itself(self) -> None:
         rule = Rule("clip_score", "within", low=24.9, high=25.1, confidence=None)
         assert verdict(clip(0.0), rule).verdict is Verdict.PASS
@@ -327,18 +289,6 @@ class TestItMustPay:
         found = verdict(result, Rule("mse", "exact"))
         assert found.verdict is expected
         assert said in str(found.rulings)
-
-    def test_an_interval_that_leaves_a_gain_open_is_no_verdict(self) -> None:
-        """Not shown is not the same as shown not to be: 1.02× [0.8, 1.3] is unproven, and no regression."""
-        result = study(variant("it", seconds=0.098, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
-        for row in result.variants:
-            for number, measurement in enumerate(row.measurements):
-                retime(measurement.shapes[0], [s * 1.15**number for s in measurement.shapes[0].latency_s])
-        compare(result)
-        found = verdict(result, Rule("mse", "exact"))
-        assert found.verdict is Verdict.INCONCLUSIVE
-        assert "straddles a gain of 1.0 %" in paying(found).reason
-        assert exit_code([found], Gate()) == 3
 
     def test_rounds_of_one_process_prove_nothing(self) -> None:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
@@ -399,20 +349,6 @@ class TestItMustPay:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         assert judged(fast, *options)["fast"].gains == ["speedup"]
 
-    def test_bounds_say_that_they_are_one_sided(self) -> None:
-        found = verdict(study(variant("it", seconds=0.05, claims=["latency"])), Rule("speedup", "at_least", limit=0.95))
-        assert "(one-sided 95 % bounds)" in paying(found).reason
-        (ruling,) = [ruling for ruling in found.rulings if ruling.metric == "speedup"]
-        assert ruling.reason.startswith("the one-sided 95 % lower bound")
-
-    def test_one_process_of_few_rounds_is_inconclusive(self) -> None:
-        result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
-        for row in result.variants:
-            row.measurements = row.measurements[:1]
-            retime(row.measurements[0].shapes[0], row.measurements[0].shapes[0].latency_s[:4])
-        compare(result)
-        assert verdict(result, Rule("mse", "exact")).verdict is Verdict.INCONCLUSIVE
-
     def test_memory_for_speed_is_harm_only_where_memory_is_claimed(self) -> None:
         for claims, expected in ((["latency"], Verdict.PASS), (["latency", "memory"], Verdict.FAIL)):
             result = study(variant("it", seconds=0.05, memory=3.0, claims=claims), mse=Score(0.0, [0.0] * PROMPTS))
@@ -455,16 +391,6 @@ class TestDisturbed:
         assert found.verdict is Verdict.INCONCLUSIVE
         assert [r.rule for r in found.rulings if r.verdict is Verdict.INCONCLUSIVE] == ["undisturbed"]
 
-    def test_images_still_fail(self) -> None:
-        result = self.beside_another(0.1)
-        result.variant("it").trips = [BrokenImage("black", "images/07.png", "99 % are black")]
-        assert verdict(result, Rule("mse", "exact")).verdict is Verdict.FAIL
-
-    def test_another_session_does_not_count(self) -> None:
-        result = self.beside_another(0.05, "latency")
-        result.sessions.insert(0, MeasurementSession("before"))
-        assert verdict(result, Rule("mse", "exact")).verdict is Verdict.PASS
-
 
 class TestLooks:
     RULE = Rule("mse", "exact")
@@ -504,12 +430,6 @@ class TestLooks:
         self.extend(result)
         assert verdict(result, self.RULE, looks=2).verdict is Verdict.INCONCLUSIVE
 
-    def test_the_first_look_settles_how_many_there_are(self) -> None:
-        result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
-        verdict(result, self.RULE)
-        self.extend(result)
-        assert verdict(result, self.RULE, looks=9).verdict is Verdict.INCONCLUSIVE
-
     def test_more_prompts_are_another_look(self) -> None:
         result = clip(0.0)
         assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
@@ -524,20 +444,6 @@ class TestLooks:
         assert shared.low is not None
         assert shared.low < alone.low
         assert "99 %" in shared.reason
-
-    def test_nothing_to_see_is_no_look(self) -> None:
-        result = clip(0.0, images=[])
-        result.variant("it").measurements = []
-        compare(result)
-        verdict(result, NON_INFERIOR)
-        assert not result.looks
-
-    def test_they_are_kept_and_told(self, tmp_path: Path) -> None:
-        result = clip(0.0)
-        verdict(result, NON_INFERIOR)
-        write_result(result, tmp_path)
-        assert read_result(tmp_path).looks == result.looks
-        assert "Interim analyses: 1 of 1 taken (gate.looks)" in verdict_markdown(summary_of(result), result.judgements)
 
 
 SCORES = json.loads((Path(__file__).parent / "bf16_scores.json").read_text())["mse"]
@@ -572,22 +478,11 @@ class TestPrecision:
             for kind, roundoff in UNIT_ROUNDOFF.items():
                 assert limits[kind] == pytest.approx(max(limits["float32"], multiple * roundoff**2), rel=0.01)
 
-    def test_autocast_decides_where_it_is_coarser(self) -> None:
-        row = variant("it")
-        for weights, autocast, expected in (("float32", "bfloat16", "bfloat16"), ("float16", "float16", "float16")):
-            row.config.options["precision"] = {"weights": weights, "autocast": autocast}
-            assert precision_of(row) == expected
-
     @pytest.mark.parametrize("precision", [None, {"bits": 4}, {"weights": "int8"}])
     def test_a_precision_that_is_not_known_is_not_judged(self, precision: dict[str, Any] | None) -> None:
         found = verdict(self.against("channels last", precision), self.rule_of("default"), contract="equivalent")
         assert found.verdict is Verdict.NOT_COMPARABLE
         assert "precision of the reference" in str(found.rulings)
-
-    def test_a_rule_names_a_limit_for_every_type(self) -> None:
-        rule = Rule("mse", "at_most", limits={"bfloat16": 1.0})
-        with pytest.raises(UsageError, match="must have one limit for each of float32, float16, bfloat16"):
-            require_rules(Gate("g", {"equivalent": [rule]}))
 
 
 class TestCodesAndReports:
@@ -606,15 +501,8 @@ class TestCodesAndReports:
         judgements = [Judgement("c", "r", "", Contract.LOSSY, verdict, []) for verdict in verdicts]
         assert exit_code(judgements, Gate()) == code
         assert exit_code(judgements, Gate(report_only=True)) == 0
-
-    def test_an_inconclusive_result_may_pass(self) -> None:
-        def code(*verdicts: Verdict) -> int:
-            judgements = [Judgement("c", "r", "", Contract.LOSSY, verdict, []) for verdict in verdicts]
-            return exit_code(judgements, Gate(inconclusive_passes=True))
-
-        assert code(Verdict.PASS, Verdict.INCONCLUSIVE) == 0
-        assert code(Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE) == 3
-        assert code(Verdict.INCONCLUSIVE, Verdict.FAIL) == 1
+        open_passes = 0 if {*verdicts} <= {Verdict.PASS, Verdict.INCONCLUSIVE} else code
+        assert exit_code(judgements, Gate(inconclusive_passes=True)) == open_passes
 
     @pytest.mark.parametrize(
         ("verdict", "errors", "code"),
@@ -646,22 +534,6 @@ class TestCodesAndReports:
         assert job.judgements == []
         assert Sweep(Path(), {"0": job}, {}).exit_code == code
 
-    def test_files_for_ci(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-        result = clip(-2.0)
-        result.variant("it").name = result.comparisons[0].candidate = "a | <b>\x07"
-        found = verdict(result, NON_INFERIOR, Rule("fid", "at_most", limit=1.0))
-        write_verdicts(summary_of(result), result.judgements, tmp_path)
-        kept = json.loads((tmp_path / "verdicts.json").read_text())
-        assert kept["judgements"][0]["verdict"] == "fail"
-        root = ElementTree.parse(tmp_path / "verdicts.xml").getroot()
-        (suite,) = root
-        assert suite.get("tests") == str(len(found.rulings))
-        assert (suite.get("failures"), suite.get("errors")) == ("1", "1")
-        summary = (tmp_path / "summary.md").read_text()
-        assert "| a \\| &lt;b&gt;" in summary
-        assert summary.endswith(verdict_markdown(summary_of(result), result.judgements) + "\n")
-
     def test_claims_of_benefit_are_held_together_in_the_report(self) -> None:
         result = study(variant("quick", seconds=0.05, claims=["latency"]))
         found = verdict(result, contract="lossy")
@@ -672,10 +544,6 @@ class TestCodesAndReports:
         said = "1 of 2 claims of a gain hold together (Holm): quick (latency)."
         assert said in verdict_markdown(summary_of(result), [found, doubtful])
         assert verdict_markdown(summary_of(study(variant("modest"))), []).find("Holm") == -1
-
-    def test_a_calibration_survives(self, tmp_path: Path) -> None:
-        write_calibration(CALIBRATION, tmp_path / "c.json")
-        assert read_calibration(tmp_path / "c.json") == CALIBRATION
 
 
 class TestSeveralShapes:
@@ -704,22 +572,6 @@ class TestSeveralShapes:
         found = verdict(self.two_shapes(further), rule, contract="exact", must_pay=False)
         assert [ruling.metric for ruling in found.rulings if ruling.metric] == ["speedup/64x64b1", "speedup/96x96b1"]
         assert found.verdict is expected
-
-    def test_a_rule_on_images_is_of_the_main_one(self) -> None:
-        made = self.two_shapes(2.0)
-        made.comparisons[0].quality = {"mse": Score(0.0, [0.0] * PROMPTS)}
-        found = verdict(made, Rule("mse", "exact"), contract="exact", must_pay=False)
-        assert [ruling.metric for ruling in found.rulings if ruling.metric] == ["mse"]
-        assert found.verdict is Verdict.PASS
-
-    def test_each_has_a_claim_of_its_own(self) -> None:
-        made = self.two_shapes(2.0)
-        judge(made, Gate("g"), FIT)
-        [found] = made.judgements
-        assert list(found.claims) == found.gains == ["speedup/64x64b1", "speedup/96x96b1"]
-        assert "2 of 2 claims of a gain hold together (Holm): fast (latency/64x64b1), fast (latency/96x96b1)" in (
-            verdict_markdown(summary_of(made), made.judgements)
-        )
 
     def test_a_harm_at_one_is_no_gain_of_the_option(self) -> None:
         made = self.two_shapes(0.5)

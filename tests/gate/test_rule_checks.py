@@ -69,11 +69,6 @@ class TestMeasured:
         packaged = composer(["gate=default"]).current
         assert applicable(packaged.gate, packaged.quality, packaged.model) == packaged.gate
 
-    def test_features_of_another_kind_do_not_help(self, composer: type[HydraComposer]) -> None:
-        rule = "+gate.rules={lossy: [{metric: fid_inception, test: at_most, limit: 1}]}"
-        [said] = problems(composer, "gate=none", rule, "precision=bf16", "quality.prompt_count=2000")
-        assert "quality.features=[inception]" in said
-
     def test_random_weights_are_judged_by_parity_alone(self, composer: type[HydraComposer]) -> None:
         random = ["model=sd15", "model.weights=random", "gate=default"]
         assert any(
@@ -84,11 +79,6 @@ class TestMeasured:
         )
         assert problems(composer, "model=sd15", "model.weights=random", parity, "precision=bf16") == []
 
-    def test_rules_for_contracts_that_no_variant_has_are_left_alone(self, composer: type[HydraComposer]) -> None:
-        exact = ["model=sd15", "model.weights=random", "gate=default", "study=explicit"]
-        variants = 'study.variants={baseline: [], inference: ["grad_mode=inference_mode"]}'
-        assert problems(composer, *exact, variants) == []
-
     def test_too_few_images_and_more_than_one_metric(self, composer: type[HydraComposer]) -> None:
         rule = "+gate.rules={lossy: [{metric: fid, test: at_most, limit: 1}]}"
         [said] = problems(composer, rule, "precision=bf16", "quality.prompt_count=24")
@@ -96,11 +86,6 @@ class TestMeasured:
         features = f"quality.features=[emojiclip,'clip:{PACKAGED / 'clip'}']"
         [said] = problems(composer, rule, "precision=bf16", features, "quality.prompt_count=2000")
         assert "ambiguous: name one of fid_emojiclip, fid_clip" in said
-
-    def test_what_is_measured_on_request(self, composer: type[HydraComposer]) -> None:
-        rule = "+gate.rules={lossy: [{metric: lpips_alex, test: at_most, limit: 1}]}"
-        [said] = problems(composer, rule, "precision=bf16")
-        assert "quality.lpips=true" in said
 
     def test_a_calibration_that_is_none(self, composer: type[HydraComposer], tmp_path: Path) -> None:
         judged = ["gate=default", "precision=bf16"]

@@ -13,20 +13,17 @@ from omegaconf import OmegaConf
 
 from sdopt import gate
 from sdopt.analysis.measures import RULED
-from sdopt.contract import Contract
 from sdopt.gate import belief, paying, work
-from sdopt.quality.appearance import fine_detail, palette
 from sdopt.quality.metrics import FAMILIES
-from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
+from sdopt.results.verdicts import Payoff, Ruling, Verdict
 from tests.command import ROOT
 from tests.fixtures import Load
 from tests.trial import CONF
 from tests.trial.__main__ import main as trial
-from tests.trial.__main__ import mistakes_in, study_of
-from tests.trial.alarms import count_alarms
-from tests.trial.images import HARMS, Changed, in_turn, redder
+from tests.trial.__main__ import mistakes_in
+from tests.trial.images import HARMS, Changed
 from tests.trial.judging import HONEST, caught
-from tests.trial.options import Mistake, Reordered
+from tests.trial.options import Mistake
 
 FAIL, OPEN, PASS = (
     Ruling("at_most", "mse", verdict, "said", 2.0, margin=1.0)
@@ -59,18 +56,6 @@ class TestMistakes:
             }:  # of other prompts, or more steps
                 assert not np.array_equal(plain, images(session, Changed(change=harm.change))), harm.name
 
-    def test_a_mean_does_not_see_changes_in_turn(self) -> None:
-        """What the rules that compare image by image are for."""
-        plain = torch.rand((8, 3, 32, 32), generator=torch.Generator().manual_seed(0)) - 0.5
-        changed = in_turn(plain, 2, redder(plain, 0.05), redder(plain, -0.05))
-        levels, other = (((x / 2 + 0.5) * 255).byte().permute(0, 2, 3, 1).numpy() for x in (plain, changed))
-        shift = palette(other)[:, :3] - palette(levels)[:, :3]
-        assert np.abs(shift.mean(axis=0)).max() < 0.5 * np.abs(shift).max()
-        assert np.abs(fine_detail(other) - fine_detail(levels)).max() < 0.01
-
-    def test_an_honest_option_sums_in_another_order(self, session: Load) -> None:
-        assert 0 < np.abs(images(session, Reordered()) - images(session)).max() < 1e-4
-
     def test_what_should_catch_a_mistake_exists(self) -> None:
         """A name that no rule has would catch nothing, and only the slow trial would show it."""
         timed = {file.stem: yaml_of(file) for file in (CONF / "trial").glob("*.yaml")}
@@ -94,14 +79,6 @@ class TestMistakes:
 
 
 class TestStudy:
-    def test_it_has_an_honest_option_of_every_contract(self) -> None:
-        """Without one, whatever a rule leaves open would count as caught."""
-        names = {override for override in study_of(mistakes_in(CONF, None, ("",))) if "study.variants" in override}
-        [variants] = names
-        assert all(f"honest {contract}:" in variants for contract in Contract)
-        assert "'+trial=neutral','+trial.claim=latency'" in variants  # a claim that has to pass
-        assert "grows by prompt:['+trial=grows_by_prompt']" in variants
-
     def test_mistakes_of_ones_own_join_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert trial(["--config-dir", str(tmp_path)]) == 2
         assert "has no trial/*.yaml" in capsys.readouterr().err
@@ -113,10 +90,6 @@ class TestStudy:
         shown = capsys.readouterr().out
         assert "trial=of_mine" in shown
         assert "trial=slower" not in shown
-
-    def test_a_name_of_nothing_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert trial(["--only", "faster"]) == 2
-        assert "no mistake begins so; there are: black image," in capsys.readouterr().err
 
     def test_the_documentation_names_the_rules_of_every_gate(self) -> None:
         page = (Path(gate.__file__).parent / "README.md").read_text()
@@ -170,17 +143,6 @@ class TestCaught:
         no_benefit = Ruling("must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT)
         assert caught("it", HONEST, "lossy", [no_benefit], []).fits
         assert not caught("it", HONEST, "lossy", [no_benefit, FAIL], []).fits
-
-
-def test_false_alarms_are_counted_by_contract_with_a_bound() -> None:
-    passed, failed = (
-        Judgement("it", "baseline", "", contract, verdict, [ruling])
-        for contract, verdict, ruling in ((Contract.EXACT, Verdict.PASS, PASS), (Contract.LOSSY, Verdict.FAIL, FAIL))
-    )
-    table = count_alarms([(0, passed), (1000, passed), (0, failed)])
-    assert "| exact | 2 | 0 | 0 | 0 | 2 | 77.6 % |" in table
-    assert "| all | 3 | 1 | 0 | 0 | 2 |" in table
-    assert "seed 0, lossy: mse: said" in table
 
 
 @pytest.mark.slow

@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.errors import UsageError
 from sdopt.quality import metrics
+from sdopt.quality.features import ClipFeatures
+from sdopt.quality.images import channels_first
 from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import (
     FAMILIES,
-    READ_FIRST,
     Family,
     family_of,
-    in_reading_order,
     measured_metrics,
     slug,
 )
@@ -39,16 +41,6 @@ def test_the_needs_and_limits_of_each_metric_fit() -> None:
         assert family.decides_from == 1 or family.least <= family.decides_from, family.name
         # Parity with the reference is all that random weights can show.
         assert not family.on_random_weights or (family.needs_pair and not family.over), family.name
-
-
-def test_the_reading_order_begins_with_what_is_read_first_and_ends_with_the_unknown() -> None:
-    assert set(READ_FIRST) <= {family.name for family in FAMILIES}
-    measured = ["of_another_version", *(metric.name for metric in measured_metrics(Quality(lpips=True), PACKAGED))]
-    found = in_reading_order([*measured, "mse"])
-    assert found[:4] == ["psnr_db", "perceptual_emojiclip", "lpips_alex", "ssim"]
-    assert found[4:7] == ["clip_score_emojiclip", "cmmd_emojiclip", "mse"]
-    assert found[-1] == "of_another_version"
-    assert sorted(found) == sorted(measured)
 
 
 class TestMeasured:
@@ -99,10 +91,18 @@ def test_features_in_names(features: str, expected: str) -> None:
     assert slug(features) == expected
 
 
-@pytest.mark.parametrize("name", ["mse_emojiclip", "lpips", "x"])
-def test_names_of_no_metric(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{name}: unknown metric; choose from .*psnr_db, .*fid"):
-        family_of(name)
+def test_the_clip_score_is_a_cosine_that_is_not_negative(clip: ClipFeatures, drawings: np.ndarray) -> None:
+    prompts = ["red apple", "police officer", "red " * 100, "🍎 é"]
+    records = [ImageRecord(prompt, number, 0, 0, "x.png") for number, prompt in enumerate(prompts)]
+    pictures = Pictures(Path(), records)
+    vars(pictures)["images"] = drawings[:4]
+    networks = Networks("cpu", None)
+    networks._extractors["emojiclip"] = clip
+    found = family_of("clip_score").compute(Inputs(pictures, pictures, networks), "emojiclip")
+    alone = torch.cat([clip.embed_texts([prompt]) for prompt in prompts])
+    cosines = torch.cosine_similarity(clip(channels_first(drawings[:4])), alone)
+    assert found is not None
+    np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), 100 * cosines.clamp(min=0), atol=1e-3)
 
 
 def redness(given: Inputs, _features: str) -> Score:

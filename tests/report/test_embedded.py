@@ -8,10 +8,8 @@ import pytest
 from sdopt.analysis.summary import summary_of
 from sdopt.report.embedded import embed
 from sdopt.report.tables import ranking, texts
-from sdopt.results.files import write_result
-from sdopt.results.records import Schedule, StudyResult
+from sdopt.results.records import StudyResult
 from tests.command import ROOT, Finished, sdopt
-from tests.records import reconfigure
 
 END = "<!-- sdopt:end -->"
 
@@ -35,16 +33,6 @@ def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: 
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)
     assert embed(page) == text
-
-
-def test_the_sampling_is_that_of_the_notes(page: Path, result: StudyResult) -> None:
-    result.schedule = Schedule("blocks", "memory")
-    reconfigure(result, "protocol", replicates=2)
-    write_result(result, page.parent / "run")
-    page.write_text(f"{page.read_text()}<!-- sdopt:plot run -->\n{END}\n")
-    text = embed(page)
-    assert "- Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals" in text
-    assert "![shared: speed-up of each variant](run/plot.png)" in text
 
 
 def test_the_command_writes_and_checks(page: Path) -> None:

@@ -80,13 +80,3 @@ def test_a_published_file_is_given_clips_vocabulary() -> None:
         for loaded in found.values():
             made: Any = eval(loaded, {"CLIPTokenizer": __import__("transformers").CLIPTokenizer})
             assert made("a cat").input_ids == [49406, 320, 2368, 49407]
-
-
-@pytest.mark.parametrize("chosen", [["model=sd15", "model.weights=random"], ["task=img2img"]])
-def test_there_is_none_for_what_no_program_loads(composer: type[HydraComposer], chosen: list[str]) -> None:
-    made = composer([*chosen, "precision=bf16"])
-    plan = made.current.study.plan(made)
-    result = plan_result(
-        plan, "mine", "pair", made.current.recorded, Machine(CPU, CPU.attributes, preloaded=True, bad_fork=False), []
-    )
-    assert program_of(result, result.candidates[0]) == ""

@@ -14,11 +14,10 @@ from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, markdown
 from sdopt.report.page.sections import text_sections
 from sdopt.report.quality import quality_columns, quality_heading
-from sdopt.report.tables import evidence, quality_table, ranking
+from sdopt.report.tables import quality_table, ranking
 from sdopt.report.terminal import sections_shown, shown
 from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
-from sdopt.results.records import Schedule, Status, StudyResult
-from sdopt.results.samples import Evidence
+from sdopt.results.records import Schedule, StudyResult
 from sdopt.results.scores import Score
 from sdopt.tracking.projection import study_tags
 from tests.records import reconfigure, retime
@@ -70,12 +69,6 @@ class TestRanking:
         names = ranking(summary_of(result)).column("variant")
         assert list(map(str, names)) == ["batches of four", "baseline", "bfloat16", "TensorFloat-32"]
 
-    def test_a_variant_that_is_compared_twice_has_one_row_and_its_step(self, result: StudyResult) -> None:
-        twice_compared(result)
-        table = ranking(summary_of(result))
-        row = [str(cell) for cell in table.column("variant")].index("bfloat16")
-        assert table.column("step")[row] == Cell("2.00×", "on top of batches of four")
-
     @pytest.mark.parametrize(
         ("seconds", "shown"),
         [
@@ -111,13 +104,6 @@ class TestRanking:
         )
         assert (str(row["speed"]), str(row["speed-up"]), str(row["time"])) == ("skipped", "", "")
         assert "needs a CUDA device" in str(row["because"])
-
-    def test_the_evidence_is_that_of_the_option_that_differs(self, result: StudyResult) -> None:
-        result.variant("bfloat16").measurements[0].shapes[0].evidence = [
-            Evidence("precision", "bf16", True, "products in bfloat16"),
-            Evidence("attention", "default", True, "some kernel"),
-        ]
-        assert "bfloat16: products in bfloat16" in evidence(summary_of(result))
 
 
 class TestTerminal:
@@ -156,19 +142,6 @@ class TestTerminal:
         assert "xxx" not in at(20)
         assert "1.00×" in at(20)
 
-    @pytest.mark.parametrize("width", [80, 160])
-    def test_all_has_every_reason_and_fits_too(self, result: StudyResult, width: int) -> None:
-        text = rendered(result, width)
-        assert max(map(len, text.splitlines())) <= width
-        said = "".join(re.sub("[─ ]", "", text).split())
-        assert "peakresidentset" in said
-        assert "TensorFloat-32needsaCUDA" in said or "TensorFloat-32" in said
-
-    def test_says_how_it_was_sampled_and_by_how_much_baselines_differ(self, result: StudyResult) -> None:
-        text = " ".join(printed(result, 200).split())
-        assert "Two identical baselines differed by" in text
-        assert "6 interleaved rounds, 3 processes per variant, two-sided 95 % intervals" in text
-
     def test_says_the_differences_of_all_sessions(self, result: StudyResult) -> None:
         """A study that was resumed has one for each set of sessions."""
         edge, other, *_ = [edge for edge in result.comparisons if edge.shapes[0].speedup]
@@ -186,11 +159,6 @@ class TestTerminal:
         assert "two identical baselines" not in str(forest(summary)), "no band fits both"
         assert study_tags(summary)["sdopt.floor"] == "1.0200 to 1.0800"
 
-    def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:
-        assert "not_engaged" not in rendered(result, 100)
-        result.variant("bfloat16").status = Status.NOT_ENGAGED
-        assert "its figures are not attributed to it" in " ".join(rendered(result, 100).split())
-
 
 class TestMarkdown:
     @pytest.mark.parametrize("name", NAMES)
@@ -201,20 +169,10 @@ class TestMarkdown:
         assert len({len(row) for row in rows}) == 1
         assert not any("<" in cell for row in rows for cell in row)
 
-    def test_begins_with_the_answer_and_says_what_was_measured(self, result: StudyResult) -> None:
-        lines = markdown_table(summary_of(result)).splitlines()
-        assert lines[0] == f"**{summary_of(result).sentence}**"
-        assert any("emoji 32×32, 2 steps (DDIM), batch 1 · on " in line for line in lines)
-
     def test_notes_and_code_of_others_are_no_markup(self) -> None:
         text = markdown(("a",), [], ["![x](https://x/x.png) <img src=x> a_b, `a_b`, *_b_*"])
         assert text.endswith("- !\\[x\\](https://x/x.png) &lt;img src=x&gt; a_b, `a_b`, \\*\\_b\\_\\*\n")
         assert code_block(["pipe()", "```", "<img src=x>"], "python") == "````python\npipe()\n```\n<img src=x>\n````\n"
-
-    def test_has_the_notes(self, result: StudyResult) -> None:
-        text = markdown_table(summary_of(result))
-        assert "\n- Two identical baselines" in text
-        assert "\n- Memory: " in text
 
 
 class TestQuality:

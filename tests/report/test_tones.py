@@ -29,17 +29,3 @@ def test_every_tone_has_a_look() -> None:
 def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
     assert {*_SHAPES} == {BASELINE, *Images}
     assert len({*_SHAPES.values()}) == len(_SHAPES)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "tone"),
-    [
-        (Status.INTERRUPTED, Tone.OPEN),
-        (Status.NOT_ENGAGED, Tone.BAD),
-        (Speed.SLOWER, Tone.BAD),
-        ("not comparable", Tone.OPEN),
-        ("baseline", Tone.PLAIN),
-    ],
-)
-def test_of_a_member_and_of_its_text(verdict: str, tone: Tone) -> None:
-    assert TONES[verdict] is TONES[str(verdict)] is tone

@@ -7,15 +7,13 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.break_even import images_text
 from sdopt.analysis.figures import Ratio, floor_range, ratio_text
-from sdopt.analysis.measures import SPEEDUP, smallest_change
+from sdopt.analysis.measures import SPEEDUP
 from sdopt.analysis.scale import Speed, speed_of
 from sdopt.analysis.summary import Summary
 from sdopt.analysis.words import seconds_text
 from sdopt.report.charts.parts import (
     BARS,
-    FEW_TICKS,
     HAS_BOUNDS,
     ROW,
     Column,
@@ -213,30 +211,6 @@ def waterfall(summary: Summary) -> Spec | None:
     return rows.spec([connectors, bars, *whiskers], "Waterfall of the steps")
 
 
-def main_effects(summary: Summary) -> Spec | None:
-    """Draws the main effects of a factorial study, the largest first; None if there is none."""
-    result = summary.result
-    found = [(effect, effect.speedup) for effect in result.effects if effect.speedup and len(effect.options) == 1]
-    if not found:
-        return None
-    smallest = smallest_change(SPEEDUP, result.config.gate, result.variant(result.baseline))
-    data: list[dict[str, Any]] = [
-        {
-            "name": effect.options[0],
-            **_bounds(speedup),
-            "speed": str(speed_of(Ratio(SPEEDUP, speedup, result.floor, *smallest))),
-            "figure": ratio_text(speedup),
-            "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
-        }
-        for effect, speedup in sorted(found, key=lambda pair: -pair[1].estimate)
-    ]
-    axis = ratio_axis("speed-up by the option, averaged over the others, log scale", _ends(data))
-    rows = Rows(data, [_SPEEDUP])
-    return rows.spec(
-        _speedups(rows, axis, {"name": "option", "figure": "speed-up", "memory": "memory"}), "Main effects"
-    )
-
-
 def interactions(summary: Summary) -> Spec | None:
     """Draws the map of a factorial study's interactions, main effects on the diagonal; None if there is none."""
     effects = [effect for effect in summary.result.effects if effect.speedup or effect.aliased_with]
@@ -283,43 +257,3 @@ def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:
         "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
         "aria_text": f"{of} {figure}",
     }
-
-
-def break_even_plot(summary: Summary) -> Spec | None:
-    """Draws after how many images each variant has repaid its start; None if no variant with a slower start ever does.
-
-    A variant whose start costs no more than a call of its reference is left out.
-    """
-    found = [
-        (row.variant.name, row.break_even, row.break_even.images)
-        for row in summary.figures
-        if row.break_even is not None and row.break_even.images and row.break_even.is_slower
-        if row.variant.role != "control"
-    ]
-    if not found:
-        return None
-    top = 2 * max(end for _, level, images in found for end in (images, level.images_low, level.images_high) if end)
-    data = [
-        {
-            "name": name,
-            "estimate": images,
-            "low": level.images_low or None,
-            # An interval that includes a ratio of 1 has no upper end: it reaches the edge of the chart.
-            "high": level.images_high or (None if level.confidence is None else top),
-            "figure": images_text(level),
-            "extra": f"{level.extra_s:.1f} s",
-        }
-        for name, level, images in sorted(found, key=lambda one: one[2])
-    ]
-    for row in data:
-        if row["high"] is not None:
-            row["low"] = row["low"] or 1.0
-    domain = [min(1.0, *(end for row in data for end in (row["estimate"], row["low"]) if isinstance(end, float))), top]
-    axis = {
-        "title": "images until its start is repaid, log scale (left is sooner)",
-        "scale": alt.Scale(type="log", domain=domain, nice=False),
-        "axis": alt.Axis(tickCount=FEW_TICKS, format="~s"),
-    }
-    rows = Rows(data, (Column("images", "figure", 136),))
-    tooltip = {"name": "variant", "figure": "repaid after", "extra": "extra start-up time"}
-    return rows.spec(rows.dots(axis, tooltip, color=alt.value(BLUE)), "Break-even")

@@ -7,7 +7,6 @@ import altair as alt
 
 from sdopt.analysis.figures import Figures
 from sdopt.analysis.summary import Summary
-from sdopt.analysis.words import seconds_text
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
@@ -15,7 +14,6 @@ from sdopt.report.charts.parts import (
     Rows,
     built,
     facts,
-    inline,
     zoom,
 )
 from sdopt.report.charts.spec import Spec
@@ -144,43 +142,6 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
     return ("ms", 1e3) if max(seconds) < 1 else ("s", 1.0)
 
 
-def distribution_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
-    """Draws the calls that count, and the latency with its interval, the shortest first; None if none was timed."""
-    rows_at = [row.shapes[shape_index] for row in summary.first.values()]
-    found = [(row, row.latency) for row in rows_at if row.latency and row.variant.samples]
-    if not found:
-        return None
-    found.sort(key=lambda pair: pair[1].estimate)
-    times = [[seconds for replicate in row.variant.samples.values() for seconds in replicate] for row, _ in found]
-    bounds = [bound for _, latency in found for bound in (latency.low, latency.high) if bound]
-    unit, scale = _unit([*(seconds for of_row in times for seconds in of_row), *bounds])
-    data = [
-        {
-            "name": row.variant.name,
-            "estimate": latency.estimate * scale,
-            "low": None if latency.low is None else latency.low * scale,
-            "high": None if latency.high is None else latency.high * scale,
-            "figure": seconds_text(latency),
-        }
-        for row, latency in found
-    ]
-    rows = Rows(data, (Column("latency", "figure", 150),))
-    placed = zip(rows.placed, times, strict=True)
-    calls = [{"at": row["at"], "time": seconds * scale} for row, of_row in placed for seconds in of_row]
-    axis = {
-        "title": f"latency of one call ({unit})",
-        "scale": alt.Scale(zero=False, padding=12),
-        "axis": alt.Axis(tickCount=FEW_TICKS),
-    }
-    strokes = inline(calls).mark_tick(thickness=1.5, size=16, color=GREY, opacity=0.7, clip=True, aria=False)
-    marks = {"color": alt.value(BLUE), "shape": alt.value("diamond")}
-    layers = [
-        strokes.encode(x=alt.X("time:Q", **axis), y=rows.y),
-        *rows.dots(axis, {"name": "variant", "figure": "latency"}, **marks),
-    ]
-    return rows.spec(layers, "Distribution of latencies")
-
-
 def stages_plot(summary: Summary) -> Spec | None:
     """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
     rows = [row.figures for row in summary.rows if row.figures.stages_ms]
@@ -232,41 +193,3 @@ def stages_plot(summary: Summary) -> Spec | None:
 def _stage_total(row: Figures) -> str:
     total = sum(row.call_ms.values())
     return f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s"
-
-
-def limit_plot(summary: Summary) -> Spec | None:
-    """Draws the share of the device's peak rate that each variant reached, or the rate where the peak is not known.
-
-    Returns:
-        None if operations were not counted.
-    """
-    found = [
-        (row.variant, row.figures.compute)
-        for row in summary.rows
-        if row.figures.compute is not None and row.status.measured
-    ]
-    if not found:
-        return None
-    shares_known = all(compute.peak is not None for _, compute in found)
-    data = []
-    for variant, compute in found:
-        rate = f"{compute.achieved_tflops:.3g} TFLOP/s"
-        of_peak = f"{100 * (compute.of_peak or 0):.1f} %" if compute.peak else ""
-        data.append({
-            "name": variant.name,
-            "zero": 0,
-            "value": 100 * (compute.of_peak or 0) if shares_known else compute.achieved_tflops,
-            "figure": of_peak if shares_known else rate,
-            "rate": rate,
-            "peak": f"{compute.peak[1]:g} TFLOP/s ({compute.peak[0]})" if compute.peak else "not known",
-            "work": f"{compute.tflop_per_image:.3g} TFLOP",
-        })  # fmt: skip
-    x = alt.X(
-        "zero:Q",
-        title="share of the device's peak rate (%)" if shares_known else "achieved rate (TFLOP/s)",
-        scale=alt.Scale(domain=[0, 100], nice=False) if shares_known else alt.Scale(domainMin=0, nice=False),
-        axis=alt.Axis(tickCount=FEW_TICKS),
-    )
-    rows = Rows(data, (Column("of the peak" if shares_known else "achieved", "figure", 116),))
-    tooltip = {"name": "variant", "rate": "achieved", "peak": "peak", "work": "work per image"}
-    return rows.spec([rows.bars(x, "value", tooltip, color=alt.value(BLUE))], "Rates")

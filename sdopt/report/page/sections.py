@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sdopt.analysis.break_even import images_text, start_text
-from sdopt.analysis.published import claims_of, notes_of_published, shown_claims
+from sdopt.analysis.published import claims_of, notes_of_published, published_of
 from sdopt.analysis.summary import Summary
 from sdopt.analysis.words import intervals_text
 from sdopt.report.answer import answer_blocks
 from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
-from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
+from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec
-from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
+from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
 from sdopt.report.notes import notes_of
@@ -38,8 +38,8 @@ def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Pa
         budget: bytes that its images may take.
     """
     sections = (*text_sections(summary), _images(summary, folder, budget))
-    order = ("answer", "results", "published", "tradeoff", "steps", "effects", "latency", "stages", "limit",
-             "break-even", "images", "method", "environment")  # fmt: skip
+    order = ("answer", "results", "published", "tradeoff", "steps", "effects", "latency", "stages", "break-even",
+             "images", "method", "environment")  # fmt: skip
     found = sorted((section for section in sections if section.blocks), key=lambda section: order.index(section.key))
     return Page(summary.result.name, _facts(summary), found)
 
@@ -54,7 +54,6 @@ def text_sections(summary: Summary) -> list[Section]:
         *_design(summary),
         _latency(summary),
         _stages(summary),
-        _limit(summary),
         _break_even(summary),
         _method(summary),
         _environment(summary),
@@ -113,13 +112,11 @@ def _file_of(plot: Callable[[Summary], Spec | None], summary: Summary) -> str:
 
 
 def _published(summary: Summary) -> Section:
-    """Returns an article's figures beside the measured ones: for this card or the article's main one; then for all."""
-    result = summary.result
-    claims = claims_of(result)
-    shown = shown_claims(result, claims)
-    blocks: list[Block] = [claims_table(shown), Notes(notes_of_published(result, shown))] if shown else []
-    if len(claims) > len(shown):
-        blocks.append(Fold(f"All {len(claims)} published figures, on every card", [claims_table(claims)]))
+    """Returns an article's figures of its main card beside those measured; `published.md` has all cards."""
+    published = published_of(summary.result)
+    claims = [claim for claim in claims_of(summary.result) if published and claim.gpu in ("", published.gpu)]
+    notes = notes_of_published(summary.result, claims)
+    blocks: list[Block] = [claims_table(claims), Notes(notes)] if claims else []
     return Section("published", "Published and measured", blocks)
 
 
@@ -146,10 +143,7 @@ def _design(summary: Summary) -> Iterator[Section]:
         caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
         yield Section("steps", "Step by step", [Chart([("", steps)], caption, file=_file_of(waterfall, summary))])
     blocks: list[Block] = []
-    effects, pairs = main_effects(summary), interactions(summary)
-    if effects is not None:
-        blocks.append(Chart([("", effects)], "What an option does, averaged over the others."))
-    if pairs is not None:
+    if (pairs := interactions(summary)) is not None:
         blocks.append(
             Chart(
                 [("", pairs)],
@@ -163,18 +157,13 @@ def _design(summary: Summary) -> Iterator[Section]:
 
 
 def _latency(summary: Summary) -> Section:
-    blocks: list[Block] = []
-    shapes = list(enumerate(map(str, summary.result.shapes)))
-    calls = (
+    shapes = enumerate(map(str, summary.result.shapes))
+    views = [(shape, plot) for index, shape in shapes if (plot := rounds_plot(summary, index)) is not None]
+    caption = (
         "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
         "Calls that other work disturbed have a mark of their own."
     )
-    spread = "Each stroke is a call that decides; the dot is the latency, with its interval."
-    for plot, caption in ((rounds_plot, calls), (distribution_plot, spread)):
-        views = [(shape, drawn) for index, shape in shapes if (drawn := plot(summary, index)) is not None]
-        if views:
-            blocks.append(Chart(views, caption, choice="shape"))
-    return Section("latency", "Time of each call", blocks)
+    return Section("latency", "Time of each call", [Chart(views, caption, choice="shape")] if views else [])
 
 
 def _stages(summary: Summary) -> Section:
@@ -186,20 +175,6 @@ def _stages(summary: Summary) -> Section:
     return Section("stages", "Time by stage", blocks)
 
 
-def _limit(summary: Summary) -> Section:
-    plot, sheet = limit_plot(summary), summary.result.environment.sheet
-    if plot is None:
-        return Section("limit", "Share of the hardware's peak", [])
-    if sheet is not None:
-        source = f"Peak rates are those of the data sheet of {sheet.name}."
-        return Section("limit", "Share of the hardware's peak", [Chart([("", plot)], source)])
-    source = (
-        "The peak rate of this device is not known; `sdopt doctor --save my_conf/hardware/mine.yaml` measures it and "
-        "writes a data sheet."
-    )
-    return Section("limit", "Operations per second", [Chart([("", plot)], source)])
-
-
 def _break_even(summary: Summary) -> Section:
     """Returns which variants start more slowly than their references, and after how many images that is repaid."""
     rows = [
@@ -207,12 +182,8 @@ def _break_even(summary: Summary) -> Section:
         for row in summary.figures
         if (level := row.break_even) is not None and level.is_slower and not row.variant.is_control
     ]
-    if not rows:
-        return Section("break-even", "Break-even", [])
-    plot = break_even_plot(summary)
     headings = ("variant", "against", "first image after", "more than the reference", "images until repaid")
-    blocks: list[Block] = [Chart([("", plot)], "After how many images the slower start is repaid.")] if plot else []
-    return Section("break-even", "Break-even", [*blocks, Table(headings, rows)])
+    return Section("break-even", "Break-even", [Table(headings, rows)] if rows else [])
 
 
 def _extra(level: BreakEven) -> str:
