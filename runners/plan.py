@@ -36,11 +36,6 @@ def main(argv: list[str]) -> int:
         default="chip",
         help="with --check: what is left out of the fit for each figure [chip]",
     )
-    parser.add_argument(
-        "--refit",
-        action="store_true",
-        help="with --check: fit to the file itself, instead of the packaged coefficients",
-    )
     arguments = parser.parse_args(argv)
 
     from sdopt.worker.forkserver import prepare_environment
@@ -56,8 +51,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     from sdopt.foresight.tables import plan_table, remarks
     from sdopt.terminal import console as terminal
 
-    if arguments.refit or arguments.by != "chip":
-        raise UsageError("--by and --refit: only apply to --check")
+    if arguments.by != "chip":
+        raise UsageError("--by: only applies to --check")
     if arguments.plot and arguments.plot.suffix != ".png":
         raise UsageError(f"--plot {arguments.plot}: must end in .png")
     found = plan_of(arguments.overrides, arguments.config_dir)
@@ -90,7 +85,6 @@ def _check(arguments: argparse.Namespace) -> int:
     from sdopt.config.groups import data_sheets
     from sdopt.errors import UsageError
     from sdopt.foresight.check import check
-    from sdopt.foresight.fitting import Data
     from sdopt.foresight.latency import coefficients
     from sdopt.foresight.published import read_figures
     from sdopt.foresight.tables import check_tables
@@ -102,8 +96,7 @@ def _check(arguments: argparse.Namespace) -> int:
     figures = read_figures(arguments.check, sheets)
     if not figures:
         raise UsageError(f"{arguments.check}: has no figures")
-    fitted = Data.of(figures, sheets).fit() if arguments.refit else coefficients()
-    found = check(figures, sheets, fitted, arguments.by)
+    found = check(figures, sheets, coefficients(), arguments.by)
     if arguments.json:
         print(json.dumps(_finite(asdict(found)), indent=1))
         return 0

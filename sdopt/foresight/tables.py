@@ -80,7 +80,7 @@ def check_tables(found: Check) -> Iterator[RenderableType]:
     )
     for heading in (
         "class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %", "in the 80 % interval",
-        "width", "ratio of peaks",
+        "width",
     ):  # fmt: skip
         table.add_column(heading, overflow="fold")
     for score in found.scores:
@@ -93,15 +93,8 @@ def check_tables(found: Check) -> Iterator[RenderableType]:
                 for value in (score.median, score.p80, score.devices_median, score.devices_near, score.covered)
             ),
             f"{score.width:.2f}×",
-            _percent(score.peaks),
         )
     yield table
-    right, peaks, pairs = found.order
-    apart = "that differ by over 10 %"
-    beside = f"(by peak rates {_percent(peaks)}), {pairs} pairs"
-    yield f"order of pairs of devices {apart}: {_percent(right)} right {beside}"
-    right, pairs = found.options
-    yield f"order of pairs of options on one device {apart}: {_percent(right)} right, {pairs} pairs"
     for kind, figures, median, p80, above in found.memory:
         yield (
             f"memory, {kind}: {figures} figures, median error {_percent(median)}, 80th percentile {_percent(p80)}; "

@@ -11,13 +11,7 @@ from typing import Any
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import StudyResult
 from sdopt.results.samples import Evidence, Measurement, ShapeSamples
-from sdopt.schema import Gate, out_of_range, wrong_label, wrong_name
-
-_CLAIMED = ("speedup", "memory_ratio")
-"""The ratios of a comparison in which an option may claim a gain: the names of `analysis.measures.MEASURES`."""
-
-_LOOKS = next(field.metadata for field in fields(Gate) if field.name == "looks")
-"""The range of `gate.looks`, and so of a look that it allowed."""
+from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
@@ -34,8 +28,6 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     yield from _config_problems(result.config, "config")
     yield from _variant_problems(result)
     yield from _reference_problems(result)
-    yield from _ratio_problems(result)
-    yield from _verdict_problems(result)
     yield from _path_problems(result)
 
 
@@ -108,48 +100,6 @@ def _is_moment(text: str) -> bool:
     except (ValueError, OverflowError, OSError):
         return False
     return True
-
-
-def _ratio_problems(result: StudyResult) -> Iterator[str]:
-    """Yields the ratios and floors of comparisons that are not positive, and what is not finite in a break-even."""
-    for index, edge in enumerate(result.comparisons):
-        for name, value in vars(edge.break_even).items() if edge.break_even else ():
-            if not _is_finite(value):
-                yield f"comparisons.{index}.break_even.{name}: {value} is not a finite number"
-        for number, ratios in enumerate(edge.shapes):
-            found = {"floor": ratios.floor}
-            for name, interval in (
-                ("speedup", ratios.speedup),
-                ("memory_ratio", ratios.memory_ratio),
-                ("tail_ratio", ratios.tail_ratio),
-            ):
-                found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
-            for name, value in found.items():
-                if value is not None and not value > 0:
-                    yield f"comparisons.{index}.shapes.{number}.{name}: {value} is not a ratio"
-
-
-def _verdict_problems(result: StudyResult) -> Iterator[str]:
-    """Yields the claims, gains and looks of a gate that no gate can have written."""
-    ratios = {
-        (edge.candidate, edge.reference): {
-            f"{name}/{shape.name}" if len(result.shapes) > 1 else name
-            for shape, at in zip(result.shapes, edge.shapes, strict=False)
-            for name in _CLAIMED
-            if getattr(at, name) is not None
-        }
-        for edge in result.comparisons
-    }
-    for index, judged in enumerate(result.judgements):
-        for name in judged.claims:
-            if name.partition("/")[0] not in _CLAIMED:
-                yield f"judgements.{index}.claims.{name}: choose one of {', '.join(_CLAIMED)}"
-        for name in judged.gains:
-            if name not in ratios.get((judged.candidate, judged.reference), ()):
-                yield f"judgements.{index}.gains: the comparison has no {name}"
-    for index, look in enumerate(result.looks):
-        if wrong := out_of_range(look.allowed, _LOOKS):
-            yield f"looks.{index}.allowed={look.allowed}: {wrong}"
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:

@@ -14,37 +14,27 @@ from sdopt.quality.distances import cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import ReferenceSet
-from sdopt.training.captions import on_background
 from sdopt.training.clip_data import hold_out_pictures
-from sdopt.training.data import BACKGROUNDS, Dataset
+from sdopt.training.data import Dataset
 from sdopt.training.degradations import DEGRADATIONS
 from sdopt.training.evaluation import Figure, ranks, share
-from sdopt.training.prompts import choose_prompts
-from sdopt.training.sheet import generate
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
     from torch import Tensor
 
 
 REFERENCE_PICTURES = 1000
 """Number of training pictures in the reference of the distances."""
 
-JUDGED_CAPTIONS = 80
-"""Number of captions of each purpose to generate with fewer and fewer steps."""
-
 WRONG = (0.0, 0.1, 0.25, 0.5, 1.0)
 """Shares of pictures with a wrong caption."""
 
-STEPS = (25, 10, 5, 3, 2)
 
-
-def evaluate_clip(folder: Path, pipeline: StableDiffusionPipeline, dataset: Dataset) -> list[Figure]:
+def evaluate_clip(folder: Path, dataset: Dataset) -> list[Figure]:
     """Returns all figures of the CLIP in `folder`, whose `recipe.json` determines the held-out pictures.
 
     Args:
         folder: the folder exported by `sdopt train-reference stage=clip`.
-        pipeline: the generator, in single precision.
         dataset: the drawings.
     """
     recipe = json.loads((folder / "recipe.json").read_text())
@@ -55,16 +45,13 @@ def evaluate_clip(folder: Path, pipeline: StableDiffusionPipeline, dataset: Data
     names = list(dict.fromkeys(record.label for record in dataset.records))
     found, of_training = (caption_ranks(extractor, dataset, names, indices) for indices in (held_out, seen))
     series = degradation_series(extractor, dataset, held_out, seed)
-    series += fewer_steps(extractor, dataset, pipeline, seed)
     fine = [worsens(figure) for figure in series]
-    backgrounds = background_ranks(extractor, dataset, held_out)
     return [
         Figure(
             f"right caption of {len(names):,} first, {len(held_out)} held-out pictures", (share(found < 1),), "%", 30
         ),
         Figure("right caption among the first ten, held-out pictures", (share(found < 10),), "%", 70),
         Figure("right caption first, training pictures", (share(of_training < 1),), "%"),
-        Figure(f"right background first, of {len(BACKGROUNDS) + 1}", (share(backgrounds < 1),), "%"),
         Figure(f"degradations, of {len(fine)}, that move a metric monotonically", (share(np.array(fine)),), "%", 100),
         *series,
     ]
@@ -75,18 +62,6 @@ def caption_ranks(extractor: ClipFeatures, dataset: Dataset, names: Sequence[str
     place = {name: position for position, name in enumerate(names)}
     scores = _cosines(extractor(channels_first(dataset.images[indices])), extractor.embed_texts(names))
     return ranks(scores, np.array([place[dataset.records[index].label] for index in indices]))
-
-
-def background_ranks(extractor: ClipFeatures, dataset: Dataset, indices: np.ndarray) -> np.ndarray:
-    """Ranks the eleven captions of a concept for each picture on white and on each colour; see `ranks`."""
-    backgrounds = [None, *BACKGROUNDS]
-    texts = [on_background(dataset.records[index].label, colour) for index in indices for colour in backgrounds]
-    captions = extractor.embed_texts(texts).view(len(indices), len(backgrounds), -1)
-    scores = []
-    for colour in backgrounds:
-        seen = extractor(channels_first(dataset.on_named(indices, [colour] * len(indices))))
-        scores += [_cosines(picture[None], names)[0] for picture, names in zip(seen, captions, strict=True)]
-    return ranks(np.stack(scores), np.repeat(np.arange(len(backgrounds)), len(indices)))
 
 
 def _cosines(pictures: Tensor, texts: Tensor) -> np.ndarray:
@@ -131,27 +106,6 @@ def degradation_series(extractor: ClipFeatures, dataset: Dataset, held_out: np.n
         scores.append(clip_score(intact, texts[given]))
     shares = ", ".join(f"{wrong:.0%}" for wrong in WRONG)
     return [*figures, Figure(f"CLIP score, wrong captions ({shares})", tuple(scores))]
-
-
-def fewer_steps(
-    extractor: ClipFeatures, dataset: Dataset, pipeline: StableDiffusionPipeline, seed: int
-) -> Iterator[Figure]:
-    """Yields each metric for pictures generated with fewer and fewer DDIM steps, against the captions' flat drawings.
-
-    Captions are plain, on white and on unseen backgrounds; picture i starts from the noise of seed + i.
-    """
-    drawings = {
-        on_background(record.label, colour): (index, colour)
-        for index, record in enumerate(dataset.records)
-        if record.style == "flat"
-        for colour in (None, *BACKGROUNDS)
-    }
-    prompts = choose_prompts(dataset, seed)
-    captions = [t for purpose in ("training", "gate") for t in prompts[purpose][:JUDGED_CAPTIONS] if t in drawings]
-    indices, colours = zip(*(drawings[text] for text in captions), strict=True)
-    real = ReferenceSet.of_images("drawings of the captions", dataset.on_named(np.array(indices), colours), extractor)
-    made = [extractor(channels_first(generate(pipeline, captions, seed=seed, steps=steps))) for steps in STEPS]
-    return metrics(f"steps ({', '.join(map(str, STEPS))})", made, extractor.embed_texts(captions), real)
 
 
 def metrics(what: str, series: Sequence[Tensor], texts: Tensor, reference: ReferenceSet) -> Iterator[Figure]:

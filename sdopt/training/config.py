@@ -108,7 +108,7 @@ class ClipConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """The export's output folders and interval."""
+    """The export's output folders."""
 
     target: str
     """Output folder for a diffusers pipeline; `prompts.json` and the reference pictures are written next to it."""
@@ -116,8 +116,6 @@ class ExportConfig:
     """Output folder for `tiny_autoencoder/` and `loras/`."""
     contact_sheet: str
     """Output PNG file of the contact sheet."""
-    every_minutes: float | None = bounded(gt=0, le=1e6)
-    """Interval of exports during the training of the denoiser, in minutes; null exports only at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,11 +150,7 @@ def diffusion_loss(
 
 
 def train_denoiser(
-    config: TrainReferenceConfig,
-    dataset: Dataset,
-    tokenizer: CLIPTokenizer,
-    autoencoder: AutoencoderKL,
-    export: Callable[[], None],
+    config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, autoencoder: AutoencoderKL
 ) -> None:
     """Trains both networks on the latents of the training pictures.
 
@@ -163,7 +159,6 @@ def train_denoiser(
         dataset: pictures and captions.
         tokenizer: the tokenizer for captions.
         autoencoder: encodes the pictures once; its `scaling_factor` must be set.
-        export: called every `export.every_minutes`, after a checkpoint.
     """
     import torch
     from diffusers.models.attention_processor import AttnProcessor
@@ -194,5 +189,5 @@ def train_denoiser(
     loss = diffusion_loss(config, options, sampling, tokenizer, autoencoder, predict)
     train(
         config, "denoiser", join(denoiser, text_encoder), loss,
-        export=export, start_from=config.start_from, pictures=len(records),
+        start_from=config.start_from, pictures=len(records),
     )  # fmt: skip

@@ -120,7 +120,7 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
     prompts = json.loads(model.with_name("prompts.json").read_text())
     figures = {model: evaluate_generator(pipeline, dataset, prompts, feature_extractor(JUDGE), seed=seed, note=note)}
     companions: dict[str, Callable[[Path], list[Figure]]] = {
-        "clip": lambda folder: evaluate_clip(folder, pipeline, dataset),
+        "clip": lambda folder: evaluate_clip(folder, dataset),
         "tiny_autoencoder": lambda folder: evaluate_tiny(folder, pipeline, dataset, prompts["training"], seed),
         "loras": lambda folder: evaluate_loras(folder, pipeline, dataset, work / "packages"),
     }

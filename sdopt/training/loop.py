@@ -81,7 +81,6 @@ def train(
     *,
     part: str = "",
     parts: int = 1,
-    export: Callable[[], None] | None = None,
     **facts: Any,
 ) -> nn.Module:
     """Trains a stage's network in place with AdamW, and returns a copy with the moving average of its weights.
@@ -96,7 +95,6 @@ def train(
         loss: the loss of step i, a scalar with a graph; all its randomness must come from `generator(seed, …, i)`.
         part: the name of this training among several of the stage, and of its folder.
         parts: number of trainings that share the stage's time.
-        export: called every `export.every_minutes`, after a checkpoint.
         facts: what else belongs in the recipe, as the number of pictures.
 
     Raises:
@@ -128,7 +126,7 @@ def train(
     trained: list[Tensor] = list(network.parameters())
     averaged: list[Tensor] = list(average.parameters())
     started = time.monotonic() - done.seconds
-    last_checkpoint = last_export = time.monotonic()
+    last_checkpoint = time.monotonic()
     report = reporter(title, schedule, done, log)
     network.train()
     while (share := schedule.progress(done.steps, done.seconds)) < 1.0:
@@ -147,13 +145,9 @@ def train(
         done.seconds = time.monotonic() - started
         report(done, rate)
         now = time.monotonic()
-        exporting = export is not None and now - last_export > 60 * (config.export.every_minutes or math.inf)
-        if exporting or now - last_checkpoint > 60 * config.checkpoint_minutes:
+        if now - last_checkpoint > 60 * config.checkpoint_minutes:
             save()
             last_checkpoint = now
-        if exporting and export is not None:
-            export()
-            last_export = now
     save()
     return average
 

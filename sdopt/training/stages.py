@@ -89,7 +89,7 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
         train_tiny_autoencoder(config, dataset, load_autoencoder(work / "autoencoder"))
     elif stage == "denoiser":
         tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
-        train_denoiser(config, dataset, tokenizer, autoencoder, export=lambda: export_pipeline(config, dataset))
+        train_denoiser(config, dataset, tokenizer, autoencoder)
     elif stage == "loras":
         train_loras(config, dataset, find_pipeline(config))
         export_loras(config, dataset)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 import sdopt as library
 from sdopt.analysis.figures import figures_by_variant
-from sdopt.analysis.measures import MEASURES
 from sdopt.analysis.summary import summary_of
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
@@ -24,7 +23,6 @@ from sdopt.report.junit import junit
 from sdopt.report.sweep import exit_code, read_sweep
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import verdict_blocks
-from sdopt.results import checks
 from sdopt.results.files import parse_result, read_result
 from sdopt.results.folders import read_error
 from sdopt.results.records import StudyResult
@@ -104,7 +102,6 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("comparisons", 0, "candidate"), "nobody", "comparisons.0.candidate=nobody: no variant has this name"),
         (("environment", "device"), {}, "environment.device: lacks the name or the type"),
         (("environment",), {}, "environment"),
-        (("comparisons", 0, "break_even", "extra_s"), math.inf, "break_even.extra_s: inf is not a finite number"),
         (("config", "protocol", "confidence"), 7, "config.protocol.confidence: Input should be less than 1"),
         (
             ("config", "protocol", "estimator"),
@@ -126,9 +123,6 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("variants", 0, "measurements", 0, "session"), 5, "session: no session has this number"),
         (("variants", 1, "config", "workload", "batch_size"), 1, "variants.1.config.workload: has other shapes than"),
         ((*FIRST_CALL, "held_gib"), math.inf, "calls: holds what is not a finite"),
-        (("looks", 0, "allowed"), 0, "looks.0.allowed=0: must be at least 1 and at most 1000"),
-        (("judgements", 0, "gains"), ["speedup"], "judgements.0.gains: the comparison has no speedup"),
-        (("judgements", 0, "claims"), {"luck": 0.1}, "judgements.0.claims.luck: choose one of speedup, memory_ratio"),
         (("started",), "x", "started='x': not a date with a time"),
         (("finished",), "yesterday", "finished='yesterday': not a date with a time"),
         (("schema_version",), 99, "has schema version 99, and this sdopt reads"),
@@ -142,10 +136,6 @@ def test_a_process_that_timed_nothing_has_a_session_too() -> None:
     untimed = {"replicate": 0, "session": 7, "shapes": [{}, {}]}
     damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0), untimed)
     assert "session: no session has this number" in str(answer_to(damaged))
-
-
-def test_claims_are_those_of_measures() -> None:
-    assert tuple(MEASURES) == checks._CLAIMED
 
 
 def test_two_variants_of_one_name() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import UsageError
 from sdopt.schema import Tracking
 from sdopt.tracking import remote
 from sdopt.tracking.finding import find_result
-from sdopt.tracking.remote import download, is_address
+from sdopt.tracking.remote import download
 from tests.command import Finished
 
 
@@ -65,17 +65,3 @@ def test_a_protocol_without_its_package_says_which(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UsageError, match="s3fs"):
         download("s3://bucket/sweep")
-
-
-def test_what_cannot_be_reached(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no credentials")
-
-    monkeypatch.setattr(type(memory), "find", refuse)
-    with pytest.raises(UnavailableError, match="memory://bucket: cannot be read: RuntimeError: no credentials"):
-        download("memory://bucket")
-
-
-def test_an_override_is_no_address() -> None:
-    assert is_address("s3://bucket/day=1/sweep")
-    assert not is_address("tracking.uri=http://host:5000")

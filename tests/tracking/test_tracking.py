@@ -17,17 +17,13 @@ import pytest
 
 from sdopt.analysis.scale import decision_of
 from sdopt.analysis.summary import summary_of
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.report.catalog import markdown_table
-from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
-from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Tracking
-from sdopt.tracking import client
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
-from sdopt.tracking.runs import digest_of, download_result, log_study, update_verdicts
+from sdopt.tracking.runs import digest_of, download_result, log_study
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure
@@ -128,12 +124,6 @@ class TestReport:
         assert "data:image/webp" not in mine
         assert "data:image/webp" in Path(store.client.download_artifacts(run, "report.html")).read_text()
 
-    def test_a_store_that_is_not_there_is_not_made(self, copied: tuple[StudyResult, Path], tmp_path: Path) -> None:
-        _, folder = copied
-        done = sdopt(tmp_path, "report", str(folder), "tracking.uri=sqlite:///nowhere.db")
-        assert done.out.splitlines()[1] == "not logged: sqlite:///nowhere.db does not exist"
-        assert not (tmp_path / "nowhere.db").exists()
-
 
 @needs_mlflow
 class TestStudy:
@@ -182,26 +172,6 @@ class TestStudy:
         assert {"metrics.`speedup`", "tags.`speed`", "tags.`images`"} <= set(view["selectedColumns"])
         assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
 
-    def test_own_tags_and_an_own_note_stand_beside_ours(self, copied: tuple[StudyResult, Path], store: Store) -> None:
-        result, folder = copied
-        reconfigure(result, "tracking", tags={"team": "vision", "model": "mine"}, note="for the talk")
-        log_study(result, folder, store.tracking)
-        parent, children = store.of_study(result)
-        for run in [parent, *children.values()]:
-            assert (run.data.tags["team"], run.data.tags["model"]) == ("vision", "emoji")
-        assert parent.data.tags["mlflow.note.content"].startswith("for the talk\n")
-
-    def test_a_step_on_top_of_another_variant_is_a_tag(self, copied: tuple[StudyResult, Path], store: Store) -> None:
-        result, folder = copied
-        result.comparisons.append(
-            Comparison("bfloat16", "batches of four", "nothing", [ShapeRatios(Interval(2.0, 1.8, 2.2), floor=1.1)])
-        )
-        log_study(result, folder, store.tracking)
-        data = store.of_study(result)[1]["bfloat16"].data
-        metrics = data.metrics
-        assert metrics["speedup"] == pytest.approx(result.comparisons[0].shapes[0].speedup.estimate)  # type: ignore[union-attr]
-        assert data.tags["step"] == "2.00× [1.80, 2.20] on top of batches of four"
-
     def test_what_a_gate_says_later_reaches_the_runs(
         self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
     ) -> None:
@@ -222,36 +192,6 @@ class TestStudy:
         assert children["bfloat16"].data.metrics["gate/passed"] == 0
         again = log_study(judged, folder, store.tracking)
         assert (again.run, again.new) == (run, False)
-
-    def test_runs_that_were_renamed_get_verdicts_too(
-        self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
-    ) -> None:
-        """By a tag; of runs without it, which earlier versions logged, one that nobody knows is left alone."""
-        result, folder = copied
-        run = log_study(result, folder, store.tracking).run
-        _, children = store.of_study(result)
-        for name in ("bfloat16", "baseline"):
-            store.client.update_run(children[name].info.run_id, name=f"my {name}")
-        for name in ("baseline", "batches of four"):
-            store.client.delete_tag(children[name].info.run_id, "sdopt.variant")
-        sides = [("bfloat16", "baseline"), ("batches of four", "baseline")]
-        result.judgements = [Judgement(*pair, "", Contract.LOSSY, Verdict.INCONCLUSIVE, []) for pair in sides]
-        assert update_verdicts(result, folder, store.tracking) == run
-        _, children = store.of_study(result)
-        assert children["my bfloat16"].data.tags["gate"] == "undecided"
-        assert children["batches of four"].data.tags["gate"] == "undecided"
-        assert "my baseline" in children
-
-    def test_keeps_its_result_and_table_among_the_artifacts(
-        self, logged: Store, finished: Finished, result: StudyResult
-    ) -> None:
-        parent, _ = logged.of_study(result)
-        assert {"result.json", "table.md"} <= set(logged.artifacts(parent))
-        assert any(path.startswith("images/") for path in logged.artifacts(parent, "images"))
-        copy = logged.client.download_artifacts(parent.info.run_id, "result.json")
-        assert read_result(Path(copy)) == finished.result
-        experiment = logged.client.get_experiment_by_name("shared")
-        assert experiment.artifact_location == (logged.folder / "artifacts" / "shared").as_uri()
 
     def test_tags_and_parameters_of_a_variant(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
@@ -277,13 +217,6 @@ class TestStudy:
             Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json")).read_text()
         )["evidence"]
         assert {item["axis"] for item in evidence} >= {"precision", "attention", "compiler", "layout", "grad_mode"}
-
-    def test_a_skipped_variant_says_why(self, logged: Store, result: StudyResult) -> None:
-        _, children = logged.of_study(result)
-        run = children["TensorFloat-32"]
-        assert run.data.tags["status"] == "skipped"
-        assert "needs a CUDA device" in run.data.tags["mlflow.note.content"]
-        assert run.data.metrics == {}
 
 
 @needs_mlflow
@@ -413,26 +346,6 @@ class TestPlaces:
         assert kept.run in left
         assert not left & {begun, max(first.run, ended)}
 
-    def test_of_two_that_delete_each_others_run_one_logs_again(
-        self, own: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        delete, rivals = client._delete, [True]
-
-        def with_a_rival(store: Any, runs: list[str]) -> None:
-            delete(store, runs)
-            if rivals:
-                rivals.pop()
-                delete(store, [run.info.run_id for run in own.runs("shared")])
-
-        monkeypatch.setattr(client, "_delete", with_a_rival)
-        run = client.Run(name="mine", tags={"a": "1"}, below=[client.Run(name="below", tags={"a": "1"})])
-        # As in MLflow's process: deleting sets an alarm, which only `perform` takes.
-        logged = client.perform(
-            own.tracking, 60, lambda: None, client.put, "shared", run, ["tags.a = '1'"], "digest", (), "a note"
-        )
-        assert logged.run in {each.info.run_id for each in own.runs("shared")}
-        assert len(own.runs("shared")) == 2
-
 
 @needs_mlflow
 class TestContent:
@@ -471,27 +384,6 @@ class TestContent:
         parent, _ = store.of_study(result)
         assert {"result.json", "table.md"} <= set(store.artifacts(parent))
 
-    def test_options_are_parameters_by_axis(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
-        result, folder = copied
-        row = result.variant("bfloat16")
-        row.choices["memory.vae_tiling"] = "vae_tiling(tile_size=64)"
-        row.config.options["memory"] = {
-            "vae_tiling": {"_target_": "sdopt.optimizations.memory.VaeTiling", "tile_size": 64}
-        }
-        log_study(result, folder, store.tracking)
-        run = store.of_study(result)[1]["bfloat16"].data
-        assert run.tags["memory.vae_tiling"] == run.params["memory.vae_tiling"] == "vae_tiling(tile_size=64)"
-        assert sorted(key for key in run.params if key.startswith(("memory", "precision"))) == [
-            "memory.vae_tiling",
-            "precision",
-        ]
-
-    def test_images_can_be_left_out(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
-        result, folder = copied
-        log_study(result, folder, Tracking(uri=store.tracking.uri, artifacts=store.tracking.artifacts, images=False))
-        _, children = store.of_study(result)
-        assert store.artifacts(children["bfloat16"], "images") == []
-
 
 @needs_mlflow
 class TestSweep:
@@ -508,11 +400,6 @@ class TestSweep:
         assert above.data.tags["mlflow.note.content"] == (sweep_folder / "sweep.md").read_text()
         kept = {item.path for item in client.list_artifacts(above.info.run_id)}
         assert kept == {"sweep.md", "report.md", "report.html"}
-
-    def test_writes_to_its_configured_places_alone(self, sweep: Finished) -> None:
-        assert [path.name for path in sweep.cwd.iterdir()] == ["outputs"]
-        names = {path.name for path in (sweep.cwd / "outputs").iterdir()}
-        assert names == {"sweeps", "mlflow.db", "mlartifacts"}
 
 
 @pytest.fixture
@@ -596,16 +483,6 @@ class TestSync:
         assert "Traceback" not in found.err
         assert store.of_study(result)[0].info.status == "FINISHED"
 
-    def test_a_mistake_in_the_settings(self, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "sync", "tracking.urii=x")
-        assert found.code == 2
-        assert "tracking.urii" in found.err
-
-    def test_nowhere(self, finished: Finished, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "sync", str(finished.folder), "tracking=none")
-        assert found.code == 2
-        assert "names no store to log to" in found.err
-
 
 class TestWithoutMlflow:
     """As on a GPU machine where it is not installed."""
@@ -641,17 +518,6 @@ class TestWithoutMlflow:
 
 @needs_mlflow
 class TestUi:
-    def test_without_a_store_there_is_nothing_to_show(self, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "ui")
-        assert found.code == 2
-        assert "has no logged results yet" in found.err
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_server_has_its_own(self, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "ui", "tracking.uri=http://somewhere:5000")
-        assert found.code == 0
-        assert "http://somewhere:5000" in found.out
-
     @pytest.mark.parametrize(
         ("uri", "said"),
         [

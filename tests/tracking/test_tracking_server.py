@@ -297,46 +297,6 @@ class TestLocked:
             waiting.join()
             other.close()
 
-    @pytest.mark.parametrize(
-        "said",
-        [
-            "BAD_REQUEST: (psycopg2.errors.UniqueViolation) duplicate key value violates unique constraint",
-            "(sqlite3.IntegrityError) UNIQUE constraint failed: experiment_tags.key, experiment_tags.experiment_id",
-        ],
-    )
-    def test_a_tag_that_another_process_adds_at_the_same_time_is_set(
-        self, local: Tracking, monkeypatch: pytest.MonkeyPatch, said: str
-    ) -> None:
-        """Two studies of one experiment, logged at once: MLflow looks for the tag first, and adds it then."""
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        set_tag, others = MlflowClient.set_experiment_tag, []
-
-        def added_meanwhile(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
-            if key not in others:
-                others.append(key)
-                set_tag(client, experiment, key, "of another process")
-                raise MlflowException(said)
-            set_tag(client, experiment, key, value)
-
-        monkeypatch.setattr(MlflowClient, "set_experiment_tag", added_meanwhile)
-        logged = here(local, client.put, "another", Run("it"), ["tags.a = 'b'"], "digest", (), "a note")
-        found = MlflowClient(local.uri).get_experiment(logged.experiment)
-        assert "mlflow.note.content" in others
-        assert found.tags["mlflow.note.content"] == "a note"
-
-    def test_another_error_of_a_tag_is_one_of_the_store(self, local: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-
-        def refused(*_arguments: Any) -> None:
-            raise MlflowException("no space left")
-
-        monkeypatch.setattr(MlflowClient, "set_experiment_tag", refused)
-        with pytest.raises(TrackingError, match="no space left"):
-            here(local, client.put, "another", Run("it"), ["tags.a = 'b'"], "digest", (), "a note")
-
     def test_is_tried_again_until_the_deadline(self, local: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
         """SQLite gives up at once where waiting could never end."""
         from mlflow import MlflowClient

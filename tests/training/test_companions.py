@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -107,19 +106,6 @@ def test_the_cards_attribute_every_source(model: str, sources: Sequence[str]) ->
     assert [text for text in sources if text not in card] == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_tiny_autoencoder_encodes_and_decodes(dtype: torch.dtype) -> None:
-    tiny = AutoencoderTiny.from_pretrained(TINY_AUTOENCODER, torch_dtype=dtype, local_files_only=True)
-    assert tiny.config.scaling_factor == 1.0
-    with torch.inference_mode():
-        pictures = tiny.decode(3 * torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)).sample
-        latents = tiny.encode(pictures.clamp(-1, 1)).latents
-    assert pictures.shape == (2, 3, 64, 64)
-    assert latents.shape == (2, 8, 8, 8)
-    assert torch.isfinite(pictures).all()
-    assert torch.isfinite(latents).all()
-
-
 def test_the_tiny_autoencoder_takes_the_place_of_the_full_one(pipeline: StableDiffusionPipeline) -> None:
     full = pipeline.vae
     expected = draw(pipeline, steps=12)
@@ -160,30 +146,3 @@ def test_a_lora_changes_the_style(without_loras: StableDiffusionPipeline) -> Non
         assert colourfulness(draw(without_loras, caption, steps=12)) < 0.5 * colourfulness(before)
     without_loras.unload_lora_weights()
     assert np.array_equal(draw(without_loras, captions[0], steps=12), plain[0])
-
-
-def test_a_lora_swapped_in_place_draws_as_one_freshly_loaded(without_loras: StableDiffusionPipeline) -> None:
-    first, second = STYLE_FILES
-    without_loras.load_lora_weights(LORAS, weight_name=second)
-    expected = draw(without_loras)
-    without_loras.unload_lora_weights()
-    without_loras.load_lora_weights(LORAS, weight_name=first, adapter_name="style")
-    before = draw(without_loras)
-    modules = len(list(without_loras.unet.modules()))
-    without_loras.load_lora_weights(LORAS, weight_name=second, adapter_name="style", hotswap=True)
-    assert len(list(without_loras.unet.modules())) == modules
-    assert np.array_equal(draw(without_loras), expected)
-    assert not np.allclose(before, expected, atol=0.05)
-
-
-def test_a_fused_lora_draws_the_same_and_can_be_taken_out_again(without_loras: StableDiffusionPipeline) -> None:
-    original = copy.deepcopy(without_loras.unet.state_dict())
-    without_loras.load_lora_weights(LORAS, weight_name=STYLE_FILES[0])
-    expected = draw(without_loras)
-    without_loras.fuse_lora()
-    assert np.allclose(draw(without_loras), expected, atol=1e-3)
-    without_loras.unfuse_lora()
-    without_loras.unload_lora_weights()
-    restored = without_loras.unet.state_dict()
-    assert restored.keys() == original.keys()
-    assert all(torch.allclose(restored[name], original[name], atol=1e-5) for name in original)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sdopt.quality.features import FeatureExtractor
 from sdopt.reference import MODEL
 from sdopt.training.cards import write_card
-from sdopt.training.companion_evaluation import compare_on_pictures, count_operations, decoder_psnr, speed_up
+from sdopt.training.companion_evaluation import decoder_psnr, speed_up
 from sdopt.training.data import Dataset
 from sdopt.training.evaluation import Figure, read_evaluation, write_evaluation
 from sdopt.training.generator_evaluation import concept_ranks, evaluate_generator
@@ -74,7 +74,7 @@ def test_the_packaged_cards_are_those_of_their_recipe_and_evaluation(model: str,
     assert "Not evaluated yet" in (tmp_path / model / "README.md").read_text()
 
 
-def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scale(dataset: Dataset) -> None:
+def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scale() -> None:
     torch.manual_seed(0)
     teacher, tiny = build_autoencoder().eval(), build_tiny_autoencoder().eval()
     latents = torch.randn(3, 8, 8, 8)
@@ -85,10 +85,6 @@ def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scal
     shifted = expected - 0.2 * torch.where(expected > 0, 1.0, -1.0)
     tiny.decode = lambda scaled: SimpleNamespace(sample=shifted)
     assert abs(decoder_psnr(tiny, teacher, latents) - 20.0) < 1e-3
-    figures = compare_on_pictures(build_tiny_autoencoder(), teacher, dataset.images[:3])
-    assert all(np.isfinite(figure.values).all() for figure in figures)
-    fast, slow = count_operations()
-    assert 0 < fast <= slow / 3
     assert speed_up(build_tiny_autoencoder(), teacher, latents, rounds=4) > 0
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.training.captions import plain_caption
-from sdopt.training.companion_evaluation import fit_probe
 from sdopt.training.data import Dataset, Record, draw_style, icon_key
 from sdopt.training.loras import TARGETS, add_lora
 from sdopt.training.networks import build_denoiser
@@ -47,24 +44,6 @@ def test_more_held_out_concepts_than_drawings_are_a_mistake(
 ) -> None:
     with pytest.raises(UsageError, match=r"loras.held_out_concepts=12: .* only 12 concepts"):
         draw_style(styles[0], dataset, work_folder / "packages", held_out_concepts=12, seed=0)
-
-
-def test_its_captions_name_no_style() -> None:
-    random = np.random.default_rng(0)
-    captions = {plain_caption(replace(RECORD, style="fxemoji"), random) for _ in range(300)}
-    assert {"star", "a star", "star, night"} <= captions
-    assert not any("style" in caption for caption in captions)
-
-
-def test_a_probe_tells_styles_apart_whatever_is_drawn() -> None:
-    import torch
-
-    content = torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
-    style = torch.zeros(64)
-    style[:8] = 2.0
-    is_styled = fit_probe(content[:100] + style, content[100:200])
-    assert is_styled(content[200:300] + style) > 90
-    assert is_styled(content[300:]) < 10
 
 
 def test_only_the_updates_train_and_they_start_without_effect() -> None:

@@ -39,14 +39,6 @@ def test_the_packaged_tokenizer_round_trips_any_text(text: str) -> None:
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
 
-def test_the_packaged_tokenizer_truncates_to_its_length() -> None:
-    tokenizer = load_tokenizer(MODEL / "tokenizer")
-    assert tokenizer.model_max_length == LENGTH
-    long = tokenizer("very " * 100, padding="max_length", truncation=True, max_length=LENGTH).input_ids
-    assert len(long) == LENGTH
-    assert (long[0], long[-1]) == (2046, 2047)
-
-
 def test_a_missing_tokenizer_names_the_stage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stage=tokenizer"):
         load_tokenizer(tmp_path)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from PIL import Image
 from torch import Tensor, nn
 
 from sdopt.config.training import training_config
@@ -29,11 +28,10 @@ from sdopt.training.autoencoder import (
 from sdopt.training.companion_evaluation import evaluate_loras, evaluate_tiny
 from sdopt.training.compute import generator, pick_device, pick_precision
 from sdopt.training.data import Dataset
-from sdopt.training.denoiser import join, loss_weights, spread_timesteps
+from sdopt.training.denoiser import join, loss_weights
 from sdopt.training.loop import DivergenceError, Schedule, train
 from sdopt.training.networks import build_autoencoder
 from sdopt.training.packages import Style
-from sdopt.training.sheet import draw_sheet
 from sdopt.training.stages import run
 
 
@@ -94,14 +92,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         train_toy(tmp_path, steps=5, resume=False, nan=True)
 
 
-def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
-    train_toy(tmp_path, steps=2, resume=False)
-    folder = tmp_path / "autoencoder/checkpoint"
-    names = {file.name for file in folder.iterdir()}
-    assert names == {"network.safetensors", "average.safetensors", "optimizer.pt", "state.json"}
-    torch.load(folder / "optimizer.pt", weights_only=True)
-
-
 def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
     timed = Schedule(learning_rate=1.0, warmup_steps=10, seconds=100)
     assert timed.progress(step=3, seconds=25) == 0.25
@@ -112,20 +102,9 @@ def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
     assert counted.progress(step=1, seconds=99) == 0.25
 
 
-def test_random_streams_depend_on_their_whole_path() -> None:
-    draws = {float(torch.rand((), generator=generator(*path))) for path in ((0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))}
-    assert len(draws) == 4
-    assert torch.rand((), generator=generator(0, 1, 1)) == torch.rand((), generator=generator(0, 1, 1))
-
-
 def test_loss_weights_cut_the_snr_and_keep_heavy_noise() -> None:
     weights = loss_weights(torch.tensor([0.99, 0.5, 0.001]), 5.0)
     assert torch.allclose(weights, torch.tensor([6 / 100, 1.0, 1.0]))
-
-
-def test_timesteps_are_spread_evenly() -> None:
-    timesteps = np.sort(spread_timesteps(50, 1000, np.random.default_rng(0)))
-    assert np.array_equal(timesteps // 20, np.arange(50))
 
 
 def test_losses_and_scores_by_hand() -> None:
@@ -235,7 +214,7 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     }
     tiny, data = work_folder / "companions/tiny_autoencoder", Dataset.load(work_folder / "data")
     assert "40 steps of 8 pictures" in (tiny / "README.md").read_text()
-    assert len(evaluate_tiny(tiny, exported, data, data.labels(held_out=False)[:4], seed=0)) == 7
+    assert len(evaluate_tiny(tiny, exported, data, data.labels(held_out=False)[:4], seed=0)) == 3
 
 
 @pytest.mark.slow
@@ -266,9 +245,3 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
     for style in styles:
         before, after = figures[f"{style.name}, 4 concepts trained on: distance to the style's drawing"].values
         assert after < before
-
-
-def test_a_contact_sheet_has_a_picture_for_every_caption(tmp_path: Path) -> None:
-    draw_sheet(np.zeros((7, 64, 64, 3), np.uint8), ["a caption"] * 7, tmp_path / "sheet.png")
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size == (6 * 204 + 12, 2 * 244 + 12)
