@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any, TextIO
 
 from sdopt.errors import ENDINGS, SdoptError, UnavailableError, UsageError, os_problem, print_problems, way_out
@@ -65,15 +66,26 @@ def _explained(error: Exception) -> int:
     if isinstance(error, SdoptError):
         print_problems(error.problems)
         return error.exit_code
-    if isinstance(error, OSError):
-        print_problems([os_problem(error)])
-    elif todo := way_out(error):
-        print_problems([f"{' '.join(str(error).split()) or 'out of memory'}{todo}"])
-    elif isinstance(error, ModuleNotFoundError):
-        print_problems([f"{error}; is sdopt installed with its dependencies? pip install sdopt"])
-    else:  # a defect
-        traceback.print_exc()
+    print_problems([explained(error)])
     return UnavailableError.exit_code
+
+
+def explained(error: Exception) -> str:
+    """Returns a line on an error that is none of sdopt's own; of one that it did not foresee, where it came up."""
+    if isinstance(error, OSError):
+        return os_problem(error)
+    if todo := way_out(error):
+        return f"{' '.join(str(error).split()) or 'out of memory'}{todo}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; is sdopt installed with its dependencies? pip install sdopt"
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if {"sdopt", "runners"} & {*Path(frame.filename).parts[-4:]}] or frames
+    where = f" (at {Path(inside[-1].filename).name}:{inside[-1].lineno})" if inside else ""
+    said = " ".join(str(error).split())[:300]
+    return (
+        f"a defect of sdopt: {type(error).__name__}{f': {said}' if said else ''}{where}; please report it, with what "
+        "the same command shows with HYDRA_FULL_ERROR=1 set"
+    )
 
 
 def exit_code_of(interrupt: BaseException) -> int:

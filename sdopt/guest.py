@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sdopt.apart import start_apart
 from sdopt.errors import ENDINGS, SdoptError, UnavailableError
+from sdopt.guard import explained
 
 if TYPE_CHECKING:
     from sdopt.report.outcome import Outcome
@@ -113,9 +113,8 @@ def serve(channel: Connection) -> None:
         problem = KeyboardInterrupt()
     except (SdoptError, OSError) as error:
         problem = error
-    except Exception as error:  # a defect
-        traceback.print_exc()
-        problem = UnavailableError(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    except Exception as error:
+        problem = UnavailableError(explained(error))
     sys.stdout.flush()
     channel.send((outcome, problem))
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from sdopt.errors import (
     way_out,
 )
 from sdopt.experiment import Experiment
+from sdopt.guard import explained
 from sdopt.locks import lock_folder
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.results.folders import JobError, write_error
@@ -187,8 +187,6 @@ class SweepJob:
             found = _record(error, folder, in_a_sweep=True)
             if isinstance(error, OccupiedError):
                 self.occupied.append(folder)
-            if not isinstance(error, SdoptError | OSError) and not way_out(error):
-                traceback.print_exception(error)
             print_problems(found.problems)
             return math.nan
 
@@ -224,10 +222,10 @@ def _lost_job(error: Exception, command: Command) -> bool:
         problem = f"a job of {folder} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
         print_problems([f"{problem}; `{again}` measures the rest"])
         return True
-    explained = _explained(error, command, begun)
-    if explained is error:
+    other = _explained(error, command, begun)
+    if other is error:
         raise error
-    raise explained from error
+    raise other from error
 
 
 def _explained(error: Exception, command: Command, begun: bool) -> Exception:
@@ -308,7 +306,7 @@ def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
         return JobError(error.exit_code, error.problems)
     if isinstance(error, OSError):
         return JobError(UnavailableError.exit_code, [os_problem(error, folder)])
-    return JobError(UnavailableError.exit_code, [f"{type(error).__name__}: {error}{way_out(error)}"])
+    return JobError(UnavailableError.exit_code, [explained(error)])
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:

@@ -40,7 +40,9 @@ def test_each_way_out_has_its_code(way: str, capsys: pytest.CaptureFixture[str])
         raise error
 
     assert command([]) == code
-    assert ("Traceback" in capsys.readouterr().err) == (way == "a defect")
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert ("a defect of sdopt: ZeroDivisionError: a (at " in said) == (way == "a defect")
 
 
 MISTAKES = {

@@ -6,15 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, text_to_image
 from sdopt.pipelines.sampling import marks_in
 from sdopt.pipelines.weights import Header
 
 UNMARKED = (
     "nothing in the file says whether it predicts velocity, as Stable Diffusion 2.1 does at 768 pixels, or noise, as "
-    "2.1-base at 512 pixels; the former is taken: if its images are noise, give model=sd21_base model.path=…"
+    "2.1-base at 512 pixels: choose model=sd21 or model=sd21_base beside model.path=…"
 )
-"""What a user should know of a file of Stable Diffusion 2.x without marks."""
+"""Why a file of Stable Diffusion 2.x without marks is refused, unless the architecture is named."""
 
 
 def fitting_architectures(kind: str, width: int | None, channels: int | None = None) -> list[str]:
@@ -54,13 +55,15 @@ def family_of(file: Path) -> str | None:
     """Returns the name of the architecture of a single file in the original layout; None if sdopt has none that fits.
 
     Raises:
-        UsageError: the file is not complete, or holds quantized weights.
+        UsageError: the file is not complete, or holds quantized weights; or it may be of two architectures.
     """
     header = Header.of(file, f"model.path={file}")
     first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
     found = fitting_architectures(kind_of_file(header.shapes), text_width(header.shapes), first[0] if first else 0)
     if len(found) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
-        return "sd21_base" if predicts_noise(file) else "sd21"
+        if (noise := predicts_noise(file)) is None:
+            raise UsageError(f"model.path={file}: {UNMARKED}")
+        return "sd21_base" if noise else "sd21"
     return found[0] if found else None
 
 

@@ -16,10 +16,10 @@ from sdopt.pipelines.catalog import (
     class_named,
     part_class,
 )
-from sdopt.pipelines.families import UNMARKED, predicts_noise
+from sdopt.pipelines.families import predicts_noise
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import place
-from sdopt.pipelines.sampling import marks_in, remarks, scheduler_like, unsuited
+from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.pipelines.weights import Header
@@ -71,7 +71,15 @@ def marks_of(model: Model) -> dict[str, Any]:
 def sampling_problems(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model says; [] if it can, or if the model is not local."""
     own = part_config(model, "scheduler")
-    return [] if own is None else [*unsuited(own, scheduler), *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
+    if own is None:
+        return []
+    named = misnamed(_name_of(model), own, scheduler)
+    return [*unsuited(own, scheduler), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
+
+
+def _name_of(model: Model) -> str:
+    """Returns what the author called a model: the name of its file or its folder, or of its repository."""
+    return str(model.hub_id) if model.weights == "hub" else Path(str(model.path or "")).expanduser().absolute().name
 
 
 def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
@@ -126,8 +134,6 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
     own, marks = part_config(model, "scheduler"), marks_of(model)
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
     found = remarks(own, marks, scheduler) if own else []
-    if model.name == "sd21" and _is_file(model) and predicts_noise(Path(str(model.path)).expanduser()) is None:
-        found.append(UNMARKED)
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
         found.append(f"{said}: its text encoder is used without the last layers: {skipped}")

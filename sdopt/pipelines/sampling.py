@@ -158,6 +158,24 @@ def unsuited(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     return found
 
 
+def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+    """Returns a problem if a model's name says that it predicts velocity, and its configuration or file does not.
+
+    Conversions of such models often lose it, and their images are noise. Only a user can say which of the two is right.
+    """
+    if own.get("prediction_type") == "v_prediction" or "prediction_type" in scheduler.options:
+        return []
+    if (said := _SAYS_VELOCITY.search(name)) is None:
+        return []
+    why = f"the name {name} says {said[0]}, and nothing else of the model says so"
+    return [
+        f"scheduler.options.prediction_type: {why}: give +scheduler.options.prediction_type=v_prediction or epsilon"
+    ]
+
+
+_SAYS_VELOCITY = re.compile(r"v[-_. ]?pred(?![a-z])|v[-_. ]?prediction|v[-_. ]param|velocity", re.IGNORECASE)
+
+
 def remarks(own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     """Returns what a user should know of how a model is sampled: the marks in its file, a scheduler for few steps."""
     found = []

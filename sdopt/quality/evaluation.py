@@ -1,7 +1,6 @@
 """Computes a study's quality scores from its images: tripwires, metrics of each variant, distances of each pair."""
 
 import math
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from sdopt.analysis.bounds import pseudo_values, subtract
 from sdopt.errors import UsageError
+from sdopt.guard import explained
 from sdopt.hardware.arithmetic import tf32
 from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
@@ -200,6 +200,5 @@ def _evaluated(result: StudyResult, folder: Path, settings: Settings, note: Call
     except UsageError:
         raise
     except Exception as error:
-        traceback.print_exc()
-        raise EvaluationError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise EvaluationError(explained(error)) from error
     return result

@@ -110,7 +110,11 @@ class TestFamilies:
         }
         save_file(own | {name: torch.tensor(value) for name, value in tensors.items()}, path, metadata)
         assert predicts_noise(path) is noise
-        assert family_of(path) == ("sd21_base" if noise else "sd21")
+        if noise is None:
+            with pytest.raises(UsageError, match="model=sd21 or model=sd21_base"):
+                family_of(path)
+        else:
+            assert family_of(path) == ("sd21_base" if noise else "sd21")
 
     def test_for_inpainting_only_is_said(self, composer: Composers, file: Path, tmp_path: Path) -> None:
         path = tmp_path / "inpainting.safetensors"

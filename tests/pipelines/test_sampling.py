@@ -127,7 +127,19 @@ def test_a_file_that_is_named_as_of_another_family_is_refused(tmp_path: Path) ->
     assert not sampling_problems(Model("sd21", "path", str(file)), Scheduler(options={"prediction_type": "epsilon"}))
     save_file({"a": torch.zeros(1)}, file)
     assert not sampling_problems(Model("sd21", "path", str(file)), DDIM)
-    assert "nothing in the file says" in sampling_remarks(Model("sd21", "path", str(file)), DDIM)[0]
+
+
+@pytest.mark.parametrize("name", ["mix_vPred10.safetensors", "a-v-pred.safetensors", "v_prediction.safetensors"])
+def test_a_name_that_says_velocity_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    model = Model("sd15", "path", str(tmp_path / name))
+    save_file({"a": torch.zeros(1)}, tmp_path / name)
+    [problem] = sampling_problems(model, DDIM)
+    assert "+scheduler.options.prediction_type=v_prediction or epsilon" in problem
+    for kind in ("epsilon", "v_prediction"):
+        assert not sampling_problems(model, Scheduler(options={"prediction_type": kind}))
+    other = tmp_path / f"other-{name}"
+    save_file({"a": torch.zeros(1), "v_pred": torch.zeros(0)}, other)
+    assert not sampling_problems(Model("sd15", "path", str(other)), DDIM)
 
 
 def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None:
