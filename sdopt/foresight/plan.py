@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
+from sdopt.analysis.words import gib_text
+from sdopt.foresight.cpu import ARCHITECTURE as CPU
+from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of
 from sdopt.foresight.fitting import (
     EXTRAPOLATED,
     half_width,
@@ -17,9 +21,12 @@ from sdopt.foresight.fitting import (
 from sdopt.foresight.latency import PARTS, Case, Coefficients, Table, coefficients, generation_of
 from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, pass_of
 from sdopt.foresight.options import software_of
+from sdopt.foresight.software import Software
 from sdopt.foresight.transfer import Observed
 from sdopt.hardware.cards import planned_device
+from sdopt.hardware.device import Device
 from sdopt.optimizations.memory import TinyVae
+from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.schema import Shape, Sheet
 from sdopt.variant import Variant
 
@@ -30,6 +37,9 @@ _LINK = (0.4, 0.9)
 
 _ENCODER_SHARE = 0.45
 """Work of the VAE's encoder, as a share of its decoder's."""
+
+_TOKENS = 77
+"""Length of a prompt, as CLIP pads it."""
 
 _SIZES = (512, 1024)
 """Sizes of the images in the figures; time for smaller and larger ones is extrapolated."""
@@ -143,17 +153,17 @@ def _prediction(
     found: Coefficients,
     observed: Observed | None,
 ) -> Prediction:
-    memory = footprint(variant, plan, planned_device(sheet).is_cuda)
+    memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
     made = Prediction(variant.name, card, sheet, shape, images, REFUSED, memory=memory)
     software = software_of(variant)
-    conflicts = variant.conflicts(planned_device(sheet))
+    conflicts = variant.conflicts(_device(sheet))
     reason = conflicts[0] if conflicts else "" if not isinstance(software, str) else software
-    reason = reason or why_not(sheet)
+    reason = reason or (_why_not_here(software) if sheet.architecture == CPU else why_not(sheet))
     if not reason and made.fits == "does not fit":
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
     if reason or isinstance(software, str):
-        return _with(made, reason=reason)
+        return replace(made, reason=reason)
     decoder = pass_of(plan.decoder)
     if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
         decoder = decoder.times(1 + _ENCODER_SHARE)
@@ -169,6 +179,8 @@ def _prediction(
         "call",
         plan.decodes_in_float32,
     )
+    if sheet.architecture == CPU:
+        return _here(made, variant, plan, case)
     table = Table.of([case])
     vector = found.all if observed is None else observed.applied(found.all)
     seconds = float(np.exp(table.log_seconds(vector)[0]))
@@ -182,7 +194,7 @@ def _prediction(
         slowest, fastest = (moved / ((sheet.pcie_gb_s or 16) * 1e9 * share) for share in _LINK)
         low, high = max(low, fastest), high + slowest
         seconds = math.sqrt(low * high)
-    return _with(
+    return replace(
         made,
         state=state,
         seconds=seconds,
@@ -194,10 +206,35 @@ def _prediction(
     )
 
 
-def _with(made: Prediction, **changes: Any) -> Prediction:
-    from dataclasses import replace
+def _device(sheet: Sheet) -> Device:
+    return Device("cpu", name=sheet.name) if sheet.architecture == CPU else planned_device(sheet)
 
-    return replace(made, **changes)
+
+def _why_not_here(software: Software | str) -> str:
+    if isinstance(software, str) or not software.compiled:
+        return ""
+    return "a compiler's kernels cannot be timed without it: measure, which is quick here"
+
+
+def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Prediction:
+    """Adds the time on this machine's CPU, from the rates that it reaches."""
+    precision = variant.optimizations.get("precision")
+    dtype = torch.float32 if case.software.bytes == 4 else getattr(torch, precision.weights)  # type: ignore[union-attr]
+    machine = measure_machine(variant.hardware.threads or torch.get_num_threads(), dtype)
+    texts = sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS) * 2**30 / case.software.bytes
+    prompts = 2 if variant.guidance_scale > 1 else 1
+    parts = machine.parts(case.denoiser, case.decoder, 2.0 * texts * _TOKENS * prompts)
+    seconds = seconds_of(parts, case.steps)
+    return replace(
+        made,
+        state=EXTRAPOLATED,
+        seconds=seconds,
+        low=seconds * math.exp(-HALF_WIDTH),
+        high=seconds * math.exp(HALF_WIDTH),
+        shares=_shares(case, parts, 0.0),
+        evidence="rates of typical layers, measured here just now",
+        price=_price(variant, seconds / made.images),
+    )
 
 
 def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
@@ -264,7 +301,7 @@ def text_of(prediction: Prediction) -> str:
     if prediction.memory is not None:
         total, verdict = prediction.sheet.memory_gib, prediction.fits
         least, likely = prediction.memory.floor, prediction.memory.likely
-        parts.append(f"at least {least:.1f} GiB, likely {likely:.1f}, of {total:.1f}: {verdict}")
+        parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {verdict}")
     if prediction.shares:
         largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
         parts.append(", ".join(f"{name} {100 * share:.0f} %" for name, share in largest))

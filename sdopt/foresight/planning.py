@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
 from sdopt.config.overrides import key_of, parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line
+from sdopt.foresight.cpu import sheet_of_cpu
 from sdopt.foresight.latency import Case, coefficients
 from sdopt.foresight.memory import blueprint, pass_of
 from sdopt.foresight.options import software_of
@@ -89,9 +92,12 @@ def _cards(
             raise UsageError(f"plan.hardware: no data sheet for {', '.join(unknown)}; choose among {', '.join(sheets)}")
         return {str(name): sheets[str(name)] for name in dict.fromkeys(names)}
     sheet = composer.current.hardware.sheet
+    if sheet is None and composer.current.hardware.device == "cpu":
+        return {"cpu": sheet_of_cpu(composer.current.hardware.threads or torch.get_num_threads())}
     if sheet is None:
         raise UsageError(
-            "no card is named: choose one, as in hardware=rtx4090, or several, as in 'plan.hardware=[t4,l4,rtx4090]'"
+            "no card is named: choose one, as in hardware=rtx4090, or several, as in 'plan.hardware=[t4,l4,rtx4090]'; "
+            "hardware=cpu is this machine"
         )
     chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == "hardware"), "")
     option = chosen if sheets.get(chosen) == sheet else next((n for n, s in sheets.items() if s == sheet), chosen)

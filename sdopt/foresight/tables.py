@@ -67,7 +67,7 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
             sign = "" if math.isnan(chance) else f" ({100 * chance:.0f} %) >" if chance >= TIE else " ="
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
-    if any(each.state == EXTRAPOLATED for each in predictions):
+    if any(each.state == EXTRAPOLATED and each.card != "cpu" for each in predictions):
         yield "extrapolated: no or few published figures of that generation or size; the interval is wider"
     yield f"to measure it there: {command}"
 

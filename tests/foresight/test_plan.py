@@ -12,6 +12,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
 from sdopt.foresight.plan import Prediction, predict, ranks, text_of
+from sdopt.foresight.planning import plan
 from sdopt.foresight.transfer import learn
 
 SHEETS = data_sheets()
@@ -149,3 +150,14 @@ class TestCommand:
     def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main(wrong) == UsageError.exit_code
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+class TestThisMachine:
+    def test_more_work_takes_longer_and_compilers_are_refused(self) -> None:
+        found = plan("hardware=cpu", "hardware.threads=1", "study=one_at_a_time", "study.options=[compiler]")
+        told = found.set_index("variant")
+        assert 0.01 < told.loc["baseline", "seconds"] < 100
+        assert told.loc["baseline", "low"] < told.loc["baseline", "seconds"] < told.loc["baseline", "high"]
+        more = plan("hardware=cpu", "hardware.threads=1", "workload.steps=40", "workload.batch_size=2")
+        assert more["seconds"].iloc[0] > 2 * told.loc["baseline", "seconds"]
+        assert "compiler" in told.loc["compiler=inductor", "reason"]

@@ -1,0 +1,144 @@
+"""This machine's CPU as a card: rates that are measured here in two seconds take the place of a data sheet.
+
+No fitted coefficient is needed, since the layers of which the networks mostly consist can be timed where they run: a
+convolution of the denoiser, one of the decoder, a matrix product, attention, a copy, and a small operator. It shows
+also how well a pass is told by its operations, bytes and kernels alone, without a published figure.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+
+from sdopt.foresight.costs import PassCosts
+from sdopt.foresight.latency import PARTS, Array
+from sdopt.schema import Rates, Sheet
+
+ARCHITECTURE = "cpu"
+
+HALF_WIDTH = math.log(1.3)
+"""Half-width of the interval (log), wider than the largest error that was seen; see README.md."""
+
+_SAMPLES = 5
+
+_DENOISER, _DECODER = [(2, 320, 32), (2, 1280, 8)], [(1, 512, 64)]
+"""Typical 3×3 convolutions: samples, channels, height and width."""
+
+_PRODUCT_SHARE = 0.7
+"""Of a large square product's rate, what the flat products of a transformer reach."""
+
+_MODULE = 9
+"""Python and PyTorch around an operator of a network, in times of a bare operator on a few numbers."""
+
+_BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a CPU reaches with some threads and one number type: FLOP/s, bytes/s, and seconds per operator."""
+
+    threads: int
+    size: int
+    denoiser: float
+    decoder: float
+    products: float
+    attention: float
+    copy: float
+    operator: float
+
+    def parts(self, denoiser: PassCosts, decoder: PassCosts, text_flop: float) -> Array:
+        """Returns the seconds of each part of a call, in the order of `latency.Table.parts`; nothing is launched."""
+        return np.array([
+            *self._pass(denoiser, self.denoiser), *self._pass(decoder, self.decoder),
+            text_flop / (self.products * _PRODUCT_SHARE), 0.0,
+        ])  # fmt: skip
+
+    def _pass(self, costs: PassCosts, convolutions: float) -> list[float]:
+        seconds = self.size / self.copy
+        return [
+            costs.convolutions / convolutions,
+            costs.products / (self.products * _PRODUCT_SHARE),
+            costs.attention / self.attention,
+            (costs.moved - costs.between) * seconds,
+            costs.between * seconds,
+            costs.kernels * self.operator,
+            0.0,
+        ]
+
+
+def seconds_of(parts: Array, steps: int) -> float:
+    """Returns the seconds of a call of some steps."""
+    size = len(PARTS)
+    return float(steps * parts[:size].sum() + parts[size:].sum())
+
+
+@lru_cache(maxsize=8)
+def measure_machine(threads: int, dtype: torch.dtype) -> Machine:
+    """Times typical layers on this CPU, two seconds in all. Other work on the machine makes it look slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            return _measure(threads, dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(threads: int, dtype: torch.dtype) -> Machine:
+    square, tokens = torch.randn(1024, 1024).to(dtype), torch.randn(2, 8, 1024, 40).to(dtype)
+    source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
+    target = torch.empty_like(source)
+    rates = {shape: _fastest(partial(_convolution, *shape, dtype)) for shape in (*_DENOISER, *_DECODER)}
+    return Machine(
+        threads,
+        _BYTES[dtype],
+        math.prod(rates[shape] for shape in _DENOISER) ** (1 / len(_DENOISER)),
+        rates[_DECODER[0]],
+        _fastest(lambda: (2.0 * 1024**3, lambda: square @ square)),
+        _fastest(
+            lambda: (
+                4.0 * 16 * 1024**2 * 40,
+                lambda: torch.nn.functional.scaled_dot_product_attention(tokens, tokens, tokens),
+            )
+        ),
+        _fastest(lambda: (2.0 * source.numel(), lambda: target.copy_(source))),
+        _MODULE / _fastest(lambda: (500.0, lambda: [few.add(1.0) for _ in range(500)])),
+    )
+
+
+def _convolution(samples: int, channels: int, side: int, dtype: torch.dtype) -> tuple[float, Callable[[], object]]:
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=1, dtype=dtype)
+    pixels = torch.randn(samples, channels, side, side).to(dtype)
+    return 18.0 * samples * channels**2 * side**2, lambda: layer(pixels)
+
+
+def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
+    """Returns the highest rate of some samples: what else runs on the machine only ever makes them slower."""
+    work, run = make()
+    run()
+    taken = []
+    for _ in range(_SAMPLES):
+        begun = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begun)
+    return work / min(taken)
+
+
+def sheet_of_cpu(threads: int) -> Sheet:
+    """Returns this machine as a data sheet; its memory is the machine's."""
+    found = measure_machine(threads, torch.float32)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    plural = "" if threads == 1 else "s"
+    return Sheet(
+        name=f"this machine's CPU ({threads} thread{plural})",
+        device_names=[],
+        memory_gib=memory,
+        bandwidth_gb_s=found.copy / 1e9,
+        vector=Rates(fp32=found.products / 1e12),
+        architecture=ARCHITECTURE,
+    )
