@@ -20,6 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
 from sdopt.cli import main
+from sdopt.report.catalog import REPORTS
+from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from tests.forked import Forked
@@ -76,12 +78,14 @@ def _plot(*_: object, **__: object) -> bytes:
     return drawn.getvalue()
 
 
-def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None) -> Finished:
+def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = False) -> Finished:
     """Runs the command in this process, from the folder `cwd`; its workers start from this process's fork server.
 
-    With `out`, what it prints goes there. All its plots are the same picture: `tests/report` draws them, and so does a
-    command in a process of its own. Where plots cannot be drawn, as on a GPU machine without network, it draws none.
+    With `out`, what it prints goes there. Its pages and plots, which take half of its time, are written with `pages`
+    alone, and all plots are then the same picture: `tests/report` draws them, and so does a command in a process of its
+    own. Where plots cannot be drawn, as on a GPU machine without network, it draws none.
     """
+    slow = (HTML, MARKDOWN, "plot.png", "tradeoff.png", "stages.png")
     printed, err = StringIO(), StringIO()
     path = list(sys.path)
     try:
@@ -90,6 +94,7 @@ def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None) -> Finished:
             redirect_stdout(out or printed),
             redirect_stderr(err),
             patch("vl_convert.vegalite_to_png", _plot) if find_spec("vl_convert") else nullcontext(),
+            patch("sdopt.report.catalog.REPORTS", [each for each in REPORTS if pages or each.file not in slow]),
         ):
             code = main(list(arguments))
     finally:

@@ -34,6 +34,7 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw, timed_draw
+from sdopt.worker.failures import describe_error
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
 from sdopt.worker.protocol import Batch, Compiled, SampledImage, StagedCall, TimedCall, TracedCall, WorkerError
@@ -85,7 +86,10 @@ class FakeWorker(Worker):
             except WorkerError as error:
                 self._alive = error.status not in (Status.KILLED, Status.TIMEOUT)
                 raise
-            return getattr(self, f"_{name}")(*args, **kwargs)
+            try:
+                return getattr(self, f"_{name}")(*args, **kwargs)
+            except OSError as error:  # the disk is full
+                raise describe_error(error) from error
 
         return answer
 

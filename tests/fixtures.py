@@ -167,7 +167,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.experiment.WorkerProcess", WorkerProcess)  # real ones, whoever asks for it first
-        return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments))
+        return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments, pages=True))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from sdopt.measure.compilation import note_package
-from sdopt.optimizations import Finding, Optimization, Proof, Stage, Trace
+from sdopt.optimizations import Finding, Optimization, Proof, Stage
 
 _calls = itertools.count(1)
 """Calls of the pipeline in this worker."""
@@ -39,17 +39,6 @@ class RaisesInApply(Harmless):
 
 
 @dataclass(frozen=True)
-class RaisesInCall(Harmless):
-    call: int = 1
-
-    @contextmanager
-    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
-        if next(_calls) == self.call:
-            raise ValueError("this call is one too many")
-        yield
-
-
-@dataclass(frozen=True)
 class KillsItself(Harmless):
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -67,12 +56,8 @@ class Exits(Harmless):
 
 @dataclass(frozen=True)
 class WantsTooMuch(Harmless):
-    what: str = "tensor"
-
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        if self.what == "tensor":
-            torch.empty(2**58, dtype=torch.uint8)
-        bytearray(2**60)
+        torch.empty(2**58, dtype=torch.uint8)
         raise AssertionError("unreachable")
 
 
@@ -96,22 +81,6 @@ class CompilesAPackage(Harmless):
 
 
 @dataclass(frozen=True)
-class WantsTooMuchInARound(Harmless):
-    """Runs out of memory in one call of the first process that gets there."""
-
-    call: int = 5
-    """Cold start, the discarded one, two timed calls: the third timed one."""
-    marker: str = "tried"
-
-    @contextmanager
-    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
-        if next(_calls) == self.call and not Path(self.marker).exists():
-            Path(self.marker).touch()
-            torch.empty(2**58, dtype=torch.uint8)
-        yield
-
-
-@dataclass(frozen=True)
 class UsesTheCache(Harmless):
     """Says whether it finds what an earlier process has compiled."""
 
@@ -125,21 +94,6 @@ class UsesTheCache(Harmless):
 
 
 @dataclass(frozen=True)
-class FillsTheDisk(Harmless):
-    disk: str = "."
-
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        with (Path(self.disk) / "filler").open("wb", buffering=0) as stream:
-            for size in (2**16, 2**10, 1):
-                try:
-                    while True:
-                        stream.write(b"\0" * size)
-                except OSError:
-                    continue
-        return super().apply(pipe)
-
-
-@dataclass(frozen=True)
 class Sleeps(Harmless):
     """Never answers, and has started a process that does not end by itself either."""
 
@@ -147,12 +101,6 @@ class Sleeps(Harmless):
         os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
         time.sleep(600)
         raise AssertionError("unreachable")
-
-
-@dataclass(frozen=True)
-class HasNoEffect(Harmless):
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        return lambda trace: Finding(False, "nothing changed")
 
 
 @dataclass(frozen=True)
@@ -169,31 +117,8 @@ class Talks(Harmless):
 
 
 @dataclass(frozen=True)
-class FailsAfterTalking(Harmless):
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        print("the last words")
-        raise RuntimeError("and then it failed")
-
-
-@dataclass(frozen=True)
 class OddEvidence(Harmless):
-    """Its facts are no JSON, and with `pickles` off could not even leave the worker."""
-
-    pickles: bool = True
+    """Its facts are no JSON, and could not even leave the worker."""
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        fact = torch.float16 if self.pickles else (lambda: None)
-
-        def proof(trace: Trace) -> Finding:
-            return Finding(True, "odd", {"fact": fact})
-
-        return proof
-
-
-@dataclass(frozen=True)
-class RaisesInProof(Harmless):
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        def proof(trace: Trace) -> Finding:
-            raise KeyError("aten::nothing")
-
-        return proof
+        return lambda trace: Finding(True, "odd", {"fact": lambda: None})

@@ -35,9 +35,6 @@ class TestSurface:
         with pytest.raises(AttributeError, match="nope"):
             sdopt.nope  # noqa: B018
 
-    def test_types_are_shipped(self) -> None:
-        assert (Path(sdopt.__file__).parent / "py.typed").is_file()
-
 
 class TestRun:
     def test_the_block_of_the_readme_runs_in_a_plain_script(self, tmp_path: Path) -> None:
@@ -54,19 +51,11 @@ class TestRun:
         assert "channels last" in done.stdout
         assert done.stdout.count("quickstart: emoji") == 1, "a worker ran the script again"
 
-    def test_it_returns_the_result_that_is_in_the_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        result = sdopt.run(*SMOKE, "precision=bf16", "hydra.run.dir=mine")
-        assert [row.name for row in result.variants][:2] == ["baseline", "precision=bf16"]
-        assert sdopt.load_result(tmp_path / "mine").id == result.id
-
     @pytest.mark.parametrize(
         ("overrides", "error", "said"),
         [
             (["precison=bf16"], sdopt.UsageError, "did you mean precision"),
             (["attention=cudnn"], sdopt.ConflictError, "needs a CUDA device"),
-            (["-m", "precision=fp32,bf16"], sdopt.UsageError, "one study"),
-            (["dry_run=true"], sdopt.UsageError, "a dry run has no result"),
         ],
     )
     def test_what_cannot_run_is_raised(

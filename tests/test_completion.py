@@ -56,16 +56,15 @@ def test_without_a_word_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-@pytest.mark.parametrize("install", [["-sc", "install=bash"], ["run", "-sc", "install=bash"]])
-def test_in_bash(tmp_path: Path, install: list[str]) -> None:
+def test_in_bash(tmp_path: Path) -> None:
     script = tmp_path / "sdopt"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m sdopt.cli "$@"\n')
     script.chmod(0o755)
-    program = f"""
-        eval "$(sdopt {" ".join(install)})"
-        COMP_LINE="sdopt run precision=b"; COMP_POINT=${{#COMP_LINE}}; COMP_CWORD=2
+    program = """
+        eval "$(sdopt -sc install=bash)"
+        COMP_LINE="sdopt run precision=b"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
         hydra_bash_completion
-        echo "${{COMPREPLY[@]}}"
+        echo "${COMPREPLY[@]}"
         complete -p sdopt
     """
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -13,6 +13,7 @@ import pytest
 from sdopt.hardware.device import Device
 from sdopt.locks import Presence, exclusive, lock_folder, reserve, runtime_folder
 from tests.command import SMOKE, sdopt
+from tests.fakes import fake_workers
 
 _HERE = """
 import os, sys, time
@@ -76,8 +77,8 @@ class TestPresence:
             runtime_folder()
 
     def test_a_study_beside_another_says_so(self, tmp_path: Path) -> None:
-        with elsewhere("Presence(Device('cpu'), 'outputs/runs/theirs')") as other:
-            found = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0")
+        with elsewhere("Presence(Device('cpu'), 'outputs/runs/theirs')") as other, fake_workers():
+            found = sdopt(tmp_path, "run", *SMOKE)
         assert found.code == 0
         assert (
             f"another study is being measured on this device: outputs/runs/theirs (process {other.pid})" in found.shown

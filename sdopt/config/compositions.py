@@ -35,6 +35,7 @@ class Composition:
 
 _packaged: dict[tuple[str, ...], Composition] = {}
 _packaged_files: dict[tuple[str, str], DictConfig | None] = {}
+_packaged_options: dict[str, list[str]] = {}
 """What was composed of packaged files alone, which do not change while a program runs."""
 
 
@@ -53,7 +54,7 @@ class Compositions:
         """Whether there are no groups and presets of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
         self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}
-
+        self._options: dict[str, list[str]] = _packaged_options if self.packaged else {}
         self._axes: dict[str, dict[str, str] | None] = {}
 
     def of(self, overrides: Sequence[str], composed: tuple[DictConfig, DictConfig] | None = None) -> Composition:
@@ -85,7 +86,10 @@ class Compositions:
 
     def options(self, group: str) -> list[str]:
         """Lists the options of a group on the search path; none if there is no such group."""
-        return self._loader.get_group_options(group, ObjectType.CONFIG, CONFIG_NAME, self._searchpath)
+        if group not in self._options:  # Hydra composes the whole configuration for each answer
+            found = self._loader.get_group_options(group, ObjectType.CONFIG, CONFIG_NAME, self._searchpath)
+            self._options[group] = found
+        return self._options[group]
 
     def axes(self, override: str) -> dict[str, str] | None:
         """Returns the options that an override of a group chooses, by axis; None if it is no choice of options.

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,6 +19,10 @@ from sdopt.suite.record import Finding
 
 AGAIN = "_again"
 """Suffix of the name of a part that measures a study again, with three processes."""
+
+ENDS_WELL = {"tests": (0, 1, 5)}
+"""Exit codes of a command that did all that it could, by kind, where it is not 0 alone: of pytest, 1 and 5 say that
+tests failed, or that none were left."""
 
 _USAGE = 2
 """The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
@@ -68,6 +72,64 @@ class Place:
     retry: bool
 
 
+def obstacle_to(part: Part, device: Device) -> str:
+    """Says why a part is left out on this machine; "" if it is not."""
+    if part.cuda and not device.is_cuda:
+        return "needs a CUDA device"
+    there = {"pytest": find_spec("pytest") is not None, "tests": _TESTS.is_dir()}
+    lacking = [what for what, present in there.items() if not present]
+    return f"no {' and no '.join(lacking)} here ({CHECKOUT})" if lacking and part.kind == "tests" else ""
+
+
+def job_of(part: Part, config: SuiteConfig, device: Device) -> Job:
+    """Returns what a part runs. Raises UsageError if its configuration is not valid."""
+    if part.kind == "doctor":
+        return Job(_sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
+    if part.kind == "tests":
+        return Job(_pytest(device))
+    overrides = study_overrides(part, config, device)
+    if part.kind != "options":
+        return Job(_sdopt("run", *overrides))
+    study = option_study(overrides, part.options, part.settings, device, part.settled)
+    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
+    return Job(command, list(study.left_out), study.tried)
+
+
+def run_job(kind: str, job: Job, place: Place, run: Runner) -> Run:
+    """Runs a part of a kind, as far as an earlier call has not done it."""
+    if kind == "doctor":
+        place.folder.mkdir(parents=True, exist_ok=True)
+        return run(job.command, place.folder / "doctor.json")
+    if kind == "tests":
+        if place.anew:
+            place.log.unlink(missing_ok=True)
+        ended = found.tests_in(place.log).items()
+        done = [test for test, outcome in ended if outcome == "PASSED" or not place.retry]
+        return run([*job.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
+    return _run_study(job, place, run)
+
+
+def findings_of(kind: str, place: Place, tried: Sequence[str]) -> list[Finding]:
+    """Returns the findings of a part, as far as it ran.
+
+    Args:
+        kind: of the part.
+        place: where it ran.
+        tried: the options that it tried.
+    """
+    if kind in ("doctor", "tests"):
+        with suppress(OSError, ValueError, KeyError):
+            doctor = kind == "doctor"
+            return found.machine_findings(place.folder / "doctor.json") if doctor else found.test_findings(place.log)
+        return []
+    result = found.result_in(place.folder)
+    if kind == "options":
+        return found.option_findings(result, tried)
+    if result is None:
+        return []
+    return found.noise_findings(result) if kind == "noise" else found.study_findings(result)
+
+
 def _run_study(job: Job, place: Place, run: Runner) -> Run:
     """Runs a study; one that was begun is resumed or, if that is impossible, begins anew."""
     folder = place.folder
@@ -84,51 +146,7 @@ def _run_study(job: Job, place: Place, run: Runner) -> Run:
     return run([*job.command, f"hydra.run.dir={quoted(str(folder))}"])
 
 
-def _study_job(part: Part, config: SuiteConfig, device: Device) -> Job:
-    return Job(_sdopt("run", *study_overrides(part, config, device)))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of part; by default, a study.
-
-    Attributes:
-        findings: returns the findings of a part, as far as it ran, from its place and the options that it tried.
-        job: returns what a part runs; raises UsageError if its configuration is not valid.
-        run: runs a part.
-        ends_well: exit codes of a command that did all that it could.
-        obstacle: says why a part of this kind is left out on this machine; "" if it is not.
-    """
-
-    findings: Callable[[Place, Sequence[str]], list[Finding]]
-    job: Callable[[Part, SuiteConfig, Device], Job] = _study_job
-    run: Callable[[Job, Place, Runner], Run] = _run_study
-    ends_well: tuple[int, ...] = (0,)
-    obstacle: Callable[[], str] = lambda: ""
-
-
-def _doctor_job(part: Part, config: SuiteConfig, device: Device) -> Job:
-    return Job(_sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
-
-
-def _run_doctor(job: Job, place: Place, run: Runner) -> Run:
-    place.folder.mkdir(parents=True, exist_ok=True)
-    return run(job.command, place.folder / "doctor.json")
-
-
-def _doctor_findings(place: Place, tried: Sequence[str]) -> list[Finding]:
-    with suppress(OSError, ValueError, KeyError):
-        return found.machine_findings(place.folder / "doctor.json")
-    return []
-
-
-def _no_tests() -> str:
-    there = {"pytest": find_spec("pytest") is not None, "tests": _TESTS.is_dir()}
-    lacking = [what for what, present in there.items() if not present]
-    return f"no {' and no '.join(lacking)} here ({CHECKOUT})" if lacking else ""
-
-
-def _tests_job(part: Part, config: SuiteConfig, device: Device) -> Job:
+def _pytest(device: Device) -> list[str]:
     # Without a GPU, the tests are only collected, which imports them. Slow ones compile kernels; the options that they
     # test have parts of their own.
     shown = ["-v", "--tb=short"] if device.is_cuda else ["--collect-only", "-q"]
@@ -140,59 +158,13 @@ def _tests_job(part: Part, config: SuiteConfig, device: Device) -> Job:
     # none of the short ones.
     files = [path for path in _TESTS.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
     files.sort(key=lambda path: (path.name == "test_compilers.py", path))
-    return Job([sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *map(str, files)])
-
-
-def _run_tests(job: Job, place: Place, run: Runner) -> Run:
-    if place.anew:
-        place.log.unlink(missing_ok=True)
-    ended = found.tests_in(place.log).items()
-    done = [test for test, outcome in ended if outcome == "PASSED" or not place.retry]
-    return run([*job.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
+    return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *map(str, files)]
 
 
 def _from_checkout(test: str) -> str:
     """Returns a test's id as pytest compares it, relative to the checkout; a log has it relative to a folder."""
     path, mark, rest = test.partition("::")
     return f"{_TESTS.name}/{path.rpartition(f'{_TESTS.name}/')[2]}{mark}{rest}"
-
-
-def _tests_findings(place: Place, tried: Sequence[str]) -> list[Finding]:
-    with suppress(OSError):
-        return found.test_findings(place.log)
-    return []
-
-
-def _options_job(part: Part, config: SuiteConfig, device: Device) -> Job:
-    overrides = study_overrides(part, config, device)
-    study = option_study(overrides, part.options, part.settings, device, part.settled)
-    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
-    return Job(command, list(study.left_out), study.tried)
-
-
-def _noise_findings(place: Place, tried: Sequence[str]) -> list[Finding]:
-    result = found.result_in(place.folder)
-    return [] if result is None else found.noise_findings(result)
-
-
-def _study_findings(place: Place, tried: Sequence[str]) -> list[Finding]:
-    result = found.result_in(place.folder)
-    return [] if result is None else found.study_findings(result)
-
-
-def _options_findings(place: Place, tried: Sequence[str]) -> list[Finding]:
-    return found.option_findings(found.result_in(place.folder), tried)
-
-
-KINDS: Mapping[str, Kind] = {
-    "doctor": Kind(_doctor_findings, _doctor_job, _run_doctor),
-    # Exit codes 1 and 5: tests failed, or none were left.
-    "tests": Kind(_tests_findings, _tests_job, _run_tests, ends_well=(0, 1, 5), obstacle=_no_tests),
-    "noise": Kind(_noise_findings),
-    "options": Kind(_options_findings, _options_job),
-    "study": Kind(_study_findings),
-}
-"""By the name in `Part.kind`."""
 
 
 def study_overrides(part: Part, config: SuiteConfig, device: Device) -> list[str]:

@@ -19,7 +19,7 @@ from sdopt.results.records import StudyResult
 from sdopt.suite.archive import SUFFIX, pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import result_in
-from sdopt.suite.kinds import AGAIN, KINDS, Place, study_overrides
+from sdopt.suite.kinds import AGAIN, ENDS_WELL, Place, findings_of, job_of, obstacle_to, run_job, study_overrides
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
 
@@ -170,7 +170,7 @@ def _round_s(result: StudyResult) -> float:
 
 def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     """Yields a part as it begins, unless it is not run, and as it ends."""
-    if reason := _says_nothing(suite, part):
+    if reason := obstacle_to(part, suite.device):
         yield Entry(part.name, Ending.LEFT_OUT, reason)
         return
     limit_s = min(part.limit_s, suite.left_s)
@@ -186,7 +186,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        job = KINDS[part.kind].job(part, suite.config, suite.device)
+        job = job_of(part, suite.config, suite.device)
     except UsageError as error:
         entry.ending, entry.reason = Ending.FAILED, "; ".join(error.problems)
         yield entry
@@ -197,7 +197,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         yield entry
         return
     yield entry
-    kind, folder, log = KINDS[part.kind], suite.folder / entry.folder, suite.folder / subfolder / "log.txt"
+    folder, log = suite.folder / entry.folder, suite.folder / subfolder / "log.txt"
     place = Place(folder, log, part.name.removesuffix(AGAIN) in suite.config.again, suite.config.retry)
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
@@ -206,23 +206,16 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         return run_limited(arguments, log, max(1.0, left_s), patience_s, out)
 
     try:
-        ended = kind.run(job, place, run)
+        ended = run_job(part.kind, job, place, run)
     except KeyboardInterrupt:
         entry.ending, entry.reason = Ending.CUT, "interrupted"
-        entry.findings += kind.findings(place, job.tried)
+        entry.findings += findings_of(part.kind, place, job.tried)
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
     entry.ending, entry.reason = _ending(part, ended, limit_s, folder, log)
-    entry.findings += kind.findings(place, job.tried)
+    entry.findings += findings_of(part.kind, place, job.tried)
     yield entry
-
-
-def _says_nothing(suite: Suite, part: Part) -> str:
-    """Says why a part is left out on this machine; "" if it is not."""
-    if part.cuda and not suite.device.is_cuda:
-        return "needs a CUDA device"
-    return KINDS[part.kind].obstacle()
 
 
 def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tuple[Ending, str]:
@@ -230,7 +223,7 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
         if limit_s < part.limit_s:
             return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"
         return Ending.STOPPED, f"at its limit of {limit_s:.0f} s"
-    if run.code in KINDS[part.kind].ends_well:
+    if run.code in ENDS_WELL.get(part.kind, (0,)):
         return Ending.DONE, ""
     result = result_in(folder) if run.code == 3 else None
     if result is not None and any(variant.status.measured for variant in result.variants):

@@ -1,4 +1,4 @@
-"""The presets of published studies, each run with the packaged model on a CPU, where some of their rows cannot run."""
+"""The presets of published studies, each with the packaged model on a CPU, where some cannot run; none is timed."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,7 @@ from sdopt.pipelines.sampling import scheduler_class
 from sdopt.reference import MODEL
 from sdopt.results.records import Status
 from tests.command import SMOKE, Finished, sdopt
+from tests.fakes import fake_workers
 
 STUDIES = sorted(
     path.stem
@@ -23,7 +24,7 @@ STUDIES = sorted(
     if OmegaConf.select(OmegaConf.load(path), "study.published") is not None
 )
 LIGHT = {"hf_memory_speed", "lightning_sd15"}
-"""The others compile, or draw many images in half precision, which takes a CPU a minute or more."""
+"""On each commit; the others take as long."""
 LESS = {
     "blade_sd15": ["workload.size=[64,96]"],
     "blade_sd15_pipelines": ["workload.steps=2"],
@@ -33,7 +34,8 @@ LESS = {
 
 
 def run(folder: Path, name: str, *overrides: str) -> Finished:
-    return sdopt(folder, "run", f"experiment={name}", "model=emoji", *SMOKE, "protocol.stage_calls=0", *overrides)
+    with fake_workers():
+        return sdopt(folder, "run", f"experiment={name}", "model=emoji", *SMOKE, "protocol.stage_calls=0", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,8 @@ def test_the_rules_of_mlperf(tmp_path: Path) -> None:
 
 def test_where_nothing_else_can_run_the_baseline_is_measured_if_asked_for(tmp_path: Path) -> None:
     study = ["study=explicit", 'study.variants={plain: [], cudnn: ["attention=cudnn"]}', "workload.steps=1"]
-    finished = sdopt(tmp_path, "run", *SMOKE, *study, "study.skip_conflicts=true")
+    with fake_workers():
+        finished = sdopt(tmp_path, "run", *SMOKE, *study, "study.skip_conflicts=true")
     assert finished.code == 0, finished.shown
     assert [row.status for row in finished.result.variants] == [Status.OK, Status.SKIPPED, Status.OK]
     assert "needs a CUDA device" in finished.result.variants[1].reason

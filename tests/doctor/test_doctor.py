@@ -98,23 +98,6 @@ class TestOptions:
         for option in ("vae_slicing", "vae_tiling"):
             assert ready[f"memory={option}"] == OptionReport("memory", option, True)
 
-    def test_one_that_needs_another_of_its_group_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "conf" / "memory").mkdir(parents=True)
-        (tmp_path / "needs_slicing.py").write_text(
-            "from dataclasses import dataclass\n"
-            "from sdopt.optimizations import Optimization\n\n\n"
-            "@dataclass(frozen=True)\nclass Own(Optimization):\n"
-            "    def conflicts(self, ctx):\n"
-            "        return [] if 'memory.vae_slicing' in ctx.chosen else ['needs slices']\n"
-        )
-        text = "# @package memory.own\n_target_: needs_slicing.Own\n"
-        (tmp_path / "conf" / "memory" / "own.yaml").write_text(text)
-        monkeypatch.syspath_prepend(tmp_path)
-        with composer_of([], tmp_path / "conf") as composer:
-            options = [option for option in optimization_options(tmp_path / "conf") if option[0] == "memory"]
-            found = {r.option: r for r in check_options(composer, options, CPU, SHEETS)}
-        assert found["own"] == OptionReport("memory", "own", True, ["together with memory=vae_slicing"])
-
     def test_ones_of_the_users_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "conf" / "mine").mkdir(parents=True)
         (tmp_path / "own_option.py").write_text(
@@ -194,14 +177,6 @@ class TestCommand:
         assert {"group": "attention", "option": "math", "runs": True, "reasons": [], "remedy": ""} in found["options"]
         assert found["ceilings"] == []
         assert all(free > 0 for free in found["disk_free_gib"].values())
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-    def test_of_a_card_that_is_not_here(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "doctor", "hardware=t4")
-        assert finished.code == 0, finished.err
-        assert "NVIDIA T4, compute capability 7.5" in finished.shown
-        assert "from its data sheet; this machine does not have it" in finished.shown
-        assert "ceilings" not in finished.shown
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -30,7 +30,7 @@ from sdopt.measure.memory import cap_memory
 from sdopt.report.notes import notes_of
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Hardware, Rates, Sheet
-from tests.command import ROOT, SMALL, SMOKE, sdopt
+from tests.command import SMALL, SMOKE, sdopt
 from tests.fixtures import CPU, Compose
 from tests.records import reconfigure
 
@@ -46,13 +46,15 @@ def test_there_is_a_sheet_of_the_cards_that_people_have() -> None:
     )
 
 
+@pytest.mark.parametrize("card", CARDS[::15])
+def test_a_card_composes_and_asks_for_a_cuda_device(composer: type[HydraComposer], card: str) -> None:
+    hardware = composer([f"hardware={card}"]).current.hardware
+    assert hardware.sheet == SHEETS[card]
+    assert hardware.device == "cuda"
+
+
 @pytest.mark.parametrize("card", CARDS)
 class TestSheets:
-    def test_composes_and_asks_for_a_cuda_device(self, composer: type[HydraComposer], card: str) -> None:
-        hardware = composer([f"hardware={card}"]).current.hardware
-        assert hardware.sheet == SHEETS[card]
-        assert hardware.device == "cuda"
-
     def test_names_its_sources(self, card: str) -> None:
         text = " ".join(SHEETS[card].sources)
         assert "NVIDIA" in text or "AMD" in text
@@ -129,24 +131,13 @@ class TestChoice:
             require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), CPU)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-    @pytest.mark.parametrize("emulate", ["true", "false"])
-    def test_without_a_cuda_device_ends_before_anything_starts(self, tmp_path: Path, emulate: str) -> None:
-        finished = sdopt(
-            tmp_path, "run", "hardware=a10", f"hardware.emulate_memory={emulate}", "tracking=none", "precision=bf16"
-        )
+    def test_without_a_cuda_device_ends_before_anything_starts(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "hardware=a10", "tracking=none", "precision=bf16")
         assert finished.code == 2
         assert "CUDA" in finished.err
         assert "dry_run=true shows what would run on an NVIDIA A10" in finished.err
         assert len(finished.err.splitlines()) == 1
         assert not list(tmp_path.rglob("result.json"))
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-    def test_of_a_device_that_is_not_there_names_the_way_out(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", "hardware.device=cuda:1", "tracking=none", "precision=bf16")
-        assert finished.code == 2
-        assert "hardware.device=cuda:1: " in finished.err
-        assert finished.err.rstrip().endswith("otherwise choose hardware=cpu or hardware=auto")
-        assert len(finished.err.splitlines()) == 1
 
     def test_of_emulation_on_a_cpu_or_without_a_card_is_refused(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "hardware.emulate_memory=true", "precision=bf16")
@@ -324,11 +315,6 @@ class TestPeak:
         assert any(
             note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(summary_of(result))
         )
-
-
-def test_the_reference_lists_the_cards() -> None:
-    readme = (ROOT / "conf" / "README.md").read_text()
-    assert all(f"`{card}`" in readme for card in data_sheets())
 
 
 @pytest.mark.parametrize(("said", "cores"), [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), (None, 64)])

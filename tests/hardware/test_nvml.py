@@ -1,7 +1,6 @@
 """What NVML says of a card: found by UUID, sliced or whole; throttled calls; energy; what it leaves unanswered."""
 
 import os
-import sys
 import time
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from sdopt.hardware.device import Device
-from sdopt.hardware.nvml import GpuMonitor, ask_nvml, describe_gpu, process_gib
+from sdopt.hardware.nvml import GpuMonitor, describe_gpu, process_gib
 from sdopt.results.samples import GpuState
 from tests.fixtures import CPU
 from tests.hardware.stubs import UUID, Nvml, NVMLLibraryMismatchError, install
@@ -62,9 +61,6 @@ class TestSettings:
             "ecc": True,
             "processes": [{"pid": 7, "gib": 4.0}, {"pid": 8, "gib": None}],
         }
-
-    def test_of_a_cpu_there_are_none(self) -> None:
-        assert describe_gpu(CPU) == {}
 
 
 class TestMonitor:
@@ -158,9 +154,3 @@ class TestMonitor:
     def test_of_a_cpu_reads_nothing(self) -> None:
         monitor = GpuMonitor(CPU)
         assert (monitor.throttled_ns(), monitor.state({}, 1.0), monitor.energy_j()) == ({}, None, None)
-
-
-def test_without_nvml_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
-    assert GpuMonitor(CARD).energy_j() is None

@@ -120,8 +120,3 @@ def test_an_xformers_for_another_cuda_has_no_kernels(
     for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
         monkeypatch.delitem(sys.modules, name)
     assert probe._xformers_has_kernels() is False
-
-
-def test_without_xformers_nothing_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "find_spec", lambda name: None)
-    assert probe._xformers_has_kernels() is None

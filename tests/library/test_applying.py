@@ -19,7 +19,6 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import sdopt
 from sdopt.config.groups import optimization_options
@@ -81,19 +80,10 @@ class TestOptimize:
         assert not report.engaged
         assert "memory=vae_slicing: NO EFFECT: " in str(report)
 
-    def test_the_context_of_an_option_is_around_each_call(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, grad_mode="inference_mode")
-        assert sdopt.prove(pipe).engaged
-
     def test_keys_are_those_of_the_command_line(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, "memory.vae_tiling.tile_size=64", memory=["vae_tiling"])
         assert pipe.vae.use_tiling
         assert pipe.vae.tile_sample_min_size == 64
-
-    def test_the_type_of_the_weights_is_changed(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, precision="bf16")
-        assert pipe.unet.dtype is torch.bfloat16
-        assert sdopt.prove(pipe).engaged
 
     def test_prompts_are_encoded_beforehand(self, pipe: StableDiffusionPipeline) -> None:
         before = drawn(pipe)
@@ -138,17 +128,6 @@ class TestOptimize:
         assert found.facts["graphs"] == 1
         assert found.facts["graphs_run"] == found.facts["calls"]
         assert pipe.unet.runs == 3 * found.facts["calls"]
-
-    def test_an_eager_pipeline_is_called_once(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, compiler="eager")
-        steps: list[int] = []
-        pipe.unet.register_forward_hook(lambda *_: steps.append(1))
-        assert sdopt.prove(pipe).engaged
-        assert len(steps) == 2
-
-    def test_as_many_steps_are_traced_as_an_option_needs(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, caching="pyramid_attention")
-        assert sdopt.prove(pipe).engaged
 
     def test_a_pipeline_is_saved_as_what_it_is(self, pipe: StableDiffusionPipeline, tmp_path: Path) -> None:
         sdopt.optimize(pipe, grad_mode="inference_mode").save_pretrained(tmp_path)
@@ -275,10 +254,6 @@ class TestOptimize:
         sdopt.optimize(own, f"memory.tiny_vae.path={TINY_AUTOENCODER}", memory=["tiny_vae"])
         assert sdopt.prove(own).engaged
 
-    def test_the_packaged_model_has_a_tiny_vae_and_loras(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, memory=["tiny_vae"], lora="loaded")
-        assert sdopt.prove(pipe).engaged
-
     def test_a_file_is_fetched_before_anything_changes(
         self, pipe: StableDiffusionPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -333,20 +308,6 @@ class TestOptimize:
             sdopt.optimize(pipe, precision="bf16", compiler="aot")
         assert "load it again" in refused.value.__notes__[0]
 
-    def test_what_fails_before_weights_are_moved_leaves_them(
-        self, pipe: StableDiffusionPipeline, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: Any) -> None:
-            raise RuntimeError("no such kernel")
-
-        monkeypatch.setattr("sdopt.optimizations.attention.Vanilla.apply", fail)
-        before = drawn(pipe)
-        with pytest.raises(RuntimeError, match="no such kernel") as refused:
-            sdopt.optimize(pipe, attention="vanilla", memory=["vae_slicing", "group_offload"])
-        assert not hasattr(refused.value, "__notes__")
-        assert not pipe.vae.use_slicing
-        assert np.array_equal(drawn(pipe), before)
-
     def test_twice_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, attention="vanilla")
         with pytest.raises(UsageError, match="undo"):
@@ -377,7 +338,8 @@ class TestUndo:
 
     @pytest.mark.parametrize("group", sorted({group for group, _ in optimization_options()}))
     def test_restores_each_bit_or_says_what_is_lost(self, pipe: StableDiffusionPipeline, group: str) -> None:
-        before, undone, lost = drawn(pipe), list[str](), set[str]()
+        small: dict[str, Any] = {"height": 32, "width": 32}
+        before, undone, lost = drawn(pipe, **small), list[str](), set[str]()
         for option in options_of(group):
             chosen: dict[str, Any] = {group: [option] if group == "memory" else option}
             if option == "precomputed_embeddings":
@@ -387,7 +349,7 @@ class TestUndo:
             except ConflictError:
                 continue  # it cannot run on a CPU, or lacks a package
             if group != "compiler" or option == "trace":  # the others compile for long
-                drawn(pipe)
+                drawn(pipe, **small)
             try:
                 sdopt.undo(pipe)
             except UsageError:
@@ -395,7 +357,7 @@ class TestUndo:
                 pipe = loaded()
             else:
                 undone.append(option)
-                assert np.array_equal(drawn(pipe), before), option
+                assert np.array_equal(drawn(pipe, **small), before), option
         assert undone
         assert lost <= {name.partition("=")[2] for name in LOSSY if name.startswith(f"{group}=")}
 
@@ -423,22 +385,9 @@ class TestUndo:
         drawn(pipe)
         assert len(calls) == 2
 
-    def test_leaves_buffers_where_they_were_moved(self, pipe: StableDiffusionPipeline) -> None:
-        """`pipe.to` replaces them, and moves parameters in place: both shall be on one device."""
-        sdopt.optimize(pipe, attention="vanilla")
-        place = next(module for module in pipe.text_encoder.modules() if "position_ids" in module._buffers)
-        moved = place.position_ids = place.position_ids.clone()
-        sdopt.undo(pipe)
-        assert place.position_ids is moved
-
     def test_a_lora_in_the_weights_is_seen(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", lora="fused")
         with pytest.raises(UsageError, match="the weights of unet were changed; load the pipeline"):
-            sdopt.undo(pipe)
-
-    def test_a_type_that_was_changed_back_is_seen(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, precision="bf16").to(torch.float32)
-        with pytest.raises(UsageError, match="the weights of vae were changed; load the pipeline"):
             sdopt.undo(pipe)
 
     def test_weights_that_wait_elsewhere_stay_there(self, pipe: StableDiffusionPipeline) -> None:
@@ -466,20 +415,6 @@ class TestUndo:
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert pipe.unet is own
         assert np.array_equal(drawn(deepcopy(pipe)), before)
-
-    def test_waits_for_no_parameter_by_itself(self, pipe: StableDiffusionPipeline) -> None:
-        """On a card, each number that is read waits for all that runs there."""
-
-        class Reads(TorchDispatchMode):
-            count = 0
-
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                self.count += func is torch.ops.aten._local_scalar_dense.default
-                return func(*args, **kwargs or {})
-
-        with Reads() as reads:  # type: ignore[no-untyped-call]
-            sdopt.undo(sdopt.optimize(pipe, attention="vanilla"))
-        assert reads.count < 10
 
     def test_says_what_is_lost(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, precision="bf16", attention="vanilla")

@@ -12,12 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdopt.analysis.figures import flat_figures
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.hardware.nvml import GpuMonitor, ask_nvml
 from sdopt.hardware.probe import describe_cpu, probe_device
 from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
-from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
 from sdopt.results.records import Status, StudyResult
 from sdopt.results.samples import GpuState
 from sdopt.worker.host import PipelineHost
@@ -64,11 +62,6 @@ class TestStages:
         assert stages_of(loaded).count("vae_decoder") == 1
         assert loaded._pipe.vae.__dict__["decode"] is own
 
-    def test_what_is_compiled_is_seen_as_it_was(self) -> None:
-        module = torch.nn.Linear(1, 1)
-        compiled: Any = torch.compile(module)
-        assert unwrapped(compiled) is unwrapped(module) is module
-
     def test_times_of_the_stages_are_within_the_call(self, session: Load) -> None:
         loaded = session("workload.steps=3")
         samples = loaded.time_stages().stages_s
@@ -78,11 +71,6 @@ class TestStages:
             "vae_decoder": 1,
         }
         assert all(seconds > 0 for times in samples.values() for seconds in times)
-
-    def test_components_by_role(self, session: Load) -> None:
-        pipe = session()._pipe
-        assert denoiser_of(pipe) is pipe.unet
-        assert text_encoders_of(pipe) == [pipe.text_encoder]
 
 
 class TestTrace:
@@ -233,13 +221,6 @@ class TestDevice:
         assert old.torch_name == "cuda:0"
         assert CPU.needs_cuda("it") == [f"it needs a CUDA device; this runs on {CPU.name}"]
 
-    def test_nobody_counts_the_energy_of_a_cpu(self) -> None:
-        assert GpuMonitor(CPU).energy_j() is None
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
-    def test_without_a_driver_nobody_answers(self) -> None:
-        assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
-
 
 class TestAroundACall:
     """What a worker reads of a card beside the time of a call; the card is a stand-in."""
@@ -282,10 +263,6 @@ class TestAroundACall:
         assert loaded.measure_energy(5.0) == pytest.approx(2.0)
         assert now >= 5.0
 
-    def test_a_cpu_is_busy_for_no_time_of_a_device(self, session: Load) -> None:
-        loaded = session()
-        assert loaded.prove().denoiser_busy_s is None
-
 
 class TestMetrics:
     def test_of_a_measured_variant(self, result: StudyResult) -> None:
@@ -312,13 +289,6 @@ class TestMetrics:
         for measurement in row.measurements:
             retime(measurement.shapes[0], [2.0])
         assert flat_figures(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
-
-    def test_of_one_that_was_skipped_there_are_none(self, result: StudyResult) -> None:
-        assert flat_figures(result, result.variant("TensorFloat-32")) == {}
-
-    def test_of_the_baseline_there_is_no_speedup(self, result: StudyResult) -> None:
-        found = flat_figures(result, result.variant("baseline"))
-        assert not [name for name in found if name.startswith("speedup")]
 
     def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
         """Half a measurement would rank it beside those that were measured whole."""

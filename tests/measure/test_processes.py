@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -59,24 +58,6 @@ def test_files_below_a_folder_in_memory_count() -> None:
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
         (Path(folder) / "there").write_bytes(b"x" * (1 << 20))
         assert files_in_memory([], Path(folder)) == 0
-
-
-def test_a_folder_that_vanishes_meanwhile_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As compilers remove theirs."""
-    list_folder = os.scandir
-
-    def vanishing(path: Any) -> Any:
-        if Path(path).name == "gone":
-            Path(path).rmdir()
-        return list_folder(path)
-
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        (Path(folder) / "gone").mkdir()
-        (Path(folder) / "there").write_bytes(b"x" * (1 << 20))
-        monkeypatch.setattr(os, "scandir", vanishing)
-        assert files_in_memory([], Path(folder)) == pytest.approx(1 / 1024)
-        assert not (Path(folder) / "gone").exists()
-        monkeypatch.undo()
 
 
 def test_a_name_that_the_kernel_cut_in_the_middle_of_a_character_stops_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 from contextlib import nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ from sdopt.optimizations.deepcache import DeepCache
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.samples import Evidence
 from sdopt.worker.host import PipelineHost
-from tests.command import SMOKE, sdopt
 from tests.fixtures import CPU, Compose, Load
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
@@ -91,49 +89,27 @@ class TestConflicts:
             ("caching=guidance_interval caching.start=0 caching.stop=0.6", 3),
         ],
     )
-    @pytest.mark.parametrize("task", ["img2img", "inpaint"])
-    def test_steps_that_a_task_leaves_out_do_not_count(
-        self, variant: Compose, session: Load, task: str, option: str, fewest: int
-    ) -> None:
-        chosen = [*option.split(), f"task={task}", "task.strength=0.5"]
+    def test_steps_that_a_task_leaves_out_do_not_count(self, variant: Compose, option: str, fewest: int) -> None:
+        chosen = [*option.split(), "task=inpaint", "task.strength=0.5"]
         assert variant(*chosen, f"workload.steps={2 * fewest}").conflicts(CPU) == []
         [found] = variant(*chosen, f"workload.steps={2 * fewest - 1}").conflicts(CPU)
         assert "workload.steps to 4 or more" in found or f" of {fewest - 1} " in found
-        pipe = session(f"task={task}", f"workload.steps={2 * fewest - 1}")._pipe
-        pipe.scheduler.set_timesteps(2 * fewest - 1)
-        assert pipe.get_timesteps(2 * fewest - 1, 0.5, "cpu")[1] == fewest - 1
 
     def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
         for option in ("deepcache", "guidance_interval"):
             assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
         assert variant("caching=deepcache", "compiler=regional", STEPS).conflicts(CPU) == []
 
-    def test_tome_needs_its_package(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdopt.optimizations.conflicts.find_spec", lambda name: None)
-        [found] = variant("caching=tome", STEPS).conflicts(CPU)
-        assert found == "caching=tome: needs tomesd: pip install 'sdopt[tome]'"
-
 
 class TestEveryOption:
     @pytest.mark.parametrize("option", EVERY)
-    def test_proves_itself_beside_all_others(self, session: Load, option: str) -> None:
+    def test_proves_itself_and_no_image_depends_on_the_last(self, session: Load, option: str) -> None:
         loaded = session(f"caching={option}", STEPS)
-        for item in loaded.prove().evidence:
-            assert item.engaged, item
         assert loaded._variant.contract is Contract.LOSSY
         assert loaded._variant.optimizations["caching"].claims == {"latency"}
-
-    @pytest.mark.parametrize("option", EVERY)
-    def test_a_second_image_does_not_depend_on_the_first(self, session: Load, option: str) -> None:
-        loaded = session(f"caching={option}", STEPS)
-        first, second = image(loaded), image(loaded)
-        assert np.array_equal(first, second)
-        assert 0 < np.abs(first - image(session(STEPS))).mean() < 0.2
-
-    @pytest.mark.parametrize("option", EVERY)
-    def test_an_image_that_broke_off_leaves_nothing_behind(self, session: Load, option: str) -> None:
-        loaded = session(f"caching={option}", STEPS)
+        assert isinstance(pipeline(loaded).unet, UNet2DConditionModel)
         whole = image(loaded)
+        assert 0 < np.abs(whole - image(session(STEPS))).mean() < 0.2
 
         def stop(_pipe: Any, step: int, *_: Any) -> dict[str, Any]:
             if step == 4:
@@ -142,39 +118,28 @@ class TestEveryOption:
 
         with pytest.raises(InterruptedError):
             loaded._call(callback_on_step_end=stop)
-        assert np.array_equal(image(loaded), whole)
+        assert np.array_equal(image(loaded), whole), "nor on one that broke off"
+        for item in loaded.prove().evidence:
+            assert item.engaged, item
 
     @pytest.mark.parametrize("option", EVERY)
-    @pytest.mark.parametrize("task", ["img2img", "inpaint"])
-    def test_from_an_image(self, session: Load, inputs: dict[str, list[str]], option: str, task: str) -> None:
-        loaded = session(f"caching={option}", STEPS, *inputs[task], "task.strength=0.5")
+    def test_from_an_image(self, session: Load, inputs: dict[str, list[str]], option: str) -> None:
+        loaded = session(f"caching={option}", STEPS, *inputs["inpaint"], "task.strength=0.5")
         assert evidence(loaded).engaged
         assert np.isfinite(image(loaded)).all()
 
-    def test_saves_operations(self, session: Load) -> None:
-        plain = session(FEWER).count_operations()
-        for option in OPTIONS:
-            if option != "tome" or find_spec("tomesd"):
-                assert 0 < session(f"caching={option}", FEWER).count_operations() < plain, option
-
-    def test_operations_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
+    def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""
-        for option in ("deepcache", "pyramid_attention", "guidance_interval"):
-            tflop = {}
-            for overrides in ([], [f"caching={option}"]):
-                loaded = session(*overrides, FEWER, "attention=vanilla")
-                with FlopCounterMode(display=False) as counter:
-                    loaded._call(output_type="latent")
-                tflop[bool(overrides)] = counter.get_total_flops() / 1e12, loaded.count_operations()
-            ran, counted = (tflop[False][i] - tflop[True][i] for i in (0, 1))
-            assert counted == pytest.approx(ran), option
-
-    @pytest.mark.parametrize("option", EVERY)
-    def test_whose_state_no_call_resets_is_still_a_denoiser(self, session: Load, option: str) -> None:
-        loaded = session(f"caching={option}", STEPS)
-        unet = pipeline(loaded).unet
-        assert isinstance(unet, UNet2DConditionModel)
-        assert unet.dtype == torch.float32
+        found = {}
+        for option in ("none", "deepcache", "pyramid_attention", "guidance_interval"):
+            loaded = session(f"caching={option}", FEWER, "attention=vanilla")
+            with FlopCounterMode(display=False) as counter:
+                loaded._call(output_type="latent")
+            found[option] = counter.get_total_flops() / 1e12, loaded.count_operations()
+        ran, counted = found.pop("none")
+        for option, (fewer, counted_fewer) in found.items():
+            assert 0 < counted_fewer < counted, option
+            assert counted - counted_fewer == pytest.approx(ran - fewer), option
 
     def test_none_runs_every_layer_on_every_step(self, session: Load) -> None:
         loaded = session(STEPS)
@@ -260,10 +225,7 @@ def predictions(unet: UNet2DConditionModel, steps: int, side: int) -> list[torch
 
 
 class TestDeepCache:
-    ARCHITECTURES = ("emoji", "sd15", "sd21", "sdxl")
-
-    @pytest.mark.parametrize("name", ARCHITECTURES)
-    @pytest.mark.parametrize("side", [16, 18])
+    @pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
     def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
         unet = small_unet(name)
         [expected] = predictions(unet, 1, side)
@@ -274,7 +236,7 @@ class TestDeepCache:
             assert torch.equal(predictions(unet, 1, side)[0], expected), branch
 
     @needs_published
-    @pytest.mark.parametrize("name", ARCHITECTURES)
+    @pytest.mark.parametrize("name", ["emoji", "sd15", "sd21", "sdxl"])
     def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
         from DeepCache import DeepCacheSDHelper
 
@@ -295,29 +257,12 @@ class TestDeepCache:
                 assert torch.equal(mine, theirs), number
             del unet.forward
 
-    @needs_published
-    def test_draws_the_images_of_the_published_implementation(self, session: Load) -> None:
-        from DeepCache import DeepCacheSDHelper
-
-        plain = session(STEPS)
-        helper = DeepCacheSDHelper(pipeline(plain))
-        helper.set_params(cache_interval=3, cache_branch_id=0)
-        helper.enable()
-        assert np.array_equal(image(session("caching=deepcache", STEPS)), image(plain))
-
     def test_one_step_of_three_is_whole(self, session: Load) -> None:
         loaded = session("caching=deepcache", "workload.steps=7")
         trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
         found = loaded._assembly.proofs["caching"](trace)
         assert found.engaged
         assert found.facts == {"whole": 3, "outer": 4, "runs_of_the_first_layer": 7, "runs_of_the_middle": 3}
-
-    def test_each_branch_runs_more_than_the_one_before(self, session: Load) -> None:
-        counts = [
-            session("caching=deepcache", f"caching.branch={branch}", FEWER).count_operations() for branch in range(4)
-        ]
-        assert counts == sorted(counts)
-        assert len(set(counts)) == 4
 
     def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
         unet = small_unet("emoji")
@@ -416,12 +361,6 @@ class TestPyramidAttention:
         # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8.
         assert found.facts == {"self_attention": 7 * layers, "cross_attention": 6 * layers}
 
-    def test_one_kind_alone(self, session: Load) -> None:
-        loaded = session("caching=pyramid_attention", "caching.cross=null", STEPS)
-        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
-        facts = loaded._assembly.proofs["caching"](trace).facts
-        assert facts["self_attention"] < facts["cross_attention"]
-
 
 @needs_tomesd
 class TestTokenMerging:
@@ -434,20 +373,3 @@ class TestTokenMerging:
         first = image(session("caching=tome", STEPS))
         torch.manual_seed(2)
         assert np.array_equal(image(session("caching=tome", STEPS)), first)
-
-    def test_without_random_numbers(self, session: Load) -> None:
-        loaded = session("caching=tome", "caching.random=false", STEPS)
-        assert evidence(loaded).engaged
-
-
-def test_a_study_measures_one_after_the_other(tmp_path: Path) -> None:
-    finished = sdopt(
-        tmp_path,
-        *("run", *SMOKE, "study=one_at_a_time", "study.options=[caching:deepcache,caching:guidance_interval]"),
-        FEWER,
-    )
-    assert finished.code == 0, finished.err
-    rows = {row.name: row for row in finished.result.variants}
-    assert str(rows["caching=deepcache"].status) == "ok"
-    operations = {name: row.tflop_per_image or 0 for name, row in rows.items()}
-    assert 0 < operations["caching=deepcache"] < operations["caching=guidance_interval"] < operations["baseline"]

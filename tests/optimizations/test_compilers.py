@@ -22,7 +22,6 @@ from sdopt.errors import UnavailableError
 from sdopt.hardware.device import Device
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
-from sdopt.optimizations import Contract
 from sdopt.optimizations.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.optimizations.compiler.base import PerShape, StandIn, Tensors
 from sdopt.optimizations.compiler.cuda_graphs import Capture
@@ -38,15 +37,6 @@ CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0, me
 
 
 class TestStandIn:
-    def test_has_the_attributes_of_its_module(self, session: Load) -> None:
-        unet = session()._pipe.unet
-        stand_in = StandIn(unet)
-        assert unwrapped(stand_in) is unet
-        assert stand_in.config is unet.config
-        assert stand_in.dtype is torch.float32
-        with pytest.raises(AttributeError, match="nothing_like_it"):
-            _ = stand_in.nothing_like_it
-
     def test_a_call_becomes_a_function_of_its_tensors(self) -> None:
         class Summing(torch.nn.Linear):
             def forward(self, x: torch.Tensor, scale: float, more: Any) -> Any:  # type: ignore[override]
@@ -78,11 +68,6 @@ class TestStandIn:
 
 
 class TestConflicts:
-    @pytest.mark.parametrize("option", ["cuda_graphs", "deepspeed", "tensorrt", "blade"])
-    def test_needs_cuda(self, variant: Compose, option: str) -> None:
-        found = variant(f"compiler={option}").conflicts(CPU)
-        assert any(reason.endswith(f"needs a CUDA device; this runs on {CPU.name}") for reason in found)
-
     @pytest.mark.parametrize("option", ["inductor", "inductor_dynamic", "regional", "whole_step", "aot"])
     def test_inductor_would_fuse_what_math_keeps_apart(self, variant: Compose, option: str) -> None:
         chosen = f"compiler={option}"
@@ -105,10 +90,6 @@ class TestConflicts:
         [found] = variant("compiler=inductor_dynamic", "grad_mode=enabled").conflicts(CPU)
         assert "autograd records for any shape: choose grad_mode=no_grad or inference_mode" in found
         assert variant("compiler=inductor", "grad_mode=enabled").conflicts(CPU) == []
-
-    @pytest.mark.parametrize("option", ["cuda_graphs", "tensorrt"])
-    def test_runs_on_a_card(self, variant: Compose, option: str) -> None:
-        assert variant(f"compiler={option}").conflicts(CARD) == []
 
     @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt"])
     def test_what_an_exported_graph_does_not_see(self, variant: Compose, option: str) -> None:
@@ -165,10 +146,6 @@ class TestConflicts:
         [found] = variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU)
         assert found.endswith("is not a sum of latents and prediction: choose scheduler=ddim or euler")
 
-    @pytest.mark.parametrize("scheduler", ["ddim", "euler"])
-    def test_a_whole_step(self, variant: Compose, scheduler: str) -> None:
-        assert variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU) == []
-
     @pytest.mark.parametrize("name", ["clip_sample", "thresholding"])
     def test_a_whole_step_that_clips(self, variant: Compose, name: str) -> None:
         [found] = variant("compiler=whole_step", f"+scheduler.options.{name}=true").conflicts(CPU)
@@ -188,14 +165,6 @@ class TestConflicts:
         assert variant(*chosen, "scheduler=ddim", "+scheduler.options.clip_sample=false").conflicts(CPU) == []
         assert variant(*chosen, "scheduler=euler").conflicts(CPU) == []
 
-    def test_a_whole_step_of_a_model_that_is_not_there_yet(self, variant: Compose) -> None:
-        chosen = ("compiler=whole_step", "model=sdxl", "scheduler=ddim")
-        assert not any("nonlinear" in found for found in variant(*chosen).conflicts(CPU))
-
-    def test_blade_says_what_to_do(self, variant: Compose) -> None:
-        found = " ".join(variant("compiler=blade").conflicts(CARD))
-        assert "build torch_blade from https://github.com/alibaba/BladeDISC" in found
-
     @pytest.mark.parametrize(
         ("overrides", "reason"),
         [
@@ -212,10 +181,6 @@ class TestConflicts:
         sd15 = ("model=sd15", "model.weights=random", "compiler=deepspeed")
         assert variant(*sd15, "precision=fp16").conflicts(CARD) == []
         assert any(reason in found for found in variant(*sd15, *overrides).conflicts(CARD))
-
-    @pytest.mark.parametrize(("precision", "contract"), [("f32", Contract.EQUIVALENT), ("bf16", Contract.LOSSY)])
-    def test_openvino_promises_less_in_bfloat16(self, variant: Compose, precision: str, contract: Contract) -> None:
-        assert variant("compiler=openvino", f"compiler.precision={precision}").contract is contract
 
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -390,16 +355,6 @@ class TestTrace:
         traced._pipe.unet = unwrapped(denoiser_of(traced._pipe))
         assert not evidence(traced).engaged
 
-    def test_another_batch_is_another_graph(self, traced: PipelineHost) -> None:
-        traced._call()
-        traced._call(
-            prompt=["a", "b"],
-            latents=traced._inputs[0]["latents"].repeat(2, 1, 1, 1),
-            generator=2 * traced._inputs[0]["generator"],
-        )
-        assert len(denoiser_of(traced._pipe).graphs) == 2
-        assert compilation.compiled_so_far()[1] == 2
-
 
 class TestPackages:
     def test_lie_in_a_folder_of_the_users_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,33 +365,6 @@ class TestPackages:
         folder.chmod(0o770)
         with pytest.raises(UnavailableError, match="only you may have access: chmod 700"):
             aot.private_folder()
-
-    def test_a_link_elsewhere_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        (tmp_path / "sdopt").mkdir()
-        (tmp_path / "sdopt" / "aot").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(UnavailableError, match="only you may have access"):
-            aot.private_folder()
-
-    def test_run_for_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """For several, each run on a GPU would wait on the host for the end of the last one."""
-        made: list[Any] = []
-
-        class Loader:
-            def __init__(self, *how: Any) -> None:
-                made.append(how)
-
-            def get_constant_fqns(self) -> list[str]:
-                return []
-
-            def load_constants(self, *_: Any) -> None:
-                pass
-
-        monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Loader)
-        monkeypatch.setattr(aot, "_constants", lambda *_: {})
-        aot._load(Tensors(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {}), Path("some.pt2"))
-        assert made == [("some.pt2", "model", True, 1, -1)]
 
     @staticmethod
     def digest(unet: Any, rows: int = 2) -> str:

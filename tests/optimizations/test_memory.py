@@ -21,6 +21,7 @@ from sdopt.results.samples import Evidence
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, Finished, sdopt
+from tests.fakes import fake_workers
 from tests.fixtures import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
@@ -80,10 +81,6 @@ class TestConflicts:
         [found] = variant(*chosen, *inputs[task]).conflicts(CPU)
         assert "tiles of a start image to 4 channels, and this model has 8: choose one of the two options" in found
 
-    def test_both_are_reported(self, variant: Compose) -> None:
-        found = variant("memory=[vae_slicing,vae_tiling]").conflicts(CPU)
-        assert [reason.partition(":")[0] for reason in found] == ["memory=vae_slicing", "memory=vae_tiling"]
-
     def test_a_vae_that_has_neither(self, variant: Compose, tmp_path: Path) -> None:
         for path in (PACKAGED / "emoji").rglob("*"):
             if path.is_file():
@@ -110,15 +107,6 @@ class TestProof:
         found = evidence(session("memory=vae_tiling", LARGE))
         assert found["memory.vae_tiling"].engaged
         assert found["memory.vae_tiling"].facts == {"image": 96, "tile": 64, "decoder_calls": 4}
-
-    def test_smaller_tiles(self, session: Load) -> None:
-        loaded = session("memory=vae_tiling", "memory.vae_tiling.tile_size=64", "workload.size=128")
-        assert evidence(loaded)["memory.vae_tiling"].facts["decoder_calls"] == 9
-
-    def test_both(self, session: Load) -> None:
-        found = evidence(session("memory=[vae_slicing,vae_tiling]", *BATCH, LARGE))
-        assert [item.engaged for item in found.values()] == [True, True]
-        assert all(item.facts["decoder_calls"] == 2 * 4 for item in found.values())
 
     def test_of_the_tiny_autoencoder(self, session: Load) -> None:
         loaded = session("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64", *BATCH, LARGE)
@@ -158,7 +146,7 @@ class TestTinyVae:
         difference = pixels(session("memory=tiny_vae", *own), tmp_path) - pixels(session(*own), tmp_path)
         assert 0.5 < np.abs(difference).mean() < 16
 
-    @pytest.mark.parametrize("precision", ["fp16", "bf16", "autocast_fp16"])
+    @pytest.mark.parametrize("precision", ["bf16", "autocast_fp16"])
     def test_takes_the_type_of_the_others(self, session: Load, precision: str) -> None:
         loaded = session("memory=tiny_vae", f"precision={precision}")
         assert pipeline(loaded).vae.dtype == pipeline(loaded).unet.dtype
@@ -246,9 +234,9 @@ class TestPrecomputedEmbeddings:
         pipeline(loaded).text_encoder = pipeline(session()).text_encoder
         assert not evidence(loaded)["memory.precomputed_embeddings"].engaged
 
-    @pytest.mark.parametrize("batch", [[], ["workload.batch_size=2", "workload.images_per_prompt=2"]])
-    def test_draw_what_prompts_would(self, session: Load, tmp_path: Path, batch: list[str]) -> None:
+    def test_draw_what_prompts_would(self, session: Load, tmp_path: Path) -> None:
         """Of each prompt its own, in batches that wrap around, with and without guidance."""
+        batch = ("workload.batch_size=2", "workload.images_per_prompt=2")
         for guidance in ("1", "4"):
             given = ("workload.prompt_count=3", f"workload.guidance_scale={guidance}", *batch)
             plain, embedded = session(*given), session(*given, "memory=precomputed_embeddings")
@@ -262,30 +250,16 @@ class TestPrecomputedEmbeddings:
         [record] = loaded.generate(1, draw_of(chosen), tmp_path).records
         assert record.prompt == "a boat" not in chosen.prompts
 
-    @pytest.mark.parametrize("task", ["txt2img", "img2img", "inpaint"])
-    def test_of_two_text_encoders(
-        self,
-        session: Load,
-        small_xl: Path,  # noqa: F811
-        inputs: dict[str, list[str]],
-        task: str,
-        tmp_path: Path,
-    ) -> None:
-        model = ("model=folder", f"model.path={small_xl}", "model.size=64", *inputs[task], "workload.steps=2")
+    def test_of_two_text_encoders(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
+        model = ("model=folder", f"model.path={small_xl}", "model.size=64", "workload.steps=2")
         plain, embedded = session(*model), session(*model, "memory=precomputed_embeddings")
         assert evidence(embedded)["memory.precomputed_embeddings"].engaged
         assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
-        if task == "txt2img":
-            assert 0 < embedded.count_operations() < plain.count_operations()
-
-    def test_are_encoded_under_autocast(self, session: Load, tmp_path: Path) -> None:
-        plain = session("precision=autocast_fp16")
-        embedded = session("precision=autocast_fp16", "memory=precomputed_embeddings")
-        assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
+        assert 0 < embedded.count_operations() < plain.count_operations()
 
 
 class TestLayerwiseCasting:
-    @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "autocast_fp16"])
+    @pytest.mark.parametrize("precision", ["fp32", "autocast_fp16"])
     def test_stores_in_8_bits_and_computes_in_more(self, session: Load, precision: str) -> None:
         loaded = session("memory=layerwise_casting", f"precision={precision}")
         for item in loaded.prove().evidence:
@@ -306,18 +280,8 @@ class TestLayerwiseCasting:
         found = variant("memory=layerwise_casting", "compiler=inductor").conflicts(CPU)
         assert any("its hooks would cast weights inside compiled code" in reason for reason in found)
 
-    def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
-        difference = np.abs(pixels(session("memory=layerwise_casting"), tmp_path) - pixels(session(), tmp_path))
-        assert 0 < difference.mean() < 32
-
 
 class TestContracts:
-    def test_are_what_they_promise(self, variant: Compose) -> None:
-        both = variant("memory=[vae_slicing,vae_tiling]")
-        assert both.optimizations["memory.vae_slicing"].contract is Contract.EQUIVALENT
-        assert both.optimizations["memory.vae_tiling"].contract is both.contract is Contract.LOSSY
-        assert all(both.optimizations[f"memory.{name}"].claims == {"memory"} for name in ("vae_slicing", "vae_tiling"))
-
     def test_slices_differ_by_rounding_and_tiles_by_more(self, session: Load, tmp_path: Path) -> None:
         def images(option: str) -> np.ndarray:
             return pixels(session(f"memory=[{option}]", *BATCH, LARGE), tmp_path)
@@ -332,11 +296,9 @@ class TestStudy:
 
     @pytest.fixture(scope="class")
     def studied(self, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-        return sdopt(
-            tmp_path_factory.mktemp("memory"),
-            *("run", *SMOKE, "study=factorial", "study.options=[memory:vae_slicing,memory:vae_tiling]"),
-            *(*BATCH, LARGE),
-        )
+        options = "study.options=[memory:vae_slicing,memory:vae_tiling]"
+        with fake_workers():
+            return sdopt(tmp_path_factory.mktemp("memory"), "run", *SMOKE, "study=factorial", options, *BATCH, LARGE)
 
     def test_measures_every_combination(self, studied: Finished) -> None:
         assert studied.code == 0, studied.err

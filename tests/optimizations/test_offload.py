@@ -14,8 +14,7 @@ from diffusers.hooks import HookRegistry
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.optimizations import Contract
-from sdopt.optimizations.offload import GroupOffload, Offload, _size
+from sdopt.optimizations.offload import GroupOffload, _size
 from sdopt.pipelines.parts import hook_of
 from sdopt.reference import MODEL
 from sdopt.results.samples import Evidence
@@ -142,14 +141,6 @@ class TestConflicts:
         assert variant(*model, "memory=model_offload").conflicts(GPU) == []
 
 
-def test_all_promise_the_same_bits_for_less_memory(variant: Compose) -> None:
-    for name in OPTIONS:
-        option = variant(f"memory={name}").optimizations[f"memory.{name}"]
-        assert isinstance(option, Offload)
-        assert option.contract is Contract.EXACT
-        assert option.claims == {"memory"}
-
-
 def test_a_quantized_weight_rests_where_its_own_tensors_are() -> None:
     """Diffusers moves those alone: what the weight says of itself stays as it was when it was last brought."""
     quantization = pytest.importorskip("torchao.quantization")
@@ -219,21 +210,13 @@ class TestGroups:
         gc.collect()
         assert not folder.exists()
 
-    @pytest.mark.parametrize("others", [["tiny_vae"], ["layerwise_casting", "precomputed_embeddings"], ["vae_tiling"]])
-    def test_combine(self, session: Load, others: list[str]) -> None:
-        loaded = session(f"memory=[group_offload,{','.join(others)}]", "workload.size=96")
-        for item in loaded.prove().evidence:
-            assert item.engaged, item
-
 
 class TestSequential:
     @pytest.mark.parametrize(
         "others",
         [
-            [],
             ["memory=[sequential_offload,layerwise_casting,precomputed_embeddings,tiny_vae]"],
-            ["precision=fp16_vae_fp32", "layout=channels_last"],
-            ["precision=autocast_fp16", "attention=sliced", "grad_mode=inference_mode"],
+            ["precision=autocast_fp16", "attention=sliced", "grad_mode=inference_mode", "layout=channels_last"],
         ],
     )
     def test_brings_every_layer(self, session: Load, cpu_for_a_gpu: None, others: list[str]) -> None:
@@ -267,12 +250,6 @@ class TestModels:
         loaded = session("memory=model_offload", "precision=int8_torchao")
         [precision] = [item for item in loaded.prove().evidence if item.axis == "precision"]
         assert precision.engaged, precision
-
-    def test_that_rest_where_they_compute_save_nothing(self, session: Load) -> None:
-        """On a CPU, where the conflict was passed by."""
-        found = evidence(session("memory=model_offload"))
-        assert not found.engaged
-        assert "0.03 GiB of weights on cpu between calls" in found.summary
 
     def test_forget_text_encoders_that_were_freed(self, session: Load) -> None:
         loaded = session("memory=[model_offload,precomputed_embeddings]")

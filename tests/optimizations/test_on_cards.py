@@ -62,10 +62,6 @@ class TestHeads:
             assert reason.startswith("attention=cudnn: the cudnn kernel supports heads of up to 128 channels, in ")
             assert reason.endswith("this model has heads of 160: choose attention=default or mem_efficient")
 
-    def test_flash_takes_all_of_these(self, variant: Compose) -> None:
-        options = ("model=sd15", "model.weights=random", "precision=fp16", "attention=flash")
-        assert variant(*options).conflicts(card(8, 0)) == []
-
     @pytest.mark.parametrize(("others", "fits"), [("float32", False), ("float16", True)])
     def test_layers_of_8_bit_weights_compute_them_in_the_type_of_the_others(
         self, variant: Compose, others: str, fits: bool
@@ -131,18 +127,10 @@ class TestToolchain:
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
         monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
 
-    def test_that_is_complete_is_no_conflict(self, variant: Compose) -> None:
-        assert variant("compiler=inductor").conflicts(self.HERE) == []
-
     def test_without_triton(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
         [found] = variant("compiler=inductor").conflicts(self.HERE)
         assert found == "compiler=inductor: Inductor on CUDA needs the package triton: pip install triton"
-
-    def test_without_a_c_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shutil, "which", lambda name: None)
-        [found] = variant("compiler=inductor").conflicts(self.HERE)
-        assert "needs a C compiler: install gcc" in found
 
     def test_with_a_compiler_of_the_users_that_is_none(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CC", "no-such-cc")

@@ -172,6 +172,23 @@ class Walk:
             }
 
 
+def few_runs(walk: Walk, choices: Sequence[Choice]) -> list[tuple[list[Choice], str]]:
+    """Returns few combinations in which each option occurs once, with each task in turn: always the same ones."""
+    runs: list[tuple[list[Choice], str]] = []
+    left = list(choices)
+    while left:
+        # At random, so that rivals do not meet the same options in each run.
+        order = random.Random(len(left)).sample(left, len(left))
+        task, chosen = TASKS[len(runs) % len(TASKS)], list[Choice]()
+        for choice in order:
+            if all(choice.combines(other) for other in chosen) and walk.runnable([*chosen, choice], task):
+                chosen.append(choice)
+        assert chosen, f"none of {', '.join(map(str, left))} runs with task={task}"
+        left = [choice for choice in left if choice not in chosen]
+        runs.append((chosen, task))
+    return runs
+
+
 def covering_runs(walk: Walk, choices: Sequence[Choice], seed: int = 0) -> list[tuple[list[Choice], str]]:
     """Returns combinations in which each pair of options that can run occurs, and each option with each task.
 

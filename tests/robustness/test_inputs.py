@@ -144,14 +144,6 @@ def test_a_folder_of_images_leaves_none_out(tmp_path: Path) -> None:
         list(batches(image_files(tmp_path), 8))
 
 
-def test_a_broken_start_image_ends_before_anything_starts(tmp_path: Path, png: bytes) -> None:
-    (tmp_path / "a.png").write_bytes(png[:200])
-    finished = sdopt(tmp_path, "run", *SMOKE, "task=img2img", "task.image=a.png")
-    assert finished.code == 2
-    assert "task.image=a.png: cannot be read as an image" in finished.err
-    assert "Traceback" not in finished.err
-
-
 LATENTS = {
     "shape": torch.zeros(1, 8, 4, 4),
     "dimensions": torch.zeros(8, 8),
@@ -169,13 +161,13 @@ def test_latents_of_another_kind(name: str, tmp_path: Path) -> None:
         require_latents(Workload(latents=str(file)), Task(), Model())
 
 
-@pytest.mark.parametrize("content", [b"", b"a", b"\x08" + b"\0" * 7 + b'{"a": 1}', b"PK\x03\x04" + b"\0" * 40])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".npy"])
-def test_latents_that_are_none(content: bytes, suffix: str, tmp_path: Path) -> None:
+def test_latents_that_are_none(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"latents{suffix}"
-    file.write_bytes(content)
-    with pytest.raises(UsageError, match=r"workload\.latents=.*latents\."):
-        require_latents(Workload(latents=str(file)), Task(), Model())
+    for content in (b"", b"a", b"\x08" + b"\0" * 7 + b'{"a": 1}', b"PK\x03\x04" + b"\0" * 40):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=r"workload\.latents=.*latents\."):
+            require_latents(Workload(latents=str(file)), Task(), Model())
 
 
 @pytest.fixture
@@ -269,11 +261,8 @@ def test_weights_of_something_else(folder: Path) -> None:
     assert "unet/diffusion_pytorch_model.safetensors: holds weights of another network" in problem_of(folder)
 
 
-def test_a_folder_in_order_passes(folder: Path) -> None:
-    check(Model(weights="path", path=str(folder)))
-
-
 def test_the_command_says_so_before_a_worker_starts(folder: Path, tmp_path: Path) -> None:
+    check(Model(weights="path", path=str(folder)))
     change(folder / "unet" / "config.json", down_block_types=["NoBlock"])
     finished = sdopt(tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}")
     assert finished.code == 2

@@ -138,7 +138,13 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(
-    ("server", "said"), ANSWERS.items(), ids=[answer.__name__ for answer in ANSWERS], indirect=["server"]
+    ("server", "said"),
+    [
+        # Each waits for MLflow's own process, which takes seconds to start.
+        pytest.param(*case, id=case[0].__name__, marks=[] if case[0] in (forbids, drips) else pytest.mark.slow)
+        for case in ANSWERS.items()
+    ],
+    indirect=["server"],
 )
 def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path) -> None:
     tracking = Tracking(uri=server, images=False, deadline_s=3)

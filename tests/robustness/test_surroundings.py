@@ -127,6 +127,7 @@ def test_a_disk_that_fills_up_while_a_result_is_logged(tmp_path: Path) -> None:
         assert log_study(result, tmp_path, tracking).new
 
 
+@pytest.mark.slow  # in MLflow's own process, which takes seconds to start
 def test_a_port_in_use(tmp_path: Path) -> None:
     (tmp_path / "there.db").touch()
     store = f"tracking.uri=sqlite:///{tmp_path}/there.db"

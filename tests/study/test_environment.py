@@ -49,18 +49,6 @@ def test_images_of_another_version_of_an_options_package_are_others(
     assert key(variant, MACHINE) != before
 
 
-def test_a_cpu_has_none() -> None:
-    assert "cudnn" not in describe_environment(replace(MACHINE, device=Device("cpu")), []).packages
-
-
-def test_settings_of_the_gpu_variables_and_warnings_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    found = describe_environment(replace(MACHINE, gpu={"compute_mode": "default"}, warnings=("slow",)), [])
-    assert found.variables["NVIDIA_TF32_OVERRIDE"] == "0"
-    assert found.gpu == {"compute_mode": "default"}
-    assert found.warnings == ["slow"]
-
-
 def test_images_of_another_cudnn_or_under_another_override_are_others(
     variant: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,11 +132,6 @@ class TestCache:
         assert not stale.exists()
         assert cache.fetch("ab12", tmp_path / "again") is not None
 
-    def test_none_keeps_nothing(self, drawn: tuple[Path, list[ImageRecord]], tmp_path: Path) -> None:
-        cache = ImageCache(None)
-        cache.keep("ab12", *drawn)
-        assert cache.fetch("ab12", tmp_path / "again") is None
-
 
 def test_images_of_a_users_own_option_are_not_kept(tmp_path: Path) -> None:
     """It may read files that no key knows of."""

@@ -1,6 +1,5 @@
 """Going on with what broke off: killed at any point, studies and sweeps are completed, and nothing is lost."""
 
-import json
 import shlex
 import shutil
 import time
@@ -18,7 +17,7 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
-from sdopt.results.samples import Measurement, Memory
+from sdopt.results.samples import Measurement
 from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.study.designs import CONTROL
@@ -189,13 +188,6 @@ class TestMissing:
         assert len({record.path for row in result.variants for record in row.images}) == 4
         assert "already complete" in resume(broken_off).out
 
-    def test_nothing(self, folder: Path) -> None:
-        before = (folder / "result.json").read_bytes()
-        resumed = resume(folder)
-        assert resumed.code == 0
-        assert f"already complete: {folder}" in resumed.out
-        assert (folder / "result.json").read_bytes() == before
-
     def test_of_a_study_that_was_killed_before_it_had_a_result(self, folder: Path) -> None:
         """Another tracker may be named beside `resume`."""
         (folder / "result.json").unlink()
@@ -251,11 +243,6 @@ class TestRefused:
         assert resumed.code == 2
         assert resumed.err.startswith("sdopt: resume=nowhere: has no .hydra/hydra.yaml")
         assert not (tmp_path / "nowhere").exists()
-
-    def test_retrying_without_a_folder(self, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "run", *SMOKE, "retry_failed=true")
-        assert found.code == 2
-        assert "retry_failed=true: works only on a study that is resumed" in found.err
 
     def test_another_machine_and_other_versions_all_at_once(self, broken_off: Path) -> None:
         result = read_result(broken_off)
@@ -374,6 +361,7 @@ class TestExtended:
             [ruling] = [ruling for ruling in judgement.rulings if ruling.rule == "looks"]
             assert ruling.verdict is Verdict.INCONCLUSIVE
 
+    @pytest.mark.slow  # its images are scored twice
     def test_is_judged_again_though_it_broke_off_before_that(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -451,13 +439,6 @@ class TestSweep:
         assert "attention=math" in (folder / "sweep.md").read_text()
         assert {path.name for path in folder.iterdir()} == {path.name for path in sweep_folder.iterdir()}
 
-    def test_a_job_of_it_is_a_run(self, sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:
-        folder = tmp_path / sweep_folder.relative_to(sweep.cwd) / "1"
-        shutil.copytree(sweep_folder / "1", folder)
-        resumed = sdopt(tmp_path, "run", f"resume={folder}", "tracking=none")
-        assert resumed.code == 0, resumed.shown
-        assert "already complete" in resumed.out
-
 
 # --------------------------------------------------------------------------------------------- what a study still lacks
 
@@ -506,15 +487,3 @@ class TestMissingOf:
         for status in (Status.FAILED, Status.SKIPPED, Status.OUT_OF_MEMORY):
             last.status = status
             assert missing_of(study).variants == frozenset()
-
-
-def test_a_result_from_before_there_were_sessions_can_be_read(whole: Finished, tmp_path: Path) -> None:
-    content = json.loads((whole.folder / "result.json").read_text())
-    del content["sessions"], content["environment"]["code"]
-    for row in content["variants"]:
-        del row["inputs"]
-        for measurement in row["measurements"]:
-            del measurement["session"], measurement["complete"]
-    (tmp_path / "result.json").write_text(json.dumps(content))
-    assert read_result(tmp_path).comparisons == whole.result.comparisons
-    assert isinstance(read_result(tmp_path).variants[0].measurements[0].shapes[0].memory, Memory)

@@ -13,7 +13,8 @@ from sdopt.pipelines.components import count_weights
 from sdopt.results.files import read_result, write_at_last
 from sdopt.results.records import Status
 from sdopt.schema import Model
-from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
+from tests.command import SMALL, SMOKE, Finished, sdopt, start
+from tests.fakes import Fakes, FakeWorker, fake_workers
 
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
 
@@ -97,12 +98,18 @@ class TestDisk:
             assert "Traceback" not in finished.err
 
     def test_one_that_fills_up_meanwhile_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An option that fills the disk while its pipeline is prepared, after the baseline was warmed up."""
+        """The disk becomes full while an option is prepared, after the baseline was warmed up."""
         refuge = tmp_path / "refuge"
         refuge.mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(refuge))
         with small_disk(tmp_path / "disk", "8m") as disk:
-            finished = sdopt(disk, "run", *SABOTAGE, *QUICK, "+sabotage=fills_the_disk", f"+sabotage.disk={disk}")
+
+            def fills(_worker: FakeWorker, name: str) -> None:
+                if name == "prepare":
+                    full(disk)
+
+            with fake_workers(Fakes({"attention=math": fills})):
+                finished = sdopt(disk, "run", *QUICK, "attention=math")
             assert finished.code == 3, finished.shown
             assert "measuring continues, and writing is tried again after every round" in finished.shown
             [saved] = refuge.glob("sdopt-*-result.json")
@@ -158,27 +165,6 @@ class TestDatabase:
         finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri={uri}")
         assert finished.code == 2
         assert f"{tmp_path}/file cannot be written" in finished.err
-
-
-class TestMemory:
-    def test_that_runs_out_within_the_rounds_makes_the_rest_blocks(self, tmp_path: Path) -> None:
-        finished = sdopt(
-            tmp_path,
-            *("run", *SABOTAGE, *SMALL, "+sabotage=wants_too_much_in_a_round", "workload.steps=1"),
-            *("protocol.rounds=4", "protocol.warmup=1", "protocol.stage_calls=0"),
-        )
-        assert finished.code == 0, finished.shown
-        result = finished.result
-        candidate = result.variant("sabotage=wants_too_much_in_a_round")
-        assert result.schedule.kind == "blocks"
-        assert "while 2 other processes were in memory, perhaps for lack of memory" in result.schedule.reason
-        assert "in round 3" in result.schedule.reason
-        assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
-        assert all(row.status is Status.OK for row in result.variants)
-        # Two rounds were whole; the block makes up for the other two.
-        assert [len(m.shapes[0].latency_s) for m in candidate.measurements] == [2, 2]
-        assert [edge.shapes[0].speedup.n for edge in result.comparisons if edge.shapes[0].speedup] in ([4, 4], [4, 5])
-        assert len(candidate.images) == 1
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt, start, workers
-from tests.fixtures import Compose, Load
+from tests.fakes import fake_workers
+from tests.fixtures import Load
 from tests.records import reconfigure
 
 
@@ -203,28 +204,22 @@ class TestNoise:
         assert len(list(tmp_path.glob("*.png"))) == 6
         assert load_file(tmp_path / LATENTS)["latents"].shape[0] == 6
 
-    def test_the_seed_of_the_workload_moves_it(self, session: Load) -> None:
-        assert not torch.equal(batch_of(session())["latents"], batch_of(session("workload.seed=7"))["latents"])
-
-
-@pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return sdopt(
-        tmp_path_factory.mktemp("blocks"),
-        *("run", *SMOKE, "protocol.schedule=blocks", "grad_mode=inference_mode"),
-        *("workload.prompts=[red apple,cat face]", "quality.prompt_count=9"),
-    )
-
 
 class TestBlocks:
     def test_each_process_compiles_once(self, tmp_path: Path) -> None:
         """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
         finished = sdopt(
             tmp_path,
-            *("run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=blocks", "protocol.stage_calls=0"),
+            *("run", *SABOTAGE, *SMOKE, "protocol.schedule=blocks", "protocol.stage_calls=0", "quality.prompt_count=9"),
+            "workload.prompts=[red apple,cat face]",
             *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache", "grad_mode=inference_mode"),
         )
         assert finished.code == 0, finished.shown
+        result = finished.result
+        assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
+        assert result.schedule.drift
+        for row in result.variants:
+            assert [record.prompt for record in row.images] == ["red apple", "cat face"]
         folders: list[str] = []
         for path in (finished.folder / "logs").iterdir():
             said = [line.split() for line in path.read_text().splitlines() if "_CACHE_DIR: " in line]
@@ -238,17 +233,11 @@ class TestBlocks:
         assert len(set(folders)) == len(folders) == 2 * 3
         assert not list(own_folder().glob("study-*"))
 
-    def test_says_so(self, blocks: Finished) -> None:
-        assert (blocks.result.schedule.kind, blocks.result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
-        assert blocks.result.schedule.drift
-
 
 def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
-    finished = sdopt(
-        tmp_path,
-        *("run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0"),
-        *("study=factorial", "study.options=[grad_mode:inference_mode,attention:math]"),
-    )
+    with fake_workers():
+        options = "study.options=[grad_mode:inference_mode,attention:math]"
+        finished = sdopt(tmp_path, "run", *SMOKE, "study=factorial", options)
     assert finished.code == 0, finished.err
     result = finished.result
     assert len(result.variants) == 4 + 1
@@ -261,27 +250,15 @@ def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
     assert "interaction" in finished.out
 
 
-def test_prompts_may_be_written_out(blocks: Finished) -> None:
-    assert blocks.code == 0, blocks.err
-    for row in blocks.result.variants:
-        assert [record.prompt for record in row.images] == ["red apple", "cat face"]
-
-
 # ----------------------------------------------------------------------------------------------- variants that go wrong
 
 SABOTAGES = {
     "raises in apply": "raises_in_apply",
-    "raises in the third timed call": "raises_in_call",
     "kills itself": "kills_itself",
     "exits": "exits",
     "wants a tensor": "wants_a_tensor",
-    "wants bytes": "wants_bytes",
     "sleeps": "sleeps",
-    "no effect": "no_effect",
     "talks": "talks",
-    "fails after talking": "fails_after_talking",
-    "raises in the proof": "raises_in_proof",
-    "odd evidence": "odd_evidence",
     "unpicklable evidence": "unpicklable_evidence",
 }
 
@@ -293,13 +270,16 @@ def explicit(options: dict[str, str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A study with a variant of every failure, and two that are sound."""
-    return sdopt(
+    """A study with a variant of every failure, and some that are sound, measured by a process of its own."""
+    process = fork(
         tmp_path_factory.mktemp("sabotaged"),
         *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
         *("protocol.rounds=3", "protocol.warmup=1", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
         "protocol.timeout_s=6",
     )
+    finished = process.finish()
+    assert process.left_behind() == []
+    return finished
 
 
 class TestFailures:
@@ -312,17 +292,11 @@ class TestFailures:
         ("name", "status", "reason"),
         [
             ("raises in apply", "failed", "RuntimeError: a part is missing"),
-            ("raises in the third timed call", "failed", "ValueError: this call is one too many"),
             ("kills itself", "killed", "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out"),
             ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
             ("wants a tensor", "out_of_memory", "RuntimeError: "),
-            ("wants bytes", "out_of_memory", "MemoryError: "),
             ("sleeps", "timeout", "no answer to 'prepare' within 6 s (protocol.timeout_s)"),
-            ("no effect", "not_engaged", "sabotage=no_effect: nothing changed"),
             ("talks", "ok", ""),
-            ("fails after talking", "failed", "RuntimeError: and then it failed"),
-            ("raises in the proof", "not_engaged", "evidence: KeyError: 'aten::nothing'"),
-            ("odd evidence", "ok", ""),
             ("unpicklable evidence", "ok", ""),
         ],
     )
@@ -333,9 +307,6 @@ class TestFailures:
         assert "\n" not in row.reason
         assert bool(row.reason) == (status != "ok")
 
-    def test_are_all_looked_at(self, sabotaged: Finished) -> None:
-        assert set(rows(sabotaged.result)) == {"baseline", CONTROL, *SABOTAGES}
-
     def test_do_not_touch_their_siblings(self, sabotaged: Finished) -> None:
         for name in ("baseline", CONTROL, "talks"):
             row = rows(sabotaged.result)[name]
@@ -343,12 +314,8 @@ class TestFailures:
             assert len(row.measurements[0].shapes[0].latency_s) == 3
             assert len(row.images) == 1
         assert sabotaged.result.status == "finished"
-
-    def test_are_exit_code_3(self, sabotaged: Finished) -> None:
+        assert sabotaged.result.environment.start_method == "forkserver"
         assert sabotaged.code == 3
-
-    def test_keep_what_was_measured_before(self, sabotaged: Finished) -> None:
-        assert len(rows(sabotaged.result)["raises in the third timed call"].measurements[0].shapes[0].latency_s) == 2
 
     def test_are_not_compared(self, sabotaged: Finished) -> None:
         edges = {edge.candidate: edge for edge in sabotaged.result.comparisons}
@@ -358,12 +325,11 @@ class TestFailures:
         assert edges["kills itself"].note == "kills itself: killed"
 
     def test_are_in_the_table(self, sabotaged: Finished) -> None:
-        for status in ("failed", "killed", "out_of_memory", "timeout", "not_engaged"):
+        for status in ("failed", "killed", "out_of_memory", "timeout"):
             assert status in sabotaged.out
         assert "a part is missing" in sabotaged.shown
 
     def test_leave_no_process(self, sabotaged: Finished) -> None:
-        assert workers() == []
         sleeping = [
             path.parent.name
             for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -381,13 +347,7 @@ class TestFailures:
         log = self.log(sabotaged, "talks")
         for said in ("print", "stderr", "write", "a child", "a child to stderr"):
             assert f"said by {said}\n" in log or f"said to {said}\n" in log
-        assert "the last words" in self.log(sabotaged, "fails after talking")
-
-
-def test_one_without_effect_alone_is_exit_code_0(tmp_path: Path) -> None:
-    finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "+sabotage=no_effect")
-    assert finished.code == 0
-    assert "its figures are not attributed to it" in finished.shown
+        assert "said " not in sabotaged.out + sabotaged.err
 
 
 @pytest.mark.slow
@@ -410,18 +370,6 @@ def test_a_worker_that_compiled_a_package_is_replaced_by_one_that_loads_it(tmp_p
 
 class TestProcess:
     """The command as a process: what it prints, how it ends, and what it leaves behind."""
-
-    def test_a_worker_writes_to_its_log_alone(self, tmp_path: Path) -> None:
-        variants = explicit({"talks": "talks", "fails": "raises_in_apply"})
-        process = fork(tmp_path, "run", *SABOTAGE, *SMOKE, *variants)
-        finished = process.finish()
-        assert finished.code == 3
-        [advice] = finished.err.splitlines()
-        assert advice.endswith("retry_failed=true` measures again: fails")
-        assert "said " not in finished.out
-        assert "Traceback" not in finished.out
-        assert process.left_behind() == []
-        assert finished.result.environment.start_method == "forkserver"
 
     @pytest.fixture(scope="class")
     def interrupted(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[str]]:
@@ -469,6 +417,7 @@ class TestProcess:
         assert "×" in finished.out
         assert "interrupted" in finished.out
 
+    @pytest.mark.slow
     def test_ctrl_c_while_libraries_are_imported(self, tmp_path: Path) -> None:
         process = start(tmp_path, *SMOKE, module="runners.run")  # the command, in another way
         deadline = time.monotonic() + 60
@@ -485,10 +434,5 @@ class TestProcess:
 
 def test_the_sabotages_are_all_used() -> None:
     files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
-    elsewhere = {"fills_the_disk", "uses_the_cache", "wants_too_much_in_a_round"}
+    elsewhere = {"uses_the_cache"}
     assert files == {*SABOTAGES.values(), "harmless", "compiles_a_package", *elsewhere}
-
-
-def test_a_variant_knows_its_worst_prompt_count(variant: Compose) -> None:
-    """Fewer prompts than asked for are no error: all there are."""
-    assert len(variant("workload.prompt_count=1000000").prompts) >= 8

@@ -21,7 +21,7 @@ BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_
 class TestNoise:
     @pytest.mark.parametrize(
         "overrides",
-        [[], ["precision=bf16"], ["scheduler=lcm"], ["task=img2img", "task.strength=1"], BATCHES],
+        [["precision=bf16", "scheduler=lcm"], ["task=img2img", "task.strength=1", *BATCHES]],
         ids=str,
     )
     def test_a_pipeline_that_draws_its_own_draws_the_same(self, session: Load, overrides: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ class TestTimedCall:
         drawn = np.asarray(Image.open(tmp_path / f"{prompt:04d}_{image:02d}.png"))
         assert np.array_equal(sampled.pixels, drawn)
 
-    @pytest.mark.parametrize("overrides", [[], ["memory=precomputed_embeddings"], ["task=img2img", "task.strength=1"]])
+    @pytest.mark.parametrize("overrides", [[], ["memory=precomputed_embeddings", "task=img2img", "task.strength=1"]])
     def test_looks_to_an_option_as_one_that_draws(self, session: Load, tmp_path: Path, overrides: list[str]) -> None:
         loaded = session(*overrides)
         seen: list[dict[str, Any]] = []

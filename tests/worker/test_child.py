@@ -113,15 +113,6 @@ class TestCall:
             call_apart(context, sleep, timeout_s=0.5)
         assert workers() == others
 
-    def test_leaves_no_process_when_it_is_interrupted(self, context: StartContext) -> None:
-        def interrupt(content: object) -> None:
-            raise KeyboardInterrupt
-
-        others = workers()
-        with pytest.raises(KeyboardInterrupt):
-            call_apart(context, count, 3, note=interrupt)
-        assert workers() == others
-
 
 class TestKill:
     @pytest.fixture
@@ -147,6 +138,7 @@ class TestKill:
         assert warnings == [f"process {child.pid} was killed, but has not ended within 0.2 s; it is left running"]
         assert not child.alive
 
+    @pytest.mark.slow  # it imports PyTorch
     def test_of_one_that_does_not_end_does_not_keep_the_parent_from_exiting(self) -> None:
         code = """
 import multiprocessing

@@ -1,5 +1,6 @@
 """Which images are drawn together: several small ones, by all variants alike, unless an option fixed its batch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from PIL import Image
 
 from sdopt.config.composer import HydraComposer
-from sdopt.worker.draws import draw_of, drawing_batch, floor_draws
-from tests.command import SMOKE, sdopt
+from sdopt.worker.draws import draw_of, drawing_batch, floor_draws, timed_draw
+from tests.fixtures import Load
 
 
 @pytest.mark.parametrize(
@@ -50,19 +51,13 @@ def test_the_numerical_floor_has_the_threads_of_timed_calls_where_images_are_dra
     assert [draw.threads for draws in floors.values() for draw in draws] == [1, 2]
 
 
-def test_images_are_the_same_whether_drawn_together_or_one_by_one(tmp_path: Path) -> None:
+def test_images_are_the_same_whether_drawn_together_or_one_by_one(session: Load, tmp_path: Path) -> None:
     """To within rounding: the noise of an image does not depend on its batch."""
     found = []
-    for batch in (1, 4):
-        quality = ("quality=default", "quality.prompt_count=4", "quality.floor_prompts=2", "quality.cache=null")
-        name = f"of_{batch}"
-        finished = sdopt(
-            tmp_path,
-            *("run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0", "layout=channels_last"),
-            *(*quality, "quality.features=[]", f"quality.batch_size={batch}", f"hydra.run.dir={name}"),
-        )
-        assert finished.code == 0, finished.shown
-        images = sorted((tmp_path / name / "images" / "00-baseline").glob("*.png"))
-        found.append(np.stack([np.asarray(Image.open(path), dtype=float) for path in images]))
+    for size in (1, 4):
+        loaded = session("layout=channels_last", "workload.prompt_count=4")
+        draw = replace(timed_draw(loaded._variant), batch_size=size)
+        records = [record for batch in range(draw.calls) for record in loaded.generate(batch, draw, tmp_path).records]
+        found.append(np.stack([np.asarray(Image.open(tmp_path / each.path), dtype=float) for each in records]))
     assert found[0].shape[0] == 4
     assert np.abs(found[0] - found[1]).max() <= 2

@@ -24,6 +24,7 @@ class TestServer:
         assert not machine.bad_fork
         assert machine.device.type == "cpu"
 
+    @pytest.mark.slow  # it imports PyTorch
     def test_computes_nothing_while_it_imports(self) -> None:
         """A thread pool in the server hangs the first matrix product of a child. Constants of libraries need none."""
         script = """

@@ -1,6 +1,5 @@
 """Preloading: a library that fails or crashes on import costs the warm start, and nothing else."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import pytest
 import torch
 
 from sdopt.schema import Hardware
-from sdopt.worker import machine, preload
-from sdopt.worker.forkserver import ServerError, start
+from sdopt.worker import machine
+from sdopt.worker.forkserver import ServerError
 from sdopt.worker.machine import Machine, find_machine
 from sdopt.worker.preload import import_all
 from tests.command import ROOT
@@ -64,16 +63,6 @@ class TestImports:
         assert seen == sys.modules["asks"].SEEN
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
-    def test_leave_triton_to_be_looked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch._dynamo import device_interface
-        from torch.utils import _triton
-
-        _triton.has_triton()
-        monkeypatch.setattr(device_interface, "_device_initialized", True)
-        preload._forget_missing_cards()
-        assert _triton.has_triton.cache_info().currsize == 0
-        assert not device_interface._device_initialized
-
     def test_of_what_python_compiles_anew_say_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As Python 3.12 says it of an invalid escape sequence in a file that it compiles."""
         library(
@@ -83,15 +72,6 @@ class TestImports:
             warnings.simplefilter("always")
             assert import_all(["badly_written"]) == {}
         assert not said
-
-    def test_of_xformers_for_another_cuda_says_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        source = "import logging\nfor name in ('xformers', 'another'):\n    logging.getLogger(name).warning('%s', name)"
-        library(tmp_path, monkeypatch, "warns", source)
-        with caplog.at_level(logging.WARNING):
-            assert import_all(["warns"]) == {}
-        assert [record.name for record in caplog.records] == ["another"]
 
     @pytest.mark.parametrize("users", [None, "0", "1"])
     def test_leave_the_users_variable_as_it_was(self, monkeypatch: pytest.MonkeyPatch, users: str | None) -> None:
@@ -142,6 +122,7 @@ def probe(folder: Path, xformers: str) -> list[str]:
 
 
 class TestServer:
+    @pytest.mark.slow  # it imports PyTorch
     def test_lives_though_a_library_fails(self, tmp_path: Path) -> None:
         preloaded, method, *warnings = probe(tmp_path, "raise RuntimeError('built for another PyTorch')")
         assert (preloaded, method) == ("True", "forkserver")
@@ -156,15 +137,6 @@ class TestServer:
         assert warning == (
             "the process that workers are forked from has ended: each worker imports PyTorch again, which takes seconds"
         )
-
-    def test_that_has_ended_is_no_end_of_file(self) -> None:
-        class Process:
-            def start(self) -> None:
-                raise EOFError("unexpected EOF")
-
-        process: Any = Process()
-        with pytest.raises(ServerError, match="the process that workers are forked from has ended"):
-            start(process)
 
     @pytest.mark.parametrize("trouble", ["ended", "bad fork"])
     def test_that_cannot_fork_is_replaced_by_spawning(self, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
@@ -183,14 +155,3 @@ class TestServer:
         assert context.get_start_method() == "spawn"
         assert chosen.warnings[0].endswith("each worker imports PyTorch again, which takes seconds")
         assert chosen.warnings[1:] == ("another",)
-
-
-def test_a_library_that_asks_for_a_card_is_answered_without_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As TorchAO does when it is imported: workers could not be forked after CUDA was started."""
-    body = 'import os\nassert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"\n'
-    library(tmp_path, monkeypatch, "asks_for_a_card", body)
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    assert import_all(["asks_for_a_card"]) == {}
-    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ

@@ -38,12 +38,8 @@ class TestWorker:
         worker.ask(PipelineHost.hello)
         assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
         assert os.getsid(worker.pid) != os.getsid(0)
-
-    def test_is_a_child_of_the_server(self, worker: Worker) -> None:
-        worker.ask(PipelineHost.hello)
         tree = parents()
-        assert tree[worker.pid] != os.getpid()
-        assert tree[tree[worker.pid]] == os.getpid()
+        assert tree[tree[worker.pid]] == os.getpid(), "it is a child of the server"
 
     def test_answers_one_thing_after_the_other(self, worker: Worker) -> None:
         assert worker.ask(PipelineHost.prepare) > 0
@@ -51,22 +47,7 @@ class TestWorker:
         assert call.seconds > 0
         assert call.gpu is None
         assert call.compiled == Compiled(0.0, 0)
-
-    def test_says_how_long_it_was_in_calls(self, variant: Compose, tmp_path: Path) -> None:
-        told: list[float] = []
-        places = tmp_path / "log", tmp_path / "scratch"
-        worker = WorkerProcess(start_fork_server(), CPU, 60, variant("hardware.threads=1"), *places, told.append)
-        try:
-            worker.ask(PipelineHost.prepare)
-            seconds = worker.ask(PipelineHost.time_once).seconds
-        finally:
-            worker.stop()
-        assert told[0] == 0
-        assert 0 < told[1] <= seconds
-
-    def test_measures_memory_in_a_timed_call_where_it_is_asked_to(self, worker: Worker) -> None:
-        worker.ask(PipelineHost.prepare)
-        assert worker.ask(PipelineHost.time_once).memory is None
+        assert call.memory is None
         memory = worker.ask(PipelineHost.time_once, memory=True).memory
         assert memory is not None
         assert memory.headline is not None
@@ -110,10 +91,6 @@ class TestWorker:
         assert not worker.alive
         worker.stop()
         worker.kill()
-
-    def test_ends_before_it_has_begun(self, worker: Worker) -> None:
-        worker.kill()
-        assert worker.pid not in parents()
 
     @pytest.mark.parametrize(("device", "may_be_memory"), [(CPU, False), (CARD, True)])
     def test_says_which_signal_ended_it(
