@@ -53,48 +53,36 @@ def test_a_card_composes_and_asks_for_a_cuda_device(composer: type[HydraComposer
     assert hardware.device == "cuda"
 
 
-@pytest.mark.parametrize("card", CARDS)
-class TestSheets:
-    def test_names_its_sources(self, card: str) -> None:
-        text = " ".join(SHEETS[card].sources)
-        assert "NVIDIA" in text or "AMD" in text
-        assert "memory_gib" in text
-
-    def test_has_what_a_plan_needs(self, card: str) -> None:
-        sheet = SHEETS[card]
-        assert sheet.architecture
-        assert sheet.chip
-        assert sheet.pcie_gb_s
-        assert sheet.power_w
+def test_sheets_have_sources_and_what_a_plan_needs() -> None:
+    for card, sheet in SHEETS.items():
+        text = " ".join(sheet.sources)
+        assert "NVIDIA" in text or "AMD" in text, card
+        assert "memory_gib" in text, card
+        assert all((sheet.architecture, sheet.chip, sheet.pcie_gb_s, sheet.power_w)), card
         # GeForce cards with tensor cores accumulate in float16 at twice the rate; other cards at one rate.
         halves = sheet.name.startswith("NVIDIA GeForce RTX")
-        assert (sheet.half_accumulation is not None) == halves
-        assert not halves or sheet.half_accumulation == pytest.approx(2 * (sheet.tensor.fp16 or 0), rel=0.02)
+        assert (sheet.half_accumulation is not None) == halves, card
+        assert not halves or sheet.half_accumulation == pytest.approx(2 * (sheet.tensor.fp16 or 0), rel=0.02), card
+        for name in sheet.device_names:
+            assert sheet_of(f"NVIDIA {name}", SHEETS.values()) is sheet, "and no other card's"
 
-    def test_halves_with_each_doubling_of_the_type(self, card: str) -> None:
-        """Dense tensor rates follow the width of the type; a rate with sparsity among dense ones would not."""
-        tensor = SHEETS[card].tensor
+
+def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_generation() -> None:
+    """Dense tensor rates follow the width of the type; a rate with sparsity among dense ones would not."""
+    for card, sheet in SHEETS.items():
         for wide, narrow in (("tf32", "fp16"), ("fp16", "fp8"), ("bf16", "fp8")):
-            low, high = getattr(tensor, wide), getattr(tensor, narrow)
-            if low is not None and high is not None and SHEETS[card].capability:
-                assert high == pytest.approx(2 * low, rel=0.05)
+            low, high = getattr(sheet.tensor, wide), getattr(sheet.tensor, narrow)
+            if low is not None and high is not None and sheet.capability:
+                assert high == pytest.approx(2 * low, rel=0.05), card
         # The first matrix cores of AMD multiply bfloat16 at half of the rate.
-        assert tensor.bf16 in (None, tensor.fp16) or SHEETS[card].architecture == "cdna"
-        assert SHEETS[card].vector.fp32 is not None
-
-    def test_has_the_types_of_its_generation(self, card: str) -> None:
-        sheet, device = SHEETS[card], planned_device(SHEETS[card])
-        if (
-            sheet.capability is None or sheet.chip == "TU116"
-        ):  # of Turing's chips, those of GTX cards have no tensor cores
-            return
-        assert (sheet.tensor.tf32 is not None) == (sheet.tensor.bf16 is not None) == has(device, BFLOAT16)
-        assert (sheet.tensor.fp8 is not None) == has(device, FP8)
-        assert (sheet.tensor.fp16 is not None) == has(device, TRITON)
-
-    def test_is_found_by_each_name_of_its_driver_and_by_no_other_cards(self, card: str) -> None:
-        for name in SHEETS[card].device_names:
-            assert sheet_of(f"NVIDIA {name}", SHEETS.values()) is SHEETS[card]
+        assert sheet.tensor.bf16 in (None, sheet.tensor.fp16) or sheet.architecture == "cdna", card
+        assert sheet.vector.fp32 is not None, card
+        if sheet.capability is None or sheet.chip == "TU116":  # of Turing, GTX cards have no tensor cores
+            continue
+        device = planned_device(sheet)
+        assert (sheet.tensor.tf32 is not None) == (sheet.tensor.bf16 is not None) == has(device, BFLOAT16), card
+        assert (sheet.tensor.fp8 is not None) == has(device, FP8), card
+        assert (sheet.tensor.fp16 is not None) == has(device, TRITON), card
 
 
 @pytest.mark.parametrize(

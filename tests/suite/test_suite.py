@@ -10,7 +10,6 @@ import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,13 @@ from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
-from sdopt.suite import kinds
-from sdopt.suite import process as processes
 from sdopt.suite import run as running
 from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.findings import machine_findings, noise_findings, option_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
-from sdopt.suite.process import Run, last_words, run_limited
-from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
+from sdopt.suite.process import Run, run_limited
+from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
 from tests.fakes import fake_workers
@@ -128,12 +125,6 @@ class TestCall:
         assert called.code == 3
         assert "1 of the 5 parts that can run here are done" in called.shown
         assert "large: not run (needs at least 80000 s" in called.shown
-
-    def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
-        page = page_of(record_of(called))
-        assert (results_of(called) / "suite.md").read_text() == page
-        assert "| wrong | failed |" in page
-        assert page.index("| blade_sd15_lora |") < page.index("| slow |"), "in the order of the parts"
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
@@ -273,23 +264,6 @@ class TestArchive:
             unpack(archive, folder, CPU.name)
         assert not list(folder.parent.iterdir())
 
-    def test_that_is_none_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "suite.tar.xz").write_text("none")
-        with pytest.raises(UsageError, match="not an archive of the suite"):
-            unpack(tmp_path / "suite.tar.xz", tmp_path / "made", CPU.name)
-
-
-def test_a_row_that_failed_is_measured_again(copied: Finished) -> None:
-    run = results_of(copied) / "parts" / "study" / "run"
-    before = read_result(run)
-    row = before.variant("layout=channels_last")
-    row.status, row.reason, row.measurements = Status.FAILED, "mended meanwhile", []
-    write_result(before, run)
-    finished = sdopt(copied.cwd, *STUDY, "retry=true")
-    assert finished.code == 0, finished.shown
-    after = read_result(run)
-    assert (after.id, after.variant("layout=channels_last").status) == (before.id, Status.OK)
-
 
 def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
     config = replace(suite_config([]), **changed)  # type: ignore[arg-type]
@@ -313,18 +287,10 @@ class TestGoingOn:
         monkeypatch.setattr(running, "run_limited", run)
         return called
 
-    @pytest.mark.parametrize("installed", [True, False])
-    def test_runs_only_files_with_tests_for_a_gpu(
-        self, tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, installed: bool
-    ) -> None:
-        def found(name: str) -> object:
-            return installed if name == "pytest_timeout" else find_spec(name)
-
-        monkeypatch.setattr(kinds, "find_spec", found)
+    def test_runs_only_files_with_tests_for_a_gpu(self, tmp_path: Path, commands: list[list[str]]) -> None:
         run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),)))
         [command] = commands
         assert "gpu and not slow" in command
-        assert ("--timeout=120" in command) == installed
         files = {Path(argument).name for argument in command if argument.endswith(".py")}
         assert {"test_optimizations.py", "test_quantization.py"} <= files
         assert "test_architecture.py" not in files
@@ -494,24 +460,6 @@ class TestProcess:
             time.sleep(0.05)
         assert not Path(f"/proc/{child}/exe").exists()
 
-    def test_one_that_cannot_be_killed_is_left_running(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A driver may hold a process in the kernel; the suite once waited for it without a limit."""
-        monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.2)
-        monkeypatch.setattr(os, "killpg", lambda *_: None)
-        script = (
-            "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-            "print(os.getpid(), flush=True); time.sleep(60)"
-        )
-        try:
-            run = run_limited([sys.executable, "-c", script], tmp_path / "log", 1.5, 0.2)
-        finally:
-            pid = int((tmp_path / "log").read_text().split()[0])
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        assert (run.stopped, run.code) == (True, -signal.SIGKILL)
-        assert run.seconds < 10
-        assert "has not ended within 0.2 s; it is left running" in last_words(tmp_path / "log")
-
     def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]
         assert run_limited(command, tmp_path / "log", 20.0, out=tmp_path / "out").code == 7
@@ -547,11 +495,6 @@ class TestFindings:
         first, failed = findings_of_tests(log)
         assert first.said == "1 passed, 1 failed, 1 skipped"
         assert (failed.name, failed.state) == ("tests/a.py::test_two[x y]", "failed")
-
-    def test_of_tests_that_were_only_collected(self, tmp_path: Path) -> None:
-        (tmp_path / "log").write_text("tests/a.py::test_one\n\n1/40 tests collected (39 deselected) in 2.0s\n")
-        [found] = findings_of_tests(tmp_path / "log")
-        assert "1/40 tests collected" in found.said
 
     def test_of_the_machine(self, tmp_path: Path) -> None:
         found = {
@@ -611,13 +554,3 @@ class TestNoise:
         assert found.between_rounds == pytest.approx(np.hypot(0.01, np.log(1.5) / 20), rel=0.1)
         assert found.first_round == pytest.approx(0.5, abs=0.02)
         assert found.of_ratio == pytest.approx(0.05 * np.sqrt(2), rel=0.5)
-
-    def test_of_a_study_that_timed_nothing_is_none(self, result: StudyResult) -> None:
-        for variant in result.variants:
-            variant.measurements = []
-        assert noise_of(result) is None
-
-    def test_of_a_record(self) -> None:
-        found = noise_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"))
-        assert found is not None
-        assert 0 < (found.between_rounds or 0) < 1
