@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 LONGEST = (
-    "optimizations/test_pairs.py",
     "study/test_study.py",
+    "tracking/test_tracking_server.py",
+    "library/test_applying.py",
     "study/test_resume.py",
-    "optimizations/test_caching.py",
-    "study/test_robustness.py",
+    "optimizations/test_pairs.py",
     "gate/test_commands.py",
-    "worker/test_draws.py",
+    "library/test_loading.py",
 )
 """Files that take longest. They are begun first, so that none keeps a single process busy at the end."""
 

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from sdopt.analysis.outcomes import ORDER, Outcome, Standing, outcomes_of
-from sdopt.doctor.options import Composer, compose_options, fit_on
+from sdopt.doctor.options import compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
@@ -15,6 +15,7 @@ from sdopt.pipelines.catalog import architecture_folder
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
+from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 
 RECORDS = Path("outputs") / "records"

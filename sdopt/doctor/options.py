@@ -2,24 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Optimization
 from sdopt.schema import Sheet
+from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 
 _SHOWN = 3
 """Number of cards that are named as examples if there are more."""
-
-
-class Composer(Protocol):
-    """Makes variants from a configuration."""
-
-    def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
-        """Composes a variant; see `sdopt.study.designs.Composer`."""
 
 
 @dataclass
