@@ -103,35 +103,6 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Disturbance:
-    """The interference with the timed calls of a variant, by counted causes."""
-
-    calls: int
-    """Number of timed calls whose interference is known, including calls that are left out."""
-    mean: float
-    """Mean share of the processor and of the GPU that others took from a call."""
-    worst: float
-    left_out: int
-    """Number of calls that are left out because others disturbed their round."""
-    major_faults: int
-    switched_out: int
-    cpu_mhz: float | None
-    """Median over the calls."""
-
-    @property
-    def flat(self) -> dict[str, float | None]:
-        """By flat names."""
-        return {
-            "interference/mean": self.mean,
-            "interference/worst": self.worst,
-            "interference/calls_left_out": self.left_out,
-            "interference/major_faults": self.major_faults,
-            "interference/switched_out": self.switched_out,
-            "interference/cpu_mhz": self.cpu_mhz,
-        }
-
-
-@dataclass(frozen=True)
 class Figures:
     """Every figure of one variant and, where it is a candidate, of one comparison with a reference, at one shape.
 
@@ -156,7 +127,8 @@ class Figures:
     recompiles: float | None
     """Graphs compiled in later calls."""
     compute: Compute | None
-    disturbance: Disturbance | None
+    interference: dict[str, float | None]
+    """What others took from its timed calls, by flat names; empty where nothing was counted."""
     processes_needed: int | None
     """How many processes the speed-ups need, in a study with `protocol.precision`."""
     memory_gib: dict[str, float]
@@ -245,7 +217,7 @@ class Figures:
         found: dict[str, float | None] = {
             **self.flat_of_shape,
             **(self.compute.flat if self.compute else {}),
-            **(self.disturbance.flat if self.disturbance else {}),
+            **self.interference,
             "precision/processes_needed": self.processes_needed,
             "energy/per_image_j": self.energy_per_image_j,
             "latency/load_s": _median(measurement.load_s for measurement in self.variant.measurements),
@@ -343,7 +315,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         graphs=_median(measurement.shapes[0].graphs for measurement in measured),
         recompiles=_median(measurement.shapes[0].recompiles for measurement in measured),
         compute=_compute(result, variant, images / time.estimate) if time else None,
-        disturbance=_disturbance(variant),
+        interference=_interference(variant),
         processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
         memory_gib=_memory(variant) | ({memory[0].removesuffix("_gib"): memory[1]} if memory else {}),
         headline_memory=memory,
@@ -402,21 +374,21 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     return peak_of(sheet, types) if sheet and types else None
 
 
-def _disturbance(variant: VariantResult) -> Disturbance | None:
+def _interference(variant: VariantResult) -> dict[str, float | None]:
+    """Returns the mean and the worst share that others took from a call, and what else was counted."""
     calls = [call for measurement in variant.measurements for call in measurement.shapes[0].calls]
     known = [call.disturbed for call in calls if call.disturbed is not None]
     found = [call.interference for call in calls if call.interference is not None]
     if not known:
-        return None
-    return Disturbance(
-        calls=len(known),
-        mean=float(np.mean(known)),
-        worst=max(known),
-        left_out=sum(call.left_out for call in calls),
-        major_faults=sum(one.major_faults for one in found),
-        switched_out=sum(one.switched_out for one in found),
-        cpu_mhz=_median(one.cpu_mhz for one in found),
-    )
+        return {}
+    return {
+        "interference/mean": float(np.mean(known)),
+        "interference/worst": max(known),
+        "interference/calls_left_out": sum(call.left_out for call in calls),
+        "interference/major_faults": sum(one.major_faults for one in found),
+        "interference/switched_out": sum(one.switched_out for one in found),
+        "interference/cpu_mhz": _median(one.cpu_mhz for one in found),
+    }
 
 
 def _headline_memory(variant: VariantResult) -> tuple[str, float] | None:

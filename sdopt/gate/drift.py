@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import RULED, SPEEDUP
 from sdopt.analysis.ratios import speedup_drift
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.gate.belief import belief_rulings
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, judgement, rulings_of
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rulings import unjudged
+from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.comparisons import Comparison, Interval
 from sdopt.results.records import StudyResult, VariantResult
@@ -259,7 +258,7 @@ class _Drift:
             ratio,
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
-            belief=() if shape_index else _belief(views, pairs),
+            trust=() if shape_index else _trust(views, pairs),
             shape=pairs[0][0].config.shapes[0].name if len(self.later.shapes) > 1 else "",
             floors=_floors(self.later, self.earlier),
         )
@@ -274,9 +273,9 @@ def _floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:
     }
 
 
-def _belief(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, VariantResult]]) -> tuple[Ruling, ...]:
+def _trust(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, VariantResult]]) -> tuple[Ruling, ...]:
     """Returns the rulings on whether both results can be believed; those on the earlier result never pass or fail."""
-    later, earlier = (belief_rulings(view, *sides) for view, sides in zip(views, pairs, strict=True))
+    later, earlier = (trust_rulings(view, *sides) for view, sides in zip(views, pairs, strict=True))
     doubtful = [ruling for ruling in earlier if ruling.verdict is not Verdict.PASS]
     return *later, *(
         replace(

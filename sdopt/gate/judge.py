@@ -18,13 +18,11 @@ from dataclasses import dataclass, field, replace
 
 from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.doubts import disturbances, uncounted
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
 from sdopt.analysis.ratios import exceeds
 from sdopt.analysis.rounding import precision_of
 from sdopt.contract import Contract, weakest
 from sdopt.errors import UsageError
-from sdopt.gate.belief import belief_rulings, repeated_prompts
 from sdopt.gate.calibration import Fit
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
@@ -42,6 +40,7 @@ from sdopt.gate.rulings import (
     two_sided,
     unjudged,
 )
+from sdopt.gate.trust import disturbances, repeated_prompts, trust_rulings, uncounted
 from sdopt.gate.work import comparable, effect_seen, same_work, tripwires
 from sdopt.quality.metrics import family_of
 from sdopt.results.comparisons import Comparison, Interval
@@ -179,7 +178,7 @@ def _contexts(result: StudyResult, comparison: Comparison, fit: Fit, share: floa
             lambda metric: RULED[metric].floor(view, edge),
             share,
             "; ".join(disturbances(view, candidate, reference)),
-            belief=tuple(belief_rulings(view, candidate, reference)) if sees and not shape_index else (),
+            trust=tuple(trust_rulings(view, candidate, reference)) if sees and not shape_index else (),
             sees_calls=sees,
             shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
@@ -222,7 +221,7 @@ def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract
     if rulings:
         return rulings
     rulings = [tripwires(first.candidate)]
-    rulings += [same_work(first.candidate, first.reference), *first.belief] if first.sees_calls else []
+    rulings += [same_work(first.candidate, first.reference), *first.trust] if first.sees_calls else []
     for rule in gate.rules.get(contract, []):
         rulings += [at.apply(rule, gate) for at in (contexts if rule.metric in RULED else contexts[:1])]
     if not gate.rules.get(contract):
@@ -252,7 +251,7 @@ class RuleContext:
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
         share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
-        belief: rulings on whether the measurements can be believed; only the first shape has them.
+        trust: rulings on whether the measurements can be believed; only the first shape has them.
         shape: the shape's name if the study has several; "" if it has one.
         floors: by metric, how far the baseline's images move when it computes in another order.
         sees_calls: whether sdopt made the calls, and saw what they did.
@@ -266,7 +265,7 @@ class RuleContext:
     floor: Callable[[str], float | None]
     share: float = 1.0
     disturbed: str = ""
-    belief: tuple[Ruling, ...] = ()
+    trust: tuple[Ruling, ...] = ()
     shape: str = ""
     floors: Mapping[str, Spread] = field(default_factory=dict)
     sees_calls: bool = True

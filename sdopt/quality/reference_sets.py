@@ -1,7 +1,5 @@
 """Provides reference sets: the images that FID, KID and CMMD compare others with."""
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,14 +33,12 @@ class ReferenceSet:
         name: its name in reports.
         features: name of the extractor.
         weights: digest of the extractor's weights.
-        digest: SHA-256 of the images if the set was made from images, else of the features.
         values: features, float32 (n, d).
     """
 
     name: str
     features: str
     weights: str
-    digest: str
     values: Tensor = field(repr=False)
 
     @property
@@ -51,28 +47,24 @@ class ReferenceSet:
         return len(self.values)
 
     @classmethod
-    def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor, digest: str = "") -> "ReferenceSet":
+    def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor) -> "ReferenceSet":
         """Makes a set from features (n, d) that are already computed, such as another variant's."""
-        return cls(name, extractor.name, extractor.digest, digest or _digest([values.numpy()]), values)
+        return cls(name, extractor.name, extractor.digest, values)
 
     @classmethod
     def of_images(cls, name: str, images: np.ndarray, extractor: FeatureExtractor) -> "ReferenceSet":
         """Makes a set from uint8 images (n, height, width, 3)."""
-        return cls.of_features(name, extractor(channels_first(images)), extractor, _digest(images))
+        return cls.of_features(name, extractor(channels_first(images)), extractor)
 
     @classmethod
     def of_folder(cls, folder: Path, extractor: FeatureExtractor, name: str = "") -> "ReferenceSet":
         """Makes a set from a folder's images, of any sizes. Raises UsageError if none is there or one is unreadable."""
-        digest = hashlib.sha256()
-        parts = []
-        for batch in batches(image_files(folder), extractor.batch_size):
-            parts.append(extractor(channels_first(batch)))
-            _add_to(digest, batch)
-        return cls.of_features(name or folder.resolve().name, torch.cat(parts), extractor, digest.hexdigest())
+        parts = [extractor(channels_first(batch)) for batch in batches(image_files(folder), extractor.batch_size)]
+        return cls.of_features(name or folder.resolve().name, torch.cat(parts), extractor)
 
     def save(self, file: Path) -> None:
         """Writes a safetensors file."""
-        facts = {"name": self.name, "features": self.features, "weights": self.weights, "digest": self.digest}
+        facts = {"name": self.name, "features": self.features, "weights": self.weights}
         save_file({"features": self.values.contiguous()}, file, facts)
 
     @classmethod
@@ -88,7 +80,7 @@ class ReferenceSet:
                 tensors = {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, SafetensorError) as error:
             raise UsageError(f"{file}: cannot be read as a safetensors file ({error})") from error
-        lacking = [key for key in ("name", "features", "weights", "digest") if key not in facts]
+        lacking = [key for key in ("name", "features", "weights") if key not in facts]
         if lacking or "features" not in tensors:
             raise UsageError(f"{file}: is not a reference set; make one with ReferenceSet.of_folder(…).save(…)")
         if facts["features"] != extractor.name or facts["weights"] != extractor.digest:
@@ -96,7 +88,7 @@ class ReferenceSet:
                 f"{file}: holds features {facts['features']} of the weights {facts['weights'][:8]}…; "
                 f"this study needs {extractor.name} of the weights {extractor.digest[:8]}…"
             )
-        return cls.of_features(facts["name"], tensors["features"], extractor, facts["digest"])
+        return cls.of_features(facts["name"], tensors["features"], extractor)
 
 
 def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
@@ -119,15 +111,3 @@ def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
         of = stream.metadata()
     fits = (of["features"], of["weights"]) == (extractor.name, extractor.digest)
     return ReferenceSet.load(PRECOMPUTED, extractor) if fits else None
-
-
-def _digest(images: np.ndarray | Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    _add_to(digest, images)
-    return digest.hexdigest()
-
-
-def _add_to(digest: "hashlib._Hash", images: np.ndarray | Sequence[np.ndarray]) -> None:
-    for image in images:
-        digest.update(f"{image.dtype} {image.shape}".encode())
-        digest.update(np.ascontiguousarray(image).data)

@@ -2,13 +2,13 @@
 
 from sdopt.analysis.break_even import compiled_earlier_s
 from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.doubts import doubts_of, other_studies
 from sdopt.analysis.figures import floor_range
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import TAIL_RATIO
 from sdopt.analysis.precision import kept_going
 from sdopt.analysis.summary import Summary
 from sdopt.analysis.words import compared, sampling_text, seconds_text, start_words
+from sdopt.gate.trust import doubts_of, other_studies
 from sdopt.results.comparisons import Interval
 from sdopt.results.records import Status, StudyResult
 

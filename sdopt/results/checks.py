@@ -1,6 +1,5 @@
 """Checks a result that was read for impossible values: it may be damaged, edited by hand, or not to be trusted."""
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from sdopt.results.configuration import RecordedConfig
 from sdopt.results.records import StudyResult
-from sdopt.results.samples import Evidence, Measurement, ShapeSamples
+from sdopt.results.samples import Measurement
 from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
@@ -53,44 +52,9 @@ def _wrong_process(measurement: Measurement, shapes: int, sessions: int) -> str 
     """Returns what is wrong with the samples of a process, at any shape."""
     if len(measurement.shapes) != shapes:
         return "shapes: needs one entry for each shape of the workload"
-    if measurement.replicate < 0 or not 0 <= measurement.session < max(sessions, 1):
+    if not 0 <= measurement.session < max(sessions, 1):
         return "session: no session has this number"
-    found = [_wrong_figures(measurement, "")]
-    found += [_wrong_figures(samples, f"shapes.{index}.") for index, samples in enumerate(measurement.shapes)]
-    return next(filter(None, found), None)
-
-
-_MAY_BE_ZERO = ("compile_s", "earlier_compile_s", "denoiser_busy_s", "stages_s")
-"""Times that may be zero: those of a compiler, or of a device that did nothing. A timed call takes time."""
-
-
-def _wrong_figures(found: Measurement | ShapeSamples, path: str) -> str | None:
-    """Returns what is wrong with what was measured: times must be positive, and no figure is infinite."""
-    figures = {name: value for name, value in vars(found).items() if name != "shapes"}
-    for name, value in figures.items():
-        if name.endswith("_s"):
-            least = 0.0 if name in _MAY_BE_ZERO else math.ulp(0.0)
-            for key, times in value.items() if isinstance(value, dict) else [("", value)]:
-                for each in times if isinstance(times, list) else [times]:
-                    if each is not None and not least <= each < math.inf:
-                        return f"{path}{name}{key and f'.{key}'}: {each} is not a possible time of a call"
-    for index, call in enumerate(figures.get("calls", ())):
-        if not 0 < call.seconds < math.inf:
-            return f"{path}calls.{index}.seconds: {call.seconds} is not a possible time of a call"
-        if call.round < 0:
-            return f"{path}calls.{index}.round: {call.round} is not the number of a round"
-    wrong = [name for name, value in figures.items() if not _is_finite(value)]
-    return f"{path}{wrong[0]}: holds what is not a finite number" if wrong else None
-
-
-def _is_finite(value: Any) -> bool:
-    """Returns whether all numbers in a value, its items and its fields are finite; evidence may tell anything."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if is_dataclass(value) and not isinstance(value, Evidence):
-        value = vars(value)
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(map(_is_finite, items))
+    return None
 
 
 def _is_moment(text: str) -> bool:

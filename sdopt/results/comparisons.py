@@ -1,17 +1,23 @@
 """Records how two variants compare: ratios with intervals, break-even, effects."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
 
 from sdopt.results.scores import Score
+
+Positive = Annotated[float, Field(gt=0)]
+"""A ratio or a time."""
 
 
 @dataclass
 class Interval:
     """An estimate with a two-sided confidence interval; without bounds where there were too few samples for one."""
 
-    estimate: float
-    low: float | None = None
-    high: float | None = None
+    estimate: Positive
+    low: Positive | None = None
+    high: Positive | None = None
     confidence: float | None = None
     n: int = 0
     unit: str = "round"
@@ -26,6 +32,8 @@ class BreakEven:
     differ by no more than the A/A floor, so that nothing is known. The bounds come from the speed-up's; without
     `confidence` there are none. `images_high` is None if the interval includes no gain.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
 
     first_image_s: float
     """Loading and the first call, with what is compiled, quantized or captured in them."""
@@ -60,7 +68,7 @@ class ShapeRatios:
     speedup: Interval | None = None
     memory_ratio: Interval | None = None
     tail_ratio: Interval | None = None
-    floor: float | None = None
+    floor: Positive | None = None
 
 
 @dataclass

@@ -1,7 +1,15 @@
 """Records the raw samples of one process: times, memory, evidence, and what disturbed them."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0)]
+"""A time that something took."""
+
+_FINITE = ConfigDict(allow_inf_nan=False)
+"""Of records that are read: no figure is infinite. What evidence tells may be anything."""
 
 
 @dataclass
@@ -22,6 +30,8 @@ class Memory:
     `process_*` is the growth of the process's resident set since before the model was loaded; `cuda_*` is the memory of
     PyTorch's allocator on the device; `nvml_process_gib` is the process's memory on the device by the driver's count.
     """
+
+    __pydantic_config__: ClassVar = _FINITE
 
     process_loaded_gib: float
     process_peak_gib: float | None
@@ -60,6 +70,8 @@ class Memory:
 class GpuState:
     """State of a CUDA device right after one timed call, from NVML; None for values that NVML does not give."""
 
+    __pydantic_config__: ClassVar = _FINITE
+
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None
@@ -78,6 +90,8 @@ class Interference:
 
     They include all processes that the worker started. No cause is derived from the call's time.
     """
+
+    __pydantic_config__: ClassVar = _FINITE
 
     waited: float
     """Time for which its threads waited for a core while others ran on the cores that it may use: as a share of the
@@ -101,9 +115,11 @@ class Call:
     Prompts and noise differ between rounds, and are the same for all variants.
     """
 
-    seconds: float
+    __pydantic_config__: ClassVar = _FINITE
+
+    seconds: Seconds
     """From prompts until its images are bytes in the host's memory."""
-    round: int = 0
+    round: Annotated[int, Field(ge=0)] = 0
     """Number of its round in this process, from 0: rounds of the same number are paired within a session."""
     left_out: bool = False
     """Whether its round is left out because others disturbed it: in a session of interleaved rounds, for all processes
@@ -130,6 +146,8 @@ class Call:
 class TimedImage:
     """Comparison of a timed call's image with the image drawn in the quality pass from the same prompt and noise."""
 
+    __pydantic_config__: ClassVar = _FINITE
+
     prompt_index: int
     image_index: int
     error: float | None
@@ -140,32 +158,34 @@ class TimedImage:
 class ShapeSamples:
     """Raw samples of one worker process at one shape; all times in seconds."""
 
-    cold_start_s: float | None = None
+    __pydantic_config__: ClassVar = _FINITE
+
+    cold_start_s: Seconds | None = None
     """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
-    compile_s: float | None = None
+    compile_s: Annotated[float, Field(ge=0)] | None = None
     """Compile time within that call, as the compiler reports it; only for the first process."""
-    earlier_compile_s: float | None = None
+    earlier_compile_s: Annotated[float, Field(ge=0)] | None = None
     """Time that earlier processes took to compile the packages that were loaded in that call; None without packages."""
     graphs: int | None = None
     """Graphs that were compiled in that call; None if nothing is compiled."""
     recompiles: int | None = None
     """Graphs that were compiled in later calls at this shape; None if nothing is compiled."""
-    warmup_s: list[float] = field(default_factory=list)
+    warmup_s: list[Seconds] = field(default_factory=list)
     """Further calls before all processes are ready, two processes at a time on a CPU."""
-    discarded_s: list[float] = field(default_factory=list)
+    discarded_s: list[Seconds] = field(default_factory=list)
     """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
     have been idle for long."""
     calls: list[Call] = field(default_factory=list)
     """Its timed calls, in their order."""
     timed_images: list[TimedImage] = field(default_factory=list)
     """Comparisons of some timed calls' images with drawn ones; at the main shape, if images are drawn."""
-    latency_before_s: list[float] = field(default_factory=list)
+    latency_before_s: list[Seconds] = field(default_factory=list)
     """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
     off, and its samples are paired with nothing."""
-    latency_after_s: list[float] = field(default_factory=list)
+    latency_after_s: list[Seconds] = field(default_factory=list)
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
-    denoiser_busy_s: float | None = None
+    denoiser_busy_s: Annotated[float, Field(ge=0)] | None = None
     """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
     traced: dict[str, float] = field(default_factory=dict)
     """What ran in the traced call, as sdopt itself counted it: operators, kernels, types, calls, MiB of parameters; of
@@ -186,20 +206,22 @@ class ShapeSamples:
 class Measurement:
     """Measurements of one worker process."""
 
-    replicate: int
+    __pydantic_config__: ClassVar = _FINITE
+
+    replicate: Annotated[int, Field(ge=0)]
     session: int = 0
     """Number of the session that it belongs to. Only samples of the same session are paired."""
     shapes: list[ShapeSamples] = field(default_factory=lambda: [ShapeSamples()])
     """Its samples at each shape, in the order of `RecordedConfig.shapes`: it is first called at them in that order."""
-    load_s: float | None = None
+    load_s: Seconds | None = None
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
-    stages_s: dict[str, list[float]] = field(default_factory=dict)
+    stages_s: dict[str, list[Annotated[float, Field(ge=0)]]] = field(default_factory=dict)
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
     energy_j: list[float] = field(default_factory=list)
     """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
     memory_after: Memory | None = None
     """Memory after the last round; its peak is that of all calls since `memory` was measured."""
-    pass_s: list[float] = field(default_factory=list)
+    pass_s: list[Seconds] = field(default_factory=list)
     """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
     the first process of a variant alone; empty if images were cached."""
     pass_held_gib: list[float] = field(default_factory=list)

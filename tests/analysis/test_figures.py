@@ -32,9 +32,6 @@ class TestRatio:
     def test_must_exceed_the_floor_in_either_direction(self, estimate: float, inside: bool) -> None:
         assert Ratio(SPEEDUP, Interval(estimate), 1.1 + 1e-9).within_floor is inside
 
-    def test_does_not_exceed_a_floor_that_is_not_known(self) -> None:
-        assert Ratio(SPEEDUP, Interval(9.0), None).within_floor
-
     @pytest.mark.parametrize(
         ("interval", "gain"),
         [
@@ -175,18 +172,6 @@ class TestDataFrame:
         assert frame["speedup"].round(2).gt(0).sum() == 2
         assert (frame["against"] == "").sum() == 1
         assert frame.set_index("variant").loc["bfloat16", "precision"] == "bf16"
-
-    def test_of_a_study_that_measured_nothing(self, result: StudyResult) -> None:
-        for variant in result.variants:
-            variant.status = Status.FAILED
-        frame = to_dataframe(summary_of(result))
-        assert "speedup" not in frame.columns
-        assert len(frame) == len(result.variants)
-
-    def test_the_library_shows_the_table_and_shares_the_record(self, result: StudyResult) -> None:
-        outcome = Outcome.of(result)
-        assert outcome.variants is result.variants
-        assert "| bfloat16 |" in outcome._repr_markdown_()
 
     def test_shows_itself_as_a_picture_as_latex_and_in_words(self, finished: Finished) -> None:
         outcome = load_result(finished.folder)

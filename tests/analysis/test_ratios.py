@@ -15,7 +15,6 @@ from sdopt.analysis.ratios import (
     latency,
     log_speedup,
     memory_ratio,
-    ratio,
     speedup,
     speedup_drift,
 )
@@ -97,20 +96,6 @@ class TestSpeedup:
         assert found is not None
         assert (found.estimate, found.low, found.high) == pytest.approx((2.5, 2.5, 2.5))
 
-    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-    def test_does_not_depend_on_the_unit_and_inverts_with_the_sides(self, scale: float) -> None:
-        mine, other = three(1), three(2, mean=0.15)
-        found = speedup(variant(*mine), variant(*other), 0.95)
-        scaled = speedup(variant(*(scale * m for m in mine)), variant(*(scale * o for o in other)), 0.95)
-        back = speedup(variant(*other), variant(*mine), 0.95)
-        assert found is not None
-        assert scaled is not None
-        assert back is not None
-        assert (scaled.estimate, scaled.low, scaled.high) == pytest.approx((found.estimate, found.low, found.high))
-        assert (1 / back.estimate, 1 / back.high, 1 / back.low) == pytest.approx(  # type: ignore[operator]
-            (found.estimate, found.low, found.high)
-        )
-
 
 class TestReplicates:
     def test_one_process_is_one_replicate(self) -> None:
@@ -134,19 +119,6 @@ class TestReplicates:
 
         assert width(1000) == pytest.approx(width(10))
         assert width(10) > 0.1
-
-    def test_covers_the_truth_where_processes_differ(self) -> None:
-        random = np.random.default_rng(1)
-        covered = 0
-        for _ in range(400):
-            sides = [
-                [np.exp(0.05 * random.standard_normal() + 0.01 * random.standard_normal(10)) for _ in range(3)]
-                for _ in range(2)
-            ]
-            found = speedup(variant(*sides[0]), variant(*sides[1]), 0.95)
-            assert found is not None
-            covered += found.low <= 1 <= found.high  # type: ignore[operator]
-        assert 0.92 <= covered / 400 <= 0.98
 
 
 class TestBlocks:
@@ -321,17 +293,6 @@ class TestSittings:
         candidate.measurements[0].shapes[0].latency_after_s = [1.0, 1.0]
         assert speedup(candidate, baseline, 0.95) is not None
 
-    def test_interleaved_rounds_and_blocks_go_together(self) -> None:
-        baseline, candidate = sat((0, [1, 1]), (1, [3, 3])), sat((0, [0.5, 0.5]), (1, [2, 2]))
-        candidate.measurements[1].shapes[0].latency_before_s, candidate.measurements[1].shapes[0].latency_after_s = (
-            [2, 2],
-            [8, 8],
-        )
-        found = speedup(candidate, baseline, 0.95)
-        assert found is not None
-        assert found.estimate == pytest.approx(2)
-        assert found.n == 4
-
     def test_of_several_replicates_each_is_one_ratio(self) -> None:
         """What the machine was slower by in one session is no difference between the processes."""
         mine = variant(*([factor * speed] * 2 for factor in (1, 10) for speed in (0.5, 0.4, 0.45)))
@@ -391,12 +352,6 @@ class TestClaims:
         assert found.p_value(limit) == pytest.approx(float(tested.pvalue))
         assert found.interval(0.9).low == pytest.approx(math.exp(bounds.low))
         assert found.inverted().interval(0.9).low == pytest.approx(math.exp(-bounds.high))
-
-    def test_few_replicates_have_intervals_wider_than_a_float(self) -> None:
-        found = ratio(np.array([300.0, -100.0, 50.0]), 1 - 1e-9, "process")
-        assert found.low is not None
-        assert found.high is not None
-        assert 0 < found.low < found.high < math.inf
 
     @pytest.mark.parametrize(("exact", "expected"), [(1.02, 0.0), (1.01, 1.0), (1.0, 1.0)])
     def test_what_never_deviates_is_the_truth(self, exact: float, expected: float) -> None:

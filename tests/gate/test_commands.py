@@ -24,12 +24,12 @@ SMALLEST = (
     "hardware.threads=1",
     "workload.steps=2",
     "workload.size=32",
-    "protocol.rounds=3",
+    "protocol.rounds=2",
     "protocol.warmup=1",
-    "protocol.stage_calls=1",
-    "quality.floor_prompts=8",
-    "gate.replicates=3",
-    "gate.prompt_count=16",
+    "protocol.stage_calls=0",
+    "quality.floor_prompts=4",
+    "gate.replicates=1",
+    "gate.prompt_count=8",
 )
 
 
@@ -45,7 +45,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         "study=explicit",
         "study.name=judged",
         "study.variants={baseline:[],honest:['grad_mode=inference_mode'],"
-        "black:['+trial=black_image','trial.every=8'],fewer:['+trial=half_steps','trial.steps=1']}",
+        "black:['+trial=black_image','trial.every=4'],fewer:['+trial=half_steps','trial.steps=1']}",
         "study.edges=[{candidate:honest,reference:baseline},{candidate:black,reference:baseline},"
         "{candidate:fewer,reference:baseline}]",
         "gate=default",
@@ -68,7 +68,7 @@ class TestRun:
         found = {j.candidate: j for j in read_result(folder).judgements}
         assert set(found) == {"honest", "black", "fewer"}
         same = next(r for r in found["honest"].rulings if r.metric == "mse")
-        assert (same.verdict, same.reason) == (Verdict.PASS, "all 16 prompts are the same")
+        assert (same.verdict, same.reason) == (Verdict.PASS, "all 8 prompts are the same")
         for name, rule in (("black", "tripwires"), ("fewer", "steps")):
             assert found[name].verdict is Verdict.FAIL
             assert rule in [r.rule for r in found[name].rulings if r.verdict is Verdict.FAIL]

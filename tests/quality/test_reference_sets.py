@@ -23,11 +23,7 @@ def test_a_folder_is_a_reference_set(clip: ClipFeatures, drawings: np.ndarray, t
         Image.fromarray(image).save(folder / f"{number:02d}.png")
     found = reference_set(str(folder), clip)
     assert (found.name, found.n, found.features, found.weights) == ("drawings", 16, clip.name, clip.digest)
-    assert found.digest == ReferenceSet.of_images("", drawings, clip).digest
     torch.testing.assert_close(found.values, clip(channels_first(drawings)), rtol=1e-5, atol=1e-5)
-    changed = drawings.copy()
-    changed[5, 0, 0] = 0
-    assert ReferenceSet.of_images("", changed, clip).digest != found.digest
 
 
 def test_a_saved_set_is_the_same_set(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
@@ -35,7 +31,7 @@ def test_a_saved_set_is_the_same_set(clip: ClipFeatures, drawings: np.ndarray, t
     x = clip(channels_first(noisy(drawings, 0.1)))
     made.save(tmp_path / "features.safetensors")
     full = reference_set(str(tmp_path / "features.safetensors"), clip)
-    assert (full.digest, full.n, full.name) == (made.digest, 16, "drawings")
+    assert (full.n, full.name) == (16, "drawings")
     assert (kid(full)(x), fid(x, full)) == (kid(made)(x), fid(x, made))
 
 
@@ -43,7 +39,7 @@ def test_saved_sets_that_do_not_fit(clip: ClipFeatures, drawings: np.ndarray, tm
     made = ReferenceSet.of_images("drawings", drawings, clip)
     made.save(tmp_path / "a.safetensors")
     tensors = load_file(tmp_path / "a.safetensors")
-    facts = {"name": "a", "features": clip.name, "weights": clip.digest, "digest": "0"}
+    facts = {"name": "a", "features": clip.name, "weights": clip.digest}
     cases = {
         "holds features effnet of the weights .*; this study needs clip": facts | {"features": "effnet"},
         r"of the weights 0…; this study needs": facts | {"weights": "0"},

@@ -87,16 +87,6 @@ class TestRanking:
         result.comparisons = []
         assert shown in [cell.figure for cell in ranking(summary_of(result)).column("time")]
 
-    def test_figures_have_their_intervals_as_details(self, result: StudyResult) -> None:
-        edge = result.comparisons[0]
-        edge.shapes[0].speedup, edge.shapes[0].floor = Interval(9.5, 9.25, 9.75, 0.95, 6), 1.01
-        edge.shapes[0].memory_ratio = Interval(1.25)
-        table = ranking(summary_of(result))
-        assert table.column("speed-up")[0] == Cell("9.50×", "[9.25, 9.75]")
-        assert re.fullmatch(r"\[[\d.]+, [\d.]+\]", table.column("time")[0].detail)
-        assert table.column("memory")[0].figure == "+25 %"
-        assert table.column("memory")[0].detail.endswith(" MiB)")
-
     def test_a_reason_stands_where_there_is_no_figure(self, result: StudyResult) -> None:
         table = ranking(summary_of(result))
         row = dict(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sdopt.analysis.doubts import doubts_of
 from sdopt.gate.judge import judge
+from sdopt.gate.trust import doubts_of
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.results.samples import Interference, TimedImage
