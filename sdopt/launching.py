@@ -25,7 +25,7 @@ from sdopt.analysis.figures import flat_figures
 from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command
 from sdopt.config.composer import HydraComposer
-from sdopt.config.hydra_job import job_folder, with_resumed
+from sdopt.config.hydra_job import hide_passwords, job_folder, with_resumed
 from sdopt.config.messages import in_one_line
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
@@ -139,6 +139,7 @@ def _run_one(command: Command, given: Sequence[str], ready: Callable[[], None], 
     def job(_cfg: DictConfig) -> Any:
         folder = job_folder()
         try:
+            hide_passwords()
             assert command.composer is not None
             timeline = Timeline("Python, Hydra and their imports", process_begun())
             experiment = partial(Experiment, command=given, ready=ready, brief=brief)
@@ -177,6 +178,7 @@ class SweepJob:
         add_working_folder()
         try:
             with _ended_by_signals() if elsewhere else nullcontext():
+                hide_passwords()
                 composer = HydraComposer.of_this_job(cfg)
                 # A job starts when the previous one ends, not when the process started.
                 timeline = Timeline("Python, Hydra and their imports")

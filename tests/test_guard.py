@@ -1,18 +1,23 @@
 """Exit code 1 means a regression, and nothing else: every other way out of a command has another code."""
 
 import ast
+import json
 import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sdopt.cli import COMMANDS, main
+from sdopt.config.hydra_job import hide_passwords
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems, shell_word
 from sdopt.guard import end_with_code
+from sdopt.results.files import read_result, to_json
 from sdopt.terminal import console
 
 WAYS_OUT = {
@@ -161,3 +166,19 @@ def test_colours_for_a_log_move_no_cursor(variable: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", out := StringIO())
     console().print("[red]done[/]")
     assert out.getvalue() == "done\n"
+
+
+def test_passwords_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = read_result(next(iter((Path(__file__).parents[1] / "outputs" / "records").glob("*/quickstart"))))
+    address = "postgresql://me:secret@host/db"
+    result.config = replace(result.config, tracking=replace(result.config.tracking, uri=address))
+    assert b"secret" not in (content := to_json(result))
+    assert json.loads(content)["config"]["tracking"]["uri"] == "postgresql://me:***@host/db"
+    files = [tmp_path / ".hydra" / "overrides.yaml", tmp_path / "multirun.yaml"]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_text(f"- tracking.uri={address}\n")
+    job = SimpleNamespace(runtime=SimpleNamespace(output_dir=tmp_path), sweep=SimpleNamespace(dir=tmp_path))
+    monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: job)
+    hide_passwords()
+    assert [file.read_text() for file in files] == ["- tracking.uri=postgresql://me:***@host/db\n"] * 2

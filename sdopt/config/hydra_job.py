@@ -1,5 +1,6 @@
 """Reads the properties of a Hydra job that sdopt needs: its folder, and how to run it again."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises i
 from sdopt.config.models import own_functions
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, without_passwords
 from sdopt.results.files import read_result
 from sdopt.study.resume import EXTENSIONS
 
@@ -138,3 +139,15 @@ def _key_in(argument: str) -> str:
 def job_folder() -> Path:
     """Returns the folder that Hydra made for the running job."""
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def hide_passwords() -> None:
+    """Takes the passwords of addresses out of what Hydra has recorded of the running job, and of its sweep."""
+    recorded = [*(job_folder() / ".hydra").glob("*.yaml"), Path(HydraConfig.get().sweep.dir) / "multirun.yaml"]
+    for file in recorded:
+        with suppress(FileNotFoundError):
+            text = file.read_text(encoding="utf-8")
+            if (hidden := without_passwords(text)) != text:
+                beside = file.with_name(f"{file.name}.{os.getpid()}")  # jobs may do so at once
+                beside.write_text(hidden, encoding="utf-8")
+                beside.replace(file)

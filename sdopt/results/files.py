@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from sdopt.errors import ENDINGS, UsageError, command_line
+from sdopt.errors import ENDINGS, UsageError, command_line, without_passwords
 from sdopt.results.checks import problems_of
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 
@@ -59,10 +59,12 @@ def _refuges() -> Iterator[Path]:
 
 
 def to_json(result: StudyResult) -> bytes:
-    """Returns the content of `result.json`; the same for a result that was read from it."""
+    """Returns the content of `result.json`, without passwords; the same for a result that was read from it."""
     # pydantic would take an exception raised there for an error of its own.
     with _signals_held():
-        return _ADAPTER.dump_json(result, indent=1)
+        content = _ADAPTER.dump_json(result, indent=1)
+        # The patterns end at white space, and so within a line, which holds one text.
+        return without_passwords(content.decode()).encode() if b"://" in content else content
 
 
 @contextmanager

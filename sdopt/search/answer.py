@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from sdopt.analysis.figures import ratio_text
 from sdopt.analysis.scale import Decision, Speed
 from sdopt.analysis.summary import Row, Summary, described, summary_of
 from sdopt.analysis.words import gib_text, shortened, start_words
+from sdopt.errors import command_line
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
 from sdopt.results.comparisons import Interval
@@ -49,7 +49,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         name = candidate.name
         if name in last:
             fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
-            command = shlex.join(["sdopt", "run", *search.studies.given, *candidate.overrides])
+            command = command_line("run", *search.studies.given, *candidate.overrides)
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
