@@ -207,6 +207,9 @@ class Protocol:
     null repeats none."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
     """Maximum number of repeated rounds per process; null is half of `rounds`, rounded up."""
+    give_up: float | None = bounded(None, gt=1, le=1e6)
+    """A variant ends before it is timed if its warm calls take more than this many times the baseline's; null times
+    all."""
 
 
 @dataclass(frozen=True)

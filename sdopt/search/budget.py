@@ -36,7 +36,8 @@ class Budget:
     """The time of a search, which always leaves enough of it to judge.
 
     While options are left that were not tried alone, enough is kept to judge one candidate; later, to judge all
-    finalists, and to race as long as a race is needed.
+    finalists, and to race as long as a race is needed. Once something was tried and nothing gains, there is nothing to
+    judge: time that would be kept for that is spent on trying more.
 
     Attributes:
         work: the work by stage: `screen`, `race` and `final`.
@@ -80,7 +81,9 @@ class Budget:
         self._beside_s = max(0.0, before[0] + excess_s)
         self._processes = before[1] + self.work["screen"].processes * (len(costs) + 2)
 
-    def to_screen(self, most: int, leaders: Sequence[str], *, alone: bool, compile_next: bool, racers: int) -> int:
+    def to_screen(
+        self, most: int, leaders: Sequence[str], *, alone: bool, compile_next: bool, racers: int, gains: bool = False
+    ) -> int:
         """Returns how many candidates the next study may screen; 0 if none fits, and some were screened.
 
         Args:
@@ -89,6 +92,7 @@ class Budget:
             alone: whether options are left that were not tried alone.
             compile_next: whether what comes next compiles, which takes as long as the longest start so far.
             racers: number of candidates that a race would have; 0 if none is needed.
+            gains: whether a candidate was measured to be better than the baseline.
         """
         if self.baseline is None:  # without a study, there is no estimate
             return most
@@ -100,9 +104,20 @@ class Budget:
         # For a race that there is no time for anyway, nothing is kept.
         if racers and not alone and self.may_race(leaders[:racers]):
             reserved_s += self.seconds_of("race", leaders[:racers])
-        fitting = (n for n in range(most, 0, -1) if self.seconds("screen", [usual] * n) + reserved_s <= self.left_s)
+        for kept_s in (reserved_s, *(() if gains or not self.costs else (0.0,))):
+            for count in range(most, 0, -1):
+                if self.seconds("screen", [usual] * count) + kept_s <= self.left_s:
+                    return count
         # A search that tries nothing answers nothing, however slow the machine is.
-        return next(fitting, 0 if self.costs else min(most, 2))
+        return 0 if self.costs else min(most, 2)
+
+    def to_screen_s(self, leaders: Sequence[str]) -> float:
+        """Returns when a screening study has to end, in seconds from now: so that what gains is judged in time.
+
+        Args:
+            leaders: the candidates that gain something, the best first.
+        """
+        return self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0)
 
     def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""

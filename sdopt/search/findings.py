@@ -10,7 +10,7 @@ from sdopt.analysis.summary import broken_because
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.results.comparisons import BreakEven
-from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.results.scores import Score
 from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
@@ -78,12 +78,20 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         if judged.verdict is Verdict.FAIL
     }
     baseline, rows = result.variant(result.baseline), figures_of(result)
-    return {
-        (name := row.variant.name): _finding(
-            row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)
+    found = {
+        (name := row.variant.name): (
+            row.variant.status,
+            _finding(row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)),
         )
         for row in rows
         if row.comparison and not row.variant.is_control
+    }
+    # A study that ended early says nothing of a candidate that it had not come to.
+    come_to = set(config.objectives)
+    return {
+        name: finding
+        for name, (status, finding) in found.items()
+        if status is not Status.INTERRUPTED or come_to <= finding.losses.keys()
     }
 
 
@@ -148,7 +156,7 @@ def _reasons(failed: Sequence[Ruling]) -> str:
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
-    if not variant.status.measured:
+    if not variant.status.timed:
         return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
     if unknown:
         return f"not measured: {', '.join(dict.fromkeys(unknown))}"

@@ -24,7 +24,7 @@ from sdopt.schema import Gate
 from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
-from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, race
+from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, is_gain, race
 from sdopt.search.record import Fate, start_said
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import CALIBRATE, FINAL, Studies
@@ -52,6 +52,8 @@ class Search:
     trials: Trials
     deadline: float
     say: Callable[[str], None]
+    _cut: bool = False
+    """Whether the last study was ended because its time was up."""
     brief: bool = False
     """Whether the judged study is not shown, because the caller answers in other words."""
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
@@ -116,7 +118,7 @@ class Search:
         for stage, candidates in unfinished.items():
             self._screen(stage, candidates)
         measured = bool(unfinished)
-        while not self.trials.exhausted and (count := self._next()) > 0:
+        while not self.trials.exhausted and (count := self._next()) > 0 and not self._cut:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
@@ -137,16 +139,24 @@ class Search:
             most = max(0, self.config.trials - done)
             why = why if most else f"Screened as many combinations as search.trials={self.config.trials} allows."
         untried = self.trials.untried
-        order = contenders(self._standings(self._races), self.config.error / (self.config.races + 1))
+        order, gains = self._order()
         racers = 0
         if self._races < self.config.races and len(order) > self.config.finalists:
             racers = max(self.config.side_by_side, self.config.finalists)
         if most:
             compiles = self.trials.compiles_next
-            most = self.budget.to_screen(most, order, alone=bool(untried), compile_next=compiles, racers=racers)
+            most = self.budget.to_screen(
+                most, order, alone=bool(untried), compile_next=compiles, racers=racers, gains=gains
+            )
         if not most:
             self.trials.ended = why + (f" Not even tried on their own: {'; '.join(untried)}." if untried else "")
         return most
+
+    def _order(self) -> tuple[list[str], bool]:
+        """Returns the candidates that may still be the best one, the best first, and whether any of them gains."""
+        standings = self._standings(self._races)
+        found = contenders(standings, self.config.error / (self.config.races + 1))
+        return found, any(is_gain(standings[name]) for name in found)
 
     @property
     def _races(self) -> int:
@@ -159,13 +169,19 @@ class Search:
     def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
         began = time.monotonic()
-        result = self.studies.measure(stage, candidates)
+        # The first study ends in any case: a search that tries nothing answers nothing.
+        limit_s = None
+        if self.budget.costs:
+            order, gains = self._order()
+            limit_s = self.budget.to_screen_s(order if gains else [])
+        result = self.studies.measure(stage, candidates, limit_s=limit_s)
+        self._cut = result.status != "finished"
         found = self.findings(result)
         took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
         self.budget.baseline, costs = costs_of(result)
         self.budget.learn(costs, took_s)
         self.trials.tell(found)
-        for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
+        for name, finding in sorted(found.items(), key=lambda item: _rank(item[1], self.config)):
             self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
     def figures_of(self, finding: Finding) -> str:
@@ -270,8 +286,8 @@ class Search:
             return composer.current.gate
 
     def finished(self, stage: str) -> Iterator[StudyResult]:
-        """Yields the results of a stage whose studies finished."""
-        return (result for result in self.results(stage) if result.status == "finished")
+        """Yields the results of a stage whose studies ended, be it early."""
+        return (result for result in self.results(stage) if result.status in ("finished", "interrupted"))
 
     def results(self, stage: str) -> Iterator[StudyResult]:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
@@ -299,5 +315,5 @@ def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> St
     return DistanceStanding(last.losses[objective], last.distances)
 
 
-def _order(finding: Finding, config: SearchConfig) -> tuple[bool, float]:
+def _rank(finding: Finding, config: SearchConfig) -> tuple[bool, float]:
     return bool(finding.out), finding.losses.get(config.objectives[0], math.inf)

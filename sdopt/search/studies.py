@@ -1,7 +1,9 @@
 """Runs the studies of a search: ordinary studies, whose result files every other command reads."""
 
 import re
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.calibration import calibration_file, calibration_of, fit_of, read_calibration, write_calibration
 from sdopt.gate.rule_checks import require_measured
-from sdopt.launching import launch
+from sdopt.launching import InterruptedStudy, launch
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.results.choices import as_override
 from sdopt.results.files import read_result
@@ -34,6 +36,31 @@ CALIBRATE = "calibrate"
 _DESIGN = ("study=explicit", "study.skip_conflicts=true")
 
 _UNTRACKED = ("gate=none", "tracking=none")
+
+_GIVE_UP = 4
+"""What takes so many times the baseline's time cannot be the fastest, and would take the time of all others."""
+
+
+class _TimeUpError(KeyboardInterrupt):
+    """Ends a study whose time is up as Ctrl-C does: what was measured is kept and compared."""
+
+
+@contextmanager
+def _no_longer_than(seconds: float | None) -> Iterator[None]:
+    if seconds is None:
+        yield
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        raise _TimeUpError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass(frozen=True)
@@ -63,7 +90,9 @@ class Studies:
         """
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if stage != FINAL:
-            own = map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)
+            own = [*map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)]
+            if self.config.objectives == ["latency"]:
+                own.insert(0, f"protocol.give_up={_GIVE_UP}")
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
         judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
         fit = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
@@ -128,15 +157,29 @@ class Studies:
     def _calibration(self) -> Path:
         return self.folder / "calibration.json"
 
-    def measure(self, stage: str, candidates: Sequence[Candidate], brief: bool = True) -> StudyResult:
+    def measure(
+        self, stage: str, candidates: Sequence[Candidate], brief: bool = True, limit_s: float | None = None
+    ) -> StudyResult:
         """Measures the candidates beside a baseline, or completes such a study.
+
+        Args:
+            stage: the name of its folder.
+            candidates: the candidates.
+            brief: whether nothing is shown of it.
+            limit_s: how long it may take; then it ends with what is measured, and its status is `interrupted`.
 
         Raises:
             UsageError: the study cannot run.
             UnavailableError: the study broke off.
             InterruptedStudy: the user pressed Ctrl-C.
         """
-        return self._measured(stage, [*self.overrides(stage), _variants(candidates)], brief)
+        try:
+            with _no_longer_than(limit_s):
+                return self._measured(stage, [*self.overrides(stage), _variants(candidates)], brief)
+        except InterruptedStudy as interrupt:
+            if not isinstance(interrupt.__cause__, _TimeUpError) or not (self.folder / stage / "result.json").is_file():
+                raise
+            return read_result(self.folder / stage)
 
     def _measured(self, stage: str, overrides: Sequence[str], brief: bool) -> StudyResult:
         folder = self.folder / stage

@@ -416,6 +416,32 @@ class Session:
                 other.kill()
                 self.retire(other)
 
+    def give_up_slow(self, warm: Callable[[ShapeSamples], Sequence[float]]) -> None:
+        """Ends the variants whose warm calls take more than `protocol.give_up` times the baseline's.
+
+        Args:
+            warm: returns the seconds of a process's warm calls at a shape.
+        """
+        limit = self.protocol.give_up
+        taken = {
+            p: sum(warm(samples)[-1] for samples in p.measurement.shapes)
+            for p in self.timed
+            if all(map(warm, p.measurement.shapes))
+        }
+        baseline_s = [seconds for process, seconds in taken.items() if process.row.name == self.result.baseline]
+        if limit is None or not baseline_s:
+            return
+        for process, seconds in taken.items():
+            times = seconds / max(baseline_s)
+            if (
+                times > limit
+                and process.active
+                and process.row.name != self.result.baseline
+                and not process.row.is_control
+            ):
+                reason = f"a call takes {times:.1f} times the baseline's: protocol.give_up={limit:g}"
+                self.fail(process, WorkerError(Status.TIMEOUT, reason))
+
     def require_fit(self, when: str = "") -> None:
         """Raises DoesNotFitError if processes ran out of memory beside others; `when` is added to the reasons."""
         if self._starved:

@@ -33,6 +33,8 @@ class Warmup:
                 self._session.stop_all()
             self._study.checkpoint()
         self._session.require_fit()
+        if not self._session.interleaved:  # others are judged by their discarded round
+            self._session.give_up_slow(lambda samples: samples.warmup_s)
 
     def _next_group(self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]) -> Sequence[VariantProcess]:
         """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""

@@ -1,7 +1,9 @@
 """How a search spends its time: the real decisions, on a clock that the simulated studies move."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +11,17 @@ import numpy as np
 import pytest
 
 from sdopt.contract import Contract
-from sdopt.results.records import StudyResult
+from sdopt.launching import InterruptedStudy, Launched
+from sdopt.results.records import Status, StudyResult
+from sdopt.schema import Gate
 from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import search_file
+from sdopt.search.findings import findings_of
 from sdopt.search.racing import Noise, RatioStanding, Standings
 from sdopt.search.run import Search
 from sdopt.search.space import Candidate
-from sdopt.search.studies import FINAL
+from sdopt.search.studies import FINAL, Studies
+from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
 WORK = {"screen": Work(1, 15), "race": Work(2, 40), FINAL: Work(3, 120)}
 BASELINE = Cost(0.5, 0.05)
@@ -175,3 +181,51 @@ def test_tries_something_however_little_time_is_left() -> None:
     assert budget.to_screen(6, [], **plan) == 2
     budget.costs["one"] = Cost(5.0, 5.0)
     assert budget.to_screen(6, ["one"], **plan) == 0
+
+
+def slow_one(tmp_path: Path, **protocol: Any) -> StudyResult:
+    study = fake_study(("quick", "slow"), rounds=3, warmup=1, replicates=1, interference=None, **protocol)
+    return run_fake(tmp_path, study, Fakes(seconds={"quick": 0.05, "slow": 2.0}))[0]
+
+
+def test_a_study_ends_early_what_is_many_times_slower_and_times_the_rest(tmp_path: Path) -> None:
+    result = slow_one(tmp_path, give_up=4)
+    slow = result.variant("slow")
+    assert slow.status is Status.TIMEOUT
+    assert "times the baseline's: protocol.give_up=4" in slow.reason
+    assert not slow.measurements[0].shapes[0].calls
+    assert result.variant("quick").status is Status.OK
+    (tmp_path / "all").mkdir()
+    assert slow_one(tmp_path / "all").variant("slow").status is Status.OK
+
+
+def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round takes longer than there is time; the first one is in the result."""
+
+    def late(worker: FakeWorker, name: str) -> None:
+        if name == "time_once" and worker.requests.count(name) == 4:
+            time.sleep(5)
+
+    def measured(_studies: Studies, stage: str, _overrides: list[str], _brief: bool) -> StudyResult:
+        folder = tmp_path / stage
+        folder.mkdir()
+        try:
+            return run_fake(folder, fake_study(rounds=3, warmup=1, replicates=1), Fakes({"it": late}))[0]
+        except KeyboardInterrupt as interrupt:
+            raise InterruptedStudy(Launched(folder)) from interrupt
+
+    monkeypatch.setattr(Studies, "_measured", measured)
+    studies = Studies([], search_file(), None, tmp_path)
+    began = time.monotonic()
+    result = studies.measure("screen-00", [], limit_s=1.5)
+    assert time.monotonic() - began < 4
+    assert result.status == "interrupted"
+    assert findings_of(result, search_file(), Gate())["it"].speedup == pytest.approx(1, abs=0.1)
+
+
+def test_keeps_no_time_to_judge_while_nothing_gains() -> None:
+    budget = Budget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
+    plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
+    assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(6, ["one"], **plan, gains=True)
+    assert budget.to_screen_s([]) == 26
+    assert budget.to_screen_s(["one"]) < 26
