@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from sdopt.contract import Contract
 
@@ -84,7 +87,7 @@ class Look:
     data: str
     """Digest of the judged data: judging the same data again is the same look."""
     number: int
-    allowed: int
+    allowed: Annotated[int, Field(ge=1, le=1000)]
     """Number of looks that the first look planned; later ones decide nothing."""
     spent: float
     """Share of α, over all looks so far; 1 is all of it."""

@@ -125,6 +125,7 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("variants", 0, "measurements", 0, "session"), 5, "session: no session has this number"),
         (("variants", 1, "config", "workload", "batch_size"), 1, "variants.1.config.workload: has other shapes than"),
         ((*FIRST_CALL, "held_gib"), math.inf, "calls.0.held_gib: Input should be a finite number"),
+        (("looks", 0, "allowed"), 0, "looks.0.allowed: Input should be greater than or equal to 1"),
         (("started",), "x", "started='x': not a date with a time"),
         (("finished",), "yesterday", "finished='yesterday': not a date with a time"),
         (("schema_version",), 99, "has schema version 99, and this sdopt reads"),
