@@ -52,13 +52,13 @@ class Search:
     trials: Trials
     deadline: float
     say: Callable[[str], None]
-    _cut: bool = False
-    """Whether the last study was ended because its time was up."""
     brief: bool = False
     """Whether the judged study is not shown, because the caller answers in other words."""
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """The fate of each candidate that is out of the search, with the reason, by name."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
+    _cut: bool = False
+    """Whether the last study was ended because its time was up."""
 
     @cached_property
     def budget(self) -> Budget:
