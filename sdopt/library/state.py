@@ -1,5 +1,6 @@
 """What a pipeline keeps of the options that were applied to it, and its calls, which run with what the options add."""
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,8 +101,27 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         with optimized.process.noted(), assembly.entered():
             return call(self, **assembly.changed(arguments))
 
+    own = {"__call__": __call__, "__module__": cls.__module__}
+    for option in assembly.options.values():
+        own |= {
+            name: _refusing(reason, getattr(cls, name))
+            for name, reason in option.comes_after.items()
+            if hasattr(cls, name)
+        }
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
-    pipe.__class__ = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+    pipe.__class__ = type(cls.__name__, (cls,), own)
+
+
+def _refusing(reason: str, method: Any) -> Any:
+    """Returns a method that refuses what has to come before the option, unless it only exchanges weights."""
+
+    @functools.wraps(method)
+    def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, OPTIMIZED, None) is None or kwargs.get("hotswap"):
+            return method(self, *args, **kwargs)
+        raise UsageError(reason)
+
+    return refused
 
 
 def _fitted(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

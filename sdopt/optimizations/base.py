@@ -96,6 +96,7 @@ class Optimization:
     loads_on_host: ClassVar[bool] = False
     assumes: ClassVar[tuple[Assumption, ...]] = ()
     keeps_structure: ClassVar[bool] = False
+    comes_after: ClassVar[Mapping[str, str]] = {}
 
     @property
     def compiles(self) -> bool:

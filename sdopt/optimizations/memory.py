@@ -5,7 +5,7 @@ Options that keep weights off the device until they are used are in `offload`.
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -249,6 +249,10 @@ class PrecomputedEmbeddings(Optimization):
     # Each prompt is encoded alone, and a batch computes in another order.
     contract: ClassVar[Contract] = Contract.EQUIVALENT
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    comes_after: ClassVar[Mapping[str, str]] = {
+        name: f"memory=precomputed_embeddings: the text encoders are gone, which {what} changes too: load it before"
+        for name, what in (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
+    }
 
     @override
     def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:

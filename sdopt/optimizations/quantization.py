@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -199,6 +200,9 @@ class Sdnq(Quantized):
     """
 
     package: ClassVar[str] = "sdnq"
+    comes_after: ClassVar[Mapping[str, str]] = {
+        "load_lora_weights": "precision=int8_sdnq: SDNQ has replaced the layers that a LoRA wraps: fuse it before"
+    }
 
     convolutions: bool = True
     """Whether to quantize convolutions too."""

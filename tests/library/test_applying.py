@@ -308,6 +308,21 @@ class TestOptimize:
             sdopt.optimize(pipe, precision="bf16", compiler="aot")
         assert "load it again" in refused.value.__notes__[0]
 
+    @pytest.mark.parametrize(
+        ("groups", "method"),
+        [
+            ({"memory": ["precomputed_embeddings"]}, "load_lora_weights"),
+            ({"memory": ["precomputed_embeddings"]}, "load_textual_inversion"),
+            ({"precision": "int8_sdnq"}, "load_lora_weights"),
+        ],
+    )
+    def test_what_has_to_come_before_an_option_is_refused_after_it(
+        self, pipe: StableDiffusionPipeline, groups: dict[str, Any], method: str
+    ) -> None:
+        sdopt.optimize(pipe, **groups, prompts=["a red apple"] if "memory" in groups else ())
+        with pytest.raises(UsageError, match="before"):
+            getattr(pipe, method)("anything.safetensors")
+
     def test_twice_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, attention="vanilla")
         with pytest.raises(UsageError, match="undo"):
