@@ -21,6 +21,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", help="as of sdopt run; plan.hardware=[…] and plan.measured=RUN besides")
     parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="folder with your own config groups")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times and memory into a picture")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(
         "--check",
@@ -52,6 +53,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     if arguments.by != "chip":
         raise UsageError("--by: only applies to --check")
+    if arguments.plot and arguments.plot.suffix != ".png":
+        raise UsageError(f"--plot {arguments.plot}: must end in .png")
     found = plan_of(arguments.overrides, arguments.config_dir)
     if arguments.json:
         print(json.dumps([_finite(each.row()) for each in found.predictions], indent=1))
@@ -65,6 +68,12 @@ def _plan(arguments: argparse.Namespace) -> int:
             console.print(plan_table(found.predictions))
         for line in remarks(found.predictions, found.command):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if arguments.plot:
+        from sdopt.foresight.charts import picture_of
+
+        arguments.plot.parent.mkdir(parents=True, exist_ok=True)
+        arguments.plot.write_bytes(picture_of(found.predictions))
+        print(f"written: {arguments.plot}", file=sys.stderr)
     # A plan that can say nothing at all is not a plan.
     refused = all(each.state == REFUSED and each.memory is None for each in found.predictions)
     return UsageError.exit_code if refused else 0
@@ -81,8 +90,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from sdopt.foresight.tables import check_tables
     from sdopt.terminal import console as terminal
 
-    if arguments.overrides:
-        raise UsageError("--check: takes no overrides")
+    if arguments.overrides or arguments.plot:
+        raise UsageError("--check: takes no overrides and draws no plot")
     sheets = data_sheets()
     figures = read_figures(arguments.check, sheets)
     if not figures:
