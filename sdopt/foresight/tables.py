@@ -80,7 +80,7 @@ def check_tables(found: Check) -> Iterator[RenderableType]:
     )
     for heading in (
         "class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %", "in the 80 % interval",
-        "width",
+        "width", "ratio of peaks",
     ):  # fmt: skip
         table.add_column(heading, overflow="fold")
     for score in found.scores:
@@ -93,12 +93,25 @@ def check_tables(found: Check) -> Iterator[RenderableType]:
                 for value in (score.median, score.p80, score.devices_median, score.devices_near, score.covered)
             ),
             f"{score.width:.2f}×",
+            _percent(score.peaks),
         )
     yield table
+    right, peaks, pairs = found.order
+    apart = "that differ by over 10 %"
+    beside = f"(by peak rates {_percent(peaks)}), {pairs} pairs"
+    yield f"order of pairs of devices {apart}: {_percent(right)} right {beside}"
+    right, pairs = found.options
+    yield f"order of pairs of options on one device {apart}: {_percent(right)} right, {pairs} pairs"
     for kind, figures, median, p80, above in found.memory:
         yield (
             f"memory, {kind}: {figures} figures, median error {_percent(median)}, 80th percentile {_percent(p80)}; "
             f"the floor is not above {_percent(above)} of them"
+        )
+    right, wrong, count = found.fits
+    if count:
+        yield (
+            f"fits: right for {_percent(right)} of {count} usual cards just too small or just large enough; "
+            f"wrongly refused {_percent(wrong)}"
         )
     for reason, count in found.refusals.items():
         yield f"refused: {count} figures: {reason}"

@@ -26,6 +26,12 @@ def seconds(*cases: Case) -> list[float]:
     return [float(each) for each in np.exp(Table.of(cases).log_seconds(coefficients().all))]
 
 
+def test_a_call_takes_seconds_of_a_plausible_size() -> None:
+    [fast, slow] = seconds(case("rtx4090"), case("t4"))
+    assert 0.3 < fast < 3
+    assert 2 < slow < 12
+
+
 @pytest.mark.parametrize("card", ["t4", "rtx3060", "h100", "rx6800_xt"])
 def test_more_work_takes_longer(card: str) -> None:
     few, many = seconds(case(card, steps=20), case(card, steps=40))

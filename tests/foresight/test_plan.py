@@ -69,6 +69,15 @@ class TestMemory:
     def test_vanilla_attention_needs_the_scores(self, planned: Planned) -> None:
         assert held(planned, "attention=vanilla").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
 
+    def test_half_the_type_is_half_the_weights(self, planned: Planned) -> None:
+        full = planned("rtx4090", "model=sd15").memory
+        assert full is not None
+        assert full.parts["weights"] == pytest.approx(2 * held(planned).parts["weights"], rel=0.01)
+
+    def test_says_whether_it_fits(self) -> None:
+        need = Footprint(10.0, 11.0)
+        assert [need.verdict(gib) for gib in (12.0, 10.5, 9.0)] == ["fits", "tight", "does not fit"]
+
 
 class TestStates:
     def test_known_extrapolated_and_refused(self, planned: Planned) -> None:
@@ -144,7 +153,6 @@ class TestCommand:
             ["model=sd15", "hardware=banana"],
             ["model=sd15", "hardware=t4", "plan.speed=1"],
             ["model=sd15", "hardware=t4", "plan.measured=/nowhere"],
-            ["model=sd15", "hardware=t4", "--by", "generation"],
         ],
     )
     def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
