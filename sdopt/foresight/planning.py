@@ -25,6 +25,7 @@ from sdopt.hardware.cards import sheet_of
 from sdopt.results.files import read_result
 from sdopt.schema import Sheet
 from sdopt.variant import Variant
+from sdopt.worker.preload import import_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +63,7 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
 
 def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned:
     """Composes a study and predicts its variants. Raises UsageError."""
+    import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
     own = [override for override in overrides if key_of(override).startswith("plan.")]
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
