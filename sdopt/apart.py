@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from sdopt.errors import UnavailableError
 
 
-def start_apart(module: str, function: str, **streams: Any) -> "tuple[subprocess.Popen[bytes], Connection]":
+def start_apart(
+    module: str, function: str, env: Mapping[str, str] | None = None, **streams: Any
+) -> "tuple[subprocess.Popen[bytes], Connection]":
     """Starts `function(connection)` of a module in a new process; returns the process and the other end.
 
     It is in a session of its own, so that Ctrl-C reaches only this process, and it finds the modules that this one
@@ -18,6 +21,7 @@ def start_apart(module: str, function: str, **streams: Any) -> "tuple[subprocess
     Args:
         module: the module's full name.
         function: the name of a function in it.
+        env: its environment; None is this process's.
         streams: `stdout` and `stderr`, as `subprocess.Popen` takes them.
 
     Raises:
@@ -30,7 +34,12 @@ def start_apart(module: str, function: str, **streams: Any) -> "tuple[subprocess
         command = [sys.executable or "python3", "-c", begin, str(theirs.fileno()), *sys.path]
         try:
             started = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, **streams
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=env,
+                **streams,
             )
         except OSError as error:
             ours.close()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sdopt.apart import start_apart
 from sdopt.errors import ENDINGS, SdoptError, UnavailableError
 from sdopt.guard import explained
+from sdopt.terminal import OVERWRITES
 
 if TYPE_CHECKING:
     from sdopt.report.outcome import Outcome
@@ -49,7 +50,9 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
     for stream in shown:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
-    process, channel = start_apart("sdopt.guest", "serve", **piped)
+    # A notebook writes over a line that begins with a carriage return, which is enough for a bar.
+    notebook = {OVERWRITES: "1"} if piped["stdout"] and "ipykernel" in sys.modules else {}
+    process, channel = start_apart("sdopt.guest", "serve", os.environ | notebook, **piped)
     with ExitStack() as until_done:
         until_done.callback(process.wait)
         until_done.callback(process.kill)

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
+OVERWRITES = "SDOPT_OVERWRITES"
+"""Variable set where the output is a notebook's: a line that begins with a carriage return replaces the last one."""
+
 LOG_WIDTH = 160
 """Columns of what is no terminal: nobody can widen a log file, and lines there may be long."""
 
@@ -27,9 +30,7 @@ def console(stderr: bool = False) -> Console:
         color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
         width=None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else LOG_WIDTH,
     )
-    if found.is_jupyter:
-        return Console()
-    return found
+    return Console() if found.is_jupyter else found
 
 
 @contextmanager

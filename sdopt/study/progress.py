@@ -1,5 +1,6 @@
-"""Progress of a study while it runs: a live display in a terminal, plain lines elsewhere."""
+"""Progress of a study while it runs: a live display in a terminal, one line in a notebook, plain lines elsewhere."""
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -11,9 +12,17 @@ from rich.text import Text
 from typing_extensions import override
 
 from sdopt.study.timeline import Timeline
+from sdopt.terminal import OVERWRITES
 
 _SILENCE_S = 30
 """Seconds after which a line is printed where there is no live display, although the phase is the same."""
+
+
+_REFRESH_S = 0.5
+"""Seconds between two states of a notebook's line."""
+
+_WIDTH = 110
+"""Columns of a notebook's line, which replaces the last one whole."""
 
 
 def _in_words(seconds: float) -> str:
@@ -42,6 +51,7 @@ class Progress:
         self.timeline = timeline
         self._console = console
         self._quiet = quiet
+        self._overwrites = os.environ.get(OVERWRITES) == "1"
         self._rounds = 0
         self._last = ""
         self._line = "starting"
@@ -70,6 +80,11 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._overwrites and not self._quiet:
+            print(f"\r{'':{_WIDTH}}\r", end="", flush=True)
 
     def start(self, calls: int, rounds: int) -> None:
         """Sets how many calls of the pipeline are still to come, and how many rounds."""
@@ -107,10 +122,16 @@ class Progress:
         if task.total and task.completed:
             left = seconds / task.completed * (task.total - task.completed)
             done = f" ({task.completed:.0f} of {task.total:.0f} calls, about {_in_words(left)} left)"
+        if self._overwrites:
+            full = round(12 * task.completed / task.total) if task.total else 0
+            line = f"{'█' * full}{'░' * (12 - full)} {self._line}{done}"
+            print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", flush=True)
+            return
         self._console.print(f"[{seconds:6.1f} s] {self._line}{done}", markup=False, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Prints a warning that cannot wait until the end of the study."""
+        self._clear()
         if not self._quiet:
             self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -120,5 +141,5 @@ class Progress:
         task = self._bar.tasks[self._task]
         if task.total is not None and task.completed > task.total:
             self._bar.update(self._task, total=task.completed)
-        if time.monotonic() - self._said > _SILENCE_S:
+        if time.monotonic() - self._said > (_REFRESH_S if self._overwrites else _SILENCE_S):
             self._say()

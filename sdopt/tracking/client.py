@@ -486,7 +486,11 @@ def _require_active(found: Any, tracking: Tracking) -> None:
 def _experiment_tags() -> dict[str, str]:
     """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
     view = {"selectedColumns": _COLUMNS, "orderByKey": "metrics.`speedup`", "orderByAsc": False}
-    return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{VIEW}": json.dumps(view)}
+    return {
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.experiment.primaryMetric.name": "speedup",  # of which the first chart is
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
+    }
 
 
 def _tag_experiment(client: "MlflowClient", experiment: str, key: str, value: str) -> None:

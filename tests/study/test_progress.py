@@ -3,10 +3,12 @@
 import re
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from sdopt.study.progress import Progress
 from sdopt.study.timeline import Timeline
+from sdopt.terminal import OVERWRITES
 
 
 def shown(calls: int, made: int) -> str:
@@ -35,3 +37,18 @@ def test_there_are_never_more_calls_than_all() -> None:
 
 def test_nothing_is_said_to_be_left_before_it_is_known() -> None:
     assert "left" not in shown(10, 0)
+
+
+def test_a_notebook_has_one_line_that_is_written_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(OVERWRITES, "1")
+    monkeypatch.setattr("sdopt.study.progress._REFRESH_S", -1.0)
+    with Progress(Console(force_terminal=False), Timeline()) as progress:
+        progress.start(4, 2)
+        progress.phase("baseline", "timed calls", 1)
+        progress.advance(2)
+    shown = capsys.readouterr().out
+    assert "\n" not in shown
+    assert "█" * 6 + "░" * 6 + " timed calls, round 1 of 2 (2 of 4 calls" in shown
+    assert not shown.rsplit("\r", 2)[1].strip()  # nothing of it is left below the table

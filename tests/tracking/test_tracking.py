@@ -167,6 +167,7 @@ class TestStudy:
     def test_an_experiment_opens_as_a_leaderboard(self, logged: Store) -> None:
         tags = logged.client.get_experiment_by_name("shared").tags
         assert tags["mlflow.note.content"].startswith("**shared ")
+        assert tags["mlflow.experiment.primaryMetric.name"] == "speedup"
         view = json.loads(tags["mlflow.sharedViewState.sdopt"])
         assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
         assert {"metrics.`speedup`", "tags.`speed`", "tags.`images`"} <= set(view["selectedColumns"])
