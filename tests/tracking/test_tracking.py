@@ -167,10 +167,10 @@ class TestStudy:
     def test_an_experiment_opens_as_a_leaderboard(self, logged: Store) -> None:
         tags = logged.client.get_experiment_by_name("shared").tags
         assert tags["mlflow.note.content"].startswith("**shared ")
-        assert tags["mlflow.experiment.primaryMetric.name"] == "speedup"
         view = json.loads(tags["mlflow.sharedViewState.sdopt"])
         assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
         assert {"metrics.`speedup`", "tags.`speed`", "tags.`images`"} <= set(view["selectedColumns"])
+        assert view["compareRunCharts"][0]["metricKey"] == "speedup"
         assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
 
     def test_what_a_gate_says_later_reaches_the_runs(
