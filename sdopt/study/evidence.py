@@ -37,6 +37,8 @@ class Inspection:
             self._count_operations(process)
         # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
         draw_images(self._session, [process for process in first if not (process.row.is_control and scored)])
+        for process in self._group:
+            self._call_again(process)
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
@@ -49,6 +51,13 @@ class Inspection:
             if process.living:
                 hold_against_drawn(self._study, process)
                 process.measurement.complete = True
+
+    def _call_again(self, process: VariantProcess) -> None:
+        """Makes one more call of a process whose calls an earlier session timed, and did not live to compare."""
+        if process.living and not process.images:
+            number = self._session.next_batch(process, 0, 0)
+            for _, call in self._ask([process], "timed calls", PipelineHost.time_once, 0, number):
+                process.images += [] if call.image is None else [call.image]
 
     def _take_stages(self, process: VariantProcess) -> None:
         timed = self._study.protocol.stage_calls

@@ -319,6 +319,18 @@ class TestMissing:
         assert all(edge.shapes[0].speedup for edge in result.comparisons)
         assert missing_of(result).variants == frozenset()
 
+    def test_calls_that_were_not_compared_before_the_end_are_by_another_one(self, tmp_path: Path) -> None:
+        def ends(worker: FakeWorker, name: str) -> None:
+            if name == "generate":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_fake(tmp_path, fake_study(["a", "b"], rounds=2, replicates=2), Fakes({"a": ends}))
+        result, _ = self.resumed(tmp_path, replicates=2)
+        for row in result.variants:
+            compared = {m.replicate for m in row.measurements for i in m.shapes[0].timed_images if i.error is not None}
+            assert compared == {0, 1}, row.name
+
     @pytest.mark.parametrize(
         ("more", "expected"),
         [({"rounds": 3}, [(0, 0, 2), (1, 0, 1)]), ({"replicates": 2}, [(0, 0, 2), (1, 1, 2)])],
