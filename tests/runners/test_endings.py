@@ -47,7 +47,10 @@ def test_a_mistake_of_its_own_is_no_regression(capsys: pytest.CaptureFixture[str
         raise KeyError("ours")
 
     assert end_with_code(main)([]) == 3
-    assert "Traceback" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "KeyError" in shown
+    assert "Traceback" not in shown
+    assert "test_endings.py" in shown  # where it happened
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGXCPU, 152)])
