@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from sdopt.analysis.figures import Ratio
 from sdopt.analysis.scale import decision_of
 from sdopt.analysis.summary import Row, Summary
+from sdopt.report.worst import WorstPrompt, worst_prompts
 from sdopt.results.records import StudyResult
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import WORK
@@ -55,6 +56,7 @@ class Candidate:
 
     `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
     `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on.
+    `worst` has, by metric, the prompts that lost most.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Candidate:
     memory_ratio: Estimate | None
     latency_s: float | None
     scores: dict[str, float | None]
+    worst: list[WorstPrompt]
     reasons: list[Reason]
     command: str
 
@@ -150,6 +153,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         _estimate(row.memory),
         _latency(row),
         {name: score.estimate for name, score in scores.items()},
+        worst_prompts(result, row.name),
         [_reason(ruling) for found in judged for ruling in _deciding(found)],
         row.command,
     )

@@ -10,7 +10,7 @@ from sdopt.analysis.summary import Summary
 from sdopt.analysis.words import compared, sampling_text, seconds_text, start_words
 from sdopt.gate.trust import doubts_of, other_studies
 from sdopt.results.comparisons import Interval
-from sdopt.results.records import Status, StudyResult
+from sdopt.results.records import IMPORTED, Status, StudyResult
 
 
 def notes_of(summary: Summary) -> list[str]:
@@ -36,7 +36,16 @@ def caveats_of(summary: Summary) -> list[str]:
     """Returns what the verdicts rest on, and what speaks against them: the notes that come first."""
     result, sampling = summary.result, sampling_text(summary.result)
     drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-    notes = [f"{sampling}.{drift}" if sampling else "", *_floor_notes(result), _rounds_note(result)]
+    imported = (
+        "Imported: other programs made these images and times. sdopt saw neither what ran nor how it was timed; seeds, "
+        "prompts and versions are as the folders say."
+    )
+    notes = [
+        imported if result.design == IMPORTED else "",
+        f"{sampling}.{drift}" if sampling else "",
+        *_floor_notes(result),
+        _rounds_note(result),
+    ]
     notes += [_precision_note(result), *(f"Disturbed: {doubt}." for doubt in other_studies(result.sessions))]
     notes += [*_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
     hardware = result.config.hardware
@@ -78,6 +87,10 @@ def _floor_notes(result: StudyResult) -> list[str]:
         )
         return [f"Two identical baselines differed by {share}; a speed-up that is no larger is too close to call."]
     if any(variant.status.timed and variant.samples for variant in result.variants):
+        if result.design == IMPORTED and result.control is None:
+            return [
+                "Without the baseline's images and times once more (--again), nothing says which difference is chance."
+            ]
         return ["One of the two baselines failed, so that no speed-up can be told from chance."]
     return []
 

@@ -10,6 +10,7 @@ from sdopt.analysis.words import compared, gib_text, seconds_parts, seconds_text
 from sdopt.report.blocks import Cell, Table
 from sdopt.report.quality import headline_columns, metric_text, quality_columns, quality_heading
 from sdopt.report.tones import TONES
+from sdopt.report.worst import WorstPrompt, worst_prompts
 from sdopt.results.comparisons import Effect, Interval
 from sdopt.results.records import Status
 from sdopt.study.designs import difference
@@ -186,6 +187,22 @@ def quality_table(summary: Summary, headline: bool = True) -> Table | None:
         if row.variant.images and not row.variant.is_control
     ]
     return Table(headings, rows, headings[1:]) if names and rows else None
+
+
+def worst_table(summary: Summary) -> Table | None:
+    """Returns the prompts that lost most by each metric that a reader needs first; None if none lost."""
+    result = summary.result
+    rows = []
+    for row in summary.figures:
+        if row.variant.is_control or not row.variant.images:
+            continue
+        by_metric: dict[str, list[WorstPrompt]] = {}
+        for one in worst_prompts(result, row.variant.name, headline_columns(result)):
+            by_metric.setdefault(one.metric, []).append(one)
+        for metric, those in by_metric.items():
+            named = [f"{one.prompt or f'number {one.prompt_index + 1}'} ({one.value:.3g})" for one in those]
+            rows.append((compared(result, row), metric, "; ".join(named)))
+    return Table(("variant", "metric", "worst prompts"), rows) if rows else None
 
 
 def texts(table: Table) -> list[list[str]]:

@@ -95,6 +95,9 @@ class TestJudging:
         done = judge(first, faster, "--contract", "exact")
         assert done.code == 3
         assert "--again" in done.shown
+        page = (done.folder / "table.md").read_text()
+        assert "Imported" in page
+        assert "baselines failed" not in page  # there was only one
 
     def test_what_was_not_given_is_said_and_not_judged(self, tmp_path: Path, judge: Judge) -> None:
         sides = [write(tmp_path / name, pictures(), listed=False) for name in ("a", "b")]

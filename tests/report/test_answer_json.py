@@ -1,5 +1,6 @@
 """`--json` is one object of a documented form, and nothing else on standard output."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from pydantic import TypeAdapter
 
 from sdopt.analysis.summary import summary_of
 from sdopt.report.answer_json import Answer, baseline_digest, json_schema
+from sdopt.report.worst import worst_prompts
 from sdopt.results.records import StudyResult
+from sdopt.results.scores import Score
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
 
@@ -66,3 +69,22 @@ def test_the_baseline_of_other_work_has_another_digest(result: StudyResult) -> N
     row = result.variant(result.baseline)
     reconfigure(row, "workload", steps=row.config.workload.steps + 1)
     assert baseline_digest(result) != before
+
+
+def test_the_prompts_that_lost_most_are_named_by_metric(finished: Finished) -> None:
+    result = copy.deepcopy(finished.result)
+    name = result.candidates[0].name
+    compared = result.first_comparison(name)
+    assert compared is not None
+    prompts = list({image.prompt_index: image.prompt for image in result.variant(name).images}.values())
+    losses: list[float | None] = [0.0, 0.5, None, 0.1][: len(prompts)]
+    compared.quality = {
+        "colour_error": Score(0.2, losses),
+        "psnr_db": Score(30.0, [None, 20.0, 40.0, 30.0][: len(prompts)]),
+    }
+    result.variant(name).quality = {}
+    found = [(one.metric, one.prompt, one.value) for one in worst_prompts(result, name)]
+    assert [each for each in found if each[0] == "colour_error"] == [
+        ("colour_error", prompts[n], losses[n]) for n in (1, 3) if n < len(prompts)
+    ]
+    assert next(each for each in found if each[0] == "psnr_db")[1:] == (prompts[1], 20.0)

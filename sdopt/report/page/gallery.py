@@ -10,6 +10,8 @@ from PIL import Image
 
 from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.report.blocks import Gallery, Picture, PromptImages
+from sdopt.report.quality import headline_columns
+from sdopt.report.worst import worst_prompts
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult
@@ -40,7 +42,13 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     if not baseline.images or not has_images(result, folder):
         return None
     metric, losses = _losses(result, others, _prompts(baseline))
-    ordered = sorted(_prompts(baseline), key=lambda prompt: -_worst(losses, prompt))
+    # The worst by each metric first: a prompt may lose its subject and change few pixels.
+    leading: dict[tuple[str, str], int] = {}
+    for variant in others:
+        for one in worst_prompts(result, variant.name, headline_columns(result)):
+            leading.setdefault((variant.name, one.metric), one.prompt_index)
+    first = set(leading.values())
+    ordered = sorted(_prompts(baseline), key=lambda prompt: (prompt not in first, -_worst(losses, prompt)))
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
     against = {
@@ -59,7 +67,8 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     order = "in the order of the prompts"
     if metric:
         order = (
-            f"those whose images differ most first ({metric}; the figure under an image compares it to its reference)"
+            f"the worst of each metric first, then those whose images differ most ({metric}; the figure under an image "
+            "compares it to its reference)"
         )
     return Gallery(
         rows,

@@ -21,7 +21,7 @@ from sdopt.report.page.gallery import gallery_of, has_images
 from sdopt.report.plots import main_plot
 from sdopt.report.published import claims_table
 from sdopt.report.quality import headline_columns, quality_notes
-from sdopt.report.tables import effects_table, evidence, quality_table, shapes_table
+from sdopt.report.tables import effects_table, evidence, quality_table, shapes_table, worst_table
 from sdopt.report.verdicts import verdict_notes, verdict_rows
 from sdopt.results.comparisons import BreakEven
 
@@ -98,6 +98,7 @@ def _results(summary: Summary) -> Section:
     blocks += [table] if (table := shapes_table(summary)) else []
     if (table := quality_table(summary)) is not None:
         blocks += [table, Notes(quality_notes(headline_columns(result)))]
+        blocks += [Fold("Prompts that lost most, by metric", [worst])] if (worst := worst_table(summary)) else []
     if result.judgements:
         notes = Notes(verdict_notes(result, result.judgements))
         blocks.append(Fold(f"What the gate says (gate={result.gate})", [verdict_rows(result.judgements), notes]))
