@@ -403,10 +403,10 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
         return f"Not enough runs to tell: {described(first, baseline)}; {more}."
     if not several and first.speed is Speed.FASTER:
-        return f"{described(first, baseline)}, but {shortened(first.because)}."
+        return f"{described(first, baseline)}: {shortened(first.because)}."
     told = [f"Keep the baseline: {described(first, baseline)}" if not several else _none_of(candidates)]
     if several and first.speed is Speed.FASTER:
-        told.append(f"The fastest: {described(first, baseline)}, but {shortened(first.because)}")
+        told.append(f"The fastest: {described(first, baseline)}: {shortened(first.because)}")
     elif several and (trade := next((row for row in candidates if row.pays), None)):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."

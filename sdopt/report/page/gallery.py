@@ -64,6 +64,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         if rows and spent > budget:
             break
         rows.append(row)
+    noise = "" if result.is_imported else " All variants start from the same noise."
     order = "in the order of the prompts"
     if metric:
         order = (
@@ -74,7 +75,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         rows,
         min(max(edge, 160), 260),
         edge <= _LOSSLESS_UP_TO,
-        f"{len(rows)} of {len(ordered)} prompts, {order}. All variants start from the same noise.",
+        f"{len(rows)} of {len(ordered)} prompts, {order}.{noise}",
     )
 
 

@@ -79,6 +79,11 @@ def sweep_page(name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     result, environment = summary.result, summary.result.environment
+    if result.is_imported:
+        return [
+            ("work", "images and times that came as files"),
+            ("judged", f"{result.started[:16].replace('T', ' ')} by sdopt {environment.sdopt_version}"),
+        ]
     return [
         ("work", work_of(result.config)),
         ("device", str(environment.device["name"])),
