@@ -35,15 +35,15 @@ _PRODUCT_SHARE = 0.7
 _MODULE = 9
 """Python and PyTorch around an operator of a network, in times of a bare operator on a few numbers."""
 
-_BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+_BYTES = 4
+"""Of a number in float32."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a CPU reaches with some threads and one number type: FLOP/s, bytes/s, and seconds per operator."""
+    """What a CPU reaches with some threads in float32: FLOP/s, bytes/s, and seconds per operator."""
 
     threads: int
-    size: int
     denoiser: float
     decoder: float
     products: float
@@ -59,7 +59,7 @@ class Machine:
         ])  # fmt: skip
 
     def _pass(self, costs: PassCosts, convolutions: float) -> list[float]:
-        seconds = self.size / self.copy
+        seconds = _BYTES / self.copy
         return [
             costs.convolutions / convolutions,
             costs.products / (self.products * _PRODUCT_SHARE),
@@ -78,25 +78,24 @@ def seconds_of(parts: Array, steps: int) -> float:
 
 
 @lru_cache(maxsize=8)
-def measure_machine(threads: int, dtype: torch.dtype) -> Machine:
+def measure_machine(threads: int) -> Machine:
     """Times typical layers on this CPU, two seconds in all. Other work on the machine makes it look slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            return _measure(threads, dtype)
+            return _measure(threads)
     finally:
         torch.set_num_threads(before)
 
 
-def _measure(threads: int, dtype: torch.dtype) -> Machine:
-    square, tokens = torch.randn(1024, 1024).to(dtype), torch.randn(2, 8, 1024, 40).to(dtype)
+def _measure(threads: int) -> Machine:
+    square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
     source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
     target = torch.empty_like(source)
-    rates = {shape: _fastest(partial(_convolution, *shape, dtype)) for shape in (*_DENOISER, *_DECODER)}
+    rates = {shape: _fastest(partial(_convolution, *shape)) for shape in (*_DENOISER, *_DECODER)}
     return Machine(
         threads,
-        _BYTES[dtype],
         math.prod(rates[shape] for shape in _DENOISER) ** (1 / len(_DENOISER)),
         rates[_DECODER[0]],
         _fastest(lambda: (2.0 * 1024**3, lambda: square @ square)),
@@ -111,9 +110,9 @@ def _measure(threads: int, dtype: torch.dtype) -> Machine:
     )
 
 
-def _convolution(samples: int, channels: int, side: int, dtype: torch.dtype) -> tuple[float, Callable[[], object]]:
-    layer = torch.nn.Conv2d(channels, channels, 3, padding=1, dtype=dtype)
-    pixels = torch.randn(samples, channels, side, side).to(dtype)
+def _convolution(samples: int, channels: int, side: int) -> tuple[float, Callable[[], object]]:
+    layer = torch.nn.Conv2d(channels, channels, 3, padding=1)
+    pixels = torch.randn(samples, channels, side, side)
     return 18.0 * samples * channels**2 * side**2, lambda: layer(pixels)
 
 
@@ -131,7 +130,7 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
 
 def sheet_of_cpu(threads: int) -> Sheet:
     """Returns this machine as a data sheet; its memory is the machine's."""
-    found = measure_machine(threads, torch.float32)
+    found = measure_machine(threads)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     plural = "" if threads == 1 else "s"
     return Sheet(

@@ -169,3 +169,5 @@ class TestThisMachine:
         more = plan("hardware=cpu", "hardware.threads=1", "workload.steps=40", "workload.batch_size=2")
         assert more["seconds"].iloc[0] > 2 * told.loc["baseline", "seconds"]
         assert "compiler" in told.loc["compiler=inductor", "reason"]
+        [half] = plan("hardware=cpu", "precision=bf16")["reason"]
+        assert "half types" in half
