@@ -159,13 +159,21 @@ def _state(pipe: Any) -> dict[str, Any]:
             continue
         for name, module in value.named_modules(prefix=part):
             own = {key: _mark(mine) for key, mine in vars(module).items() if key not in ("_parameters", "_buffers")}
-            tensors = [(key, id(t), t.data_ptr(), t._version, t.stride(), t.dtype) for key, t in _tensors(module)]
+            tensors = [(key, id(t), t.data_ptr(), _sum(t), t.stride(), t.dtype) for key, t in _tensors(module)]
             found[name] = (type(module), own, tensors)
     return found
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _sum(tensor: torch.Tensor) -> str:
+    """Returns the sum of a tensor's values: what is changed through `.data` leaves no other trace."""
+    try:
+        return str(float(tensor.detach().sum(dtype=torch.float32)))
+    except (RuntimeError, NotImplementedError):  # on the meta device, or of a type without sums
+        return f"version {tensor._version}"
 
 
 def _mark(value: Any) -> Any:

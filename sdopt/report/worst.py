@@ -8,6 +8,9 @@ from sdopt.results.records import StudyResult
 
 _SHOWN = 3
 
+_SAME = 0.9999
+"""From here on a similarity tells no loss; rounding alone gives less than 1."""
+
 
 @dataclass(frozen=True)
 class WorstPrompt:
@@ -51,7 +54,7 @@ def worst_prompts(result: StudyResult, name: str, metrics: Sequence[str] | None 
         lost = [
             WorstPrompt(metric, index, prompt, value)
             for (index, prompt), value in zip(prompts, changes, strict=False)
-            if value is not None and (sign * value > 0 or (family.needs_pair and sign < 0 and value != 1))
+            if value is not None and (sign * value > 0 or (family.needs_pair and sign < 0 and not _SAME <= value <= 1))
         ]
         found += sorted(lost, key=lambda one: -sign * one.value)[:_SHOWN]
     return found

@@ -20,6 +20,9 @@ def steps(pipe):
 def null(pipe):
     pass
 
+def paler(pipe):
+    pipe.vae.decoder.conv_out.weight.data.mul_(0.7)
+
 def fails(pipe):
     raise RuntimeError("my mistake")
 
@@ -53,10 +56,13 @@ def test_applies_and_says_what_it_changed(code: Path) -> None:
 
 
 def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: Path) -> None:
-    variants = "study.variants={baseline:[],none:[patch:mine.py:null],fails:[patch:mine.py:fails]}"
+    variants = (
+        "study.variants={baseline:[],none:[patch:mine.py:null],paler:[patch:mine.py:paler],fails:[patch:mine.py:fails]}"
+    )
     done = sdopt(code, "run", "study=explicit", variants, *SMOKE)
     found = {row.name: row for row in done.result.candidates}
     assert found["none"].status is Status.NOT_ENGAGED
+    assert found["paler"].status is Status.OK  # values alone are other ones
     assert found["fails"].status is Status.FAILED
     assert "my mistake" in found["fails"].reason
 
