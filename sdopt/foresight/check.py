@@ -11,7 +11,7 @@ import numpy as np
 from sdopt.foresight.fitting import KNOWN, Data, half_width, refused, state_of
 from sdopt.foresight.latency import Array, Coefficients, generation_of
 from sdopt.foresight.memory import Footprint, likely_of
-from sdopt.foresight.published import Figure
+from sdopt.foresight.published import Figure, Work
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
 
@@ -95,7 +95,7 @@ def check(figures: Sequence[Figure], sheets: Mapping[str, Sheet], found: Coeffic
         _order(data, errors, peaks),
         _options(data, errors),
         list(_memory(figures, sheets)),
-        _fits(figures, sheets),
+        _fits(figures),
         dict(refusals.most_common()),
         rows,
     )
@@ -223,21 +223,26 @@ def _option_apart(first: Software | None, second: Software | None) -> bool:
 _CARDS_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 80)
 
 
-def _fits(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> tuple[float, float, int]:
+def _of_memory(figures: Sequence[Figure]) -> Iterator[tuple[Figure, Work, Software]]:
+    """Yields the figures of memory that can be predicted."""
+    for figure in figures:
+        if np.isfinite(figure.gib) and not figure.refused and figure.work and figure.software:
+            yield figure, figure.work, figure.software
+
+
+def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
     """Returns how often it is told whether a published amount fits on the usual cards next to it.
 
     `tight` counts as fitting: an allocator that reserved more gives it up where there is less.
     """
     right, refused_wrongly = [], []
-    for figure in figures:
-        if not np.isfinite(figure.gib) or figure.refused or not (figure.work and figure.software):
-            continue
+    for figure, work, software in _of_memory(figures):
         beside = [
             *[size for size in _CARDS_GIB if size < figure.gib][-1:],
             *[size for size in _CARDS_GIB if size >= figure.gib][:1],
         ]
         for size in beside:
-            floor, likely = likely_of(figure.work, figure.software, figure.memory, float(size))
+            floor, likely = likely_of(work, software, figure.memory, float(size))
             told = Footprint(floor, likely).verdict(size) != "does not fit"
             right.append(told == (figure.gib <= size))
             refused_wrongly.append(not told and figure.gib <= size)
@@ -247,10 +252,8 @@ def _fits(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> tuple[float
 def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[tuple[str, int, float, float, float]]:
     """Compares memory: it hardly depends on the card, so nothing needs to be left out."""
     found = defaultdict(list)
-    for figure in figures:
-        if not np.isfinite(figure.gib) or figure.refused or not (figure.work and figure.software):
-            continue
-        floor, likely = likely_of(figure.work, figure.software, figure.memory, sheets[str(figure.card)].memory_gib)
+    for figure, work, software in _of_memory(figures):
+        floor, likely = likely_of(work, software, figure.memory, sheets[str(figure.card)].memory_gib)
         found[figure.memory].append((likely / figure.gib - 1, floor / figure.gib - 1))
     for kind, pairs in sorted(found.items()):
         errors = np.array(pairs)

@@ -86,6 +86,8 @@ class Optimization:
         saves_operations: whether the denoiser skips operations, so that operations are counted with the option applied.
         assumes: what the option takes for granted of a pipeline that a program has built; see `assumptions`.
         keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
+        comes_after: methods of the pipeline that the option has to come after, each with what to say when it is called
+            later.
         loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
             device. A model that is larger than the device's memory can then run on the device.
     """

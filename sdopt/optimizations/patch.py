@@ -159,7 +159,9 @@ def _state(pipe: Any) -> dict[str, Any]:
             continue
         for name, module in value.named_modules(prefix=part):
             own = {key: _mark(mine) for key, mine in vars(module).items() if key not in ("_parameters", "_buffers")}
-            tensors = [(key, id(t), t.data_ptr(), _sum(t), t.stride(), t.dtype) for key, t in _tensors(module)]
+            tensors = [
+                (key, id(t), t.data_ptr(), t._version, _sum(t), t.stride(), t.dtype) for key, t in _tensors(module)
+            ]
             found[name] = (type(module), own, tensors)
     return found
 
@@ -169,11 +171,11 @@ def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _sum(tensor: torch.Tensor) -> str:
-    """Returns the sum of a tensor's values: what is changed through `.data` leaves no other trace."""
+    """Returns the sum of a tensor's values, as text, where NaN equals itself; `.data` is changed without a version."""
     try:
         return str(float(tensor.detach().sum(dtype=torch.float32)))
     except (RuntimeError, NotImplementedError):  # on the meta device, or of a type without sums
-        return f"version {tensor._version}"
+        return ""
 
 
 def _mark(value: Any) -> Any:

@@ -10,7 +10,7 @@ from sdopt.analysis.summary import Summary
 from sdopt.analysis.words import compared, sampling_text, seconds_text, start_words
 from sdopt.gate.trust import doubts_of, other_studies
 from sdopt.results.comparisons import Interval
-from sdopt.results.records import IMPORTED, Status, StudyResult
+from sdopt.results.records import Status, StudyResult
 
 
 def notes_of(summary: Summary) -> list[str]:
@@ -41,7 +41,7 @@ def caveats_of(summary: Summary) -> list[str]:
         "prompts and versions are as the folders say."
     )
     notes = [
-        imported if result.design == IMPORTED else "",
+        imported if result.is_imported else "",
         f"{sampling}.{drift}" if sampling else "",
         *_floor_notes(result),
         _rounds_note(result),
@@ -87,7 +87,7 @@ def _floor_notes(result: StudyResult) -> list[str]:
         )
         return [f"Two identical baselines differed by {share}; a speed-up that is no larger is too close to call."]
     if any(variant.status.timed and variant.samples for variant in result.variants):
-        if result.design == IMPORTED and result.control is None:
+        if result.is_imported and result.control is None:
             return [
                 "Without the baseline's images and times once more (--again), nothing says which difference is chance."
             ]

@@ -37,11 +37,11 @@ class Inspection:
             self._count_operations(process)
         # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
         draw_images(self._session, [process for process in first if not (process.row.is_control and scored)])
-        for process in self._group:
-            self._call_again(process)
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
+        for process in self._group:
+            self._call_again(process)
         # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
         for process in first:

@@ -423,22 +423,17 @@ class Session:
             warm: returns the seconds of a process's warm calls at a shape.
         """
         limit = self.protocol.give_up
+        if limit is None:
+            return
         taken = {
             p: sum(warm(samples)[-1] for samples in p.measurement.shapes)
             for p in self.timed
             if all(map(warm, p.measurement.shapes))
         }
         baseline_s = [seconds for process, seconds in taken.items() if process.row.name == self.result.baseline]
-        if limit is None or not baseline_s:
-            return
         for process, seconds in taken.items():
-            times = seconds / max(baseline_s)
-            if (
-                times > limit
-                and process.active
-                and process.row.name != self.result.baseline
-                and not process.row.is_control
-            ):
+            is_candidate = process.row.name != self.result.baseline and not process.row.is_control
+            if baseline_s and is_candidate and process.active and (times := seconds / max(baseline_s)) > limit:
                 reason = f"a call takes {times:.1f} times the baseline's: protocol.give_up={limit:g}"
                 self.fail(process, WorkerError(Status.TIMEOUT, reason))
 

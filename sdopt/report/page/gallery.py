@@ -44,8 +44,9 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     metric, losses = _losses(result, others, _prompts(baseline))
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
     leading: dict[tuple[str, str], int] = {}
+    metrics = headline_columns(result)
     for variant in others:
-        for one in worst_prompts(result, variant.name, headline_columns(result)):
+        for one in worst_prompts(result, variant.name, metrics):
             leading.setdefault((variant.name, one.metric), one.prompt_index)
     first = set(leading.values())
     ordered = sorted(_prompts(baseline), key=lambda prompt: (prompt not in first, -_worst(losses, prompt)))
