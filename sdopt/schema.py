@@ -384,8 +384,8 @@ class Gate:
     rules: dict[str, list[Rule]] = field(default_factory=dict)
     """Rules by contract (`exact`, `equivalent`, `lossy`)."""
     must_pay: bool = True
-    """Whether an option that claims latency or memory must show a gain: above the A/A floor, and corrected for all
-    claims of the study."""
+    """Whether an option that claims latency or memory must show a gain: above what two identical baselines differ by,
+    and corrected for all claims of the study."""
     smallest_speedup: float = bounded(0.01, ge=0, le=1000)
     """The smallest change of speed that counts as a gain or a loss, as a share."""
     smallest_memory: float = bounded(0.01, ge=0, le=1000)

@@ -114,7 +114,7 @@ class FakeWorker(Worker):
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
         self._called(seconds)
         draw = timed_draw(self.variant, shape_index)
-        image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, _pixels(draw))
+        image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, self._pixels(draw))
         return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image)
 
     def _memory_so_far(self) -> Memory:
@@ -125,11 +125,12 @@ class FakeWorker(Worker):
 
     def _prove(self, shape_index: int = 0) -> TracedCall:
         evidence = [Evidence(axis, option, True, "seen") for axis, option in self.variant.choices.items()]
-        return TracedCall(evidence, None, {"operators": 1.0}, [])
+        counts = {"operators": 1.0, f"option {sorted(self.variant.choices.items())}": 1.0}
+        return TracedCall(evidence, None, counts, [])
 
     def _time_stages(self) -> StagedCall:
         draw = timed_draw(self.variant)
-        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, _pixels(draw)))
+        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw)))
 
     def _count_operations(self) -> float:
         return 0.001
@@ -139,13 +140,13 @@ class FakeWorker(Worker):
         start = batch * draw.batch_size
         records = []
         for index, prompt in enumerate(draw.prompts[start : start + draw.batch_size], start):
-            Image.fromarray(_pixels(draw)).save(folder / f"{index}.png")
+            Image.fromarray(self._pixels(draw)).save(folder / f"{index}.png")
             records.append(ImageRecord(prompt, index, 0, draw.seed + index, f"{index}.png"))
         return Batch(records, 0.1, 0.3)
 
-
-def _pixels(draw: Draw) -> np.ndarray:
-    return np.full((draw.size, draw.size, 3), 100, np.uint8)
+    def _pixels(self, draw: Draw) -> np.ndarray:
+        shade = 0 if self.variant.name in self.fakes.black else 100
+        return np.full((draw.size, draw.size, 3), shade, np.uint8)
 
 
 @dataclass
@@ -156,6 +157,8 @@ class Fakes:
     """By variant."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """The time of a call, by variant; others take 0.1 s."""
+    black: Collection[str] = ()
+    """The variants whose images are black; those of others are gray."""
     started: list[FakeWorker] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     """The log of the worker of each call that was to be timed, in their order."""

@@ -97,7 +97,7 @@ def start_text(found: BreakEven) -> str:
 def break_even_text(found: BreakEven) -> str:
     """Returns when the start is repaid, as in "after 310 images [220, 520]"."""
     if found.within_floor:
-        return "and its calls differ by no more than the A/A floor"
+        return "and its calls differ by no more than two identical baselines"
     if found.images is None:
         return "never repaid: its calls are no faster"
     return f"repaid after {images_text(found, ' images')}"
@@ -106,7 +106,7 @@ def break_even_text(found: BreakEven) -> str:
 def images_text(found: BreakEven, unit: str = "") -> str:
     """Returns after how many images the start is repaid, with its bounds; "never" where it never is."""
     if found.within_floor:
-        return "not known (A/A floor)"
+        return "not known"
     if found.images is None:
         return "never"
     text = f"{_count(found.images)}{unit}"

@@ -273,7 +273,7 @@ def ratios_between(result: StudyResult, candidate: VariantResult, reference: Var
 
 
 def _two_baselines(result: StudyResult) -> tuple[VariantResult, VariantResult | None]:
-    """Returns the baseline, and the A/A control unless one of the two failed."""
+    """Returns the baseline, and the repeated baseline unless one of the two failed."""
     baseline, control = result.variant(result.baseline), result.control
     timed = control is not None and control.status.timed and baseline.status.timed
     return baseline, control if timed else None

@@ -177,7 +177,7 @@ class Summary:
     Attributes:
         result: the study.
         figures: all figures: the baseline, then one for each comparison, and for each variant without one.
-        rows: a row for each variant but the A/A control, best first; those without a figure come last.
+        rows: a row for each variant but the repeated baseline, best first; those without a figure come last.
         best: the row that is recommended; None if none is.
         sentence: the answer.
         notes: what the verdicts follow from, and how to have the images judged.
@@ -206,7 +206,7 @@ class Summary:
         return {variant.name: first[variant.name] for variant in self.result.variants}
 
     def row(self, variant: str) -> Row | None:
-        """Returns the row of a variant; None for the A/A control."""
+        """Returns the row of a variant; None for the repeated baseline."""
         return next((row for row in self.rows if row.name == variant), None)
 
     def step(self, figures: Figures) -> Step | None:

@@ -120,7 +120,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
 
 
 def judged_comparisons(result: StudyResult) -> list[Comparison]:
-    """Returns the comparisons that a gate judges: not that of the A/A control, nor those of skipped candidates."""
+    """Returns the comparisons that a gate judges: without the repeated baseline and skipped candidates."""
     return [
         comparison
         for comparison in result.comparisons
@@ -368,7 +368,7 @@ class RuleContext:
             return limit
         floor = self.floors.get(name)
         if floor is None:
-            why = "has no such score" if self.floors else "was not drawn: see the reason of the A/A control"
+            why = "has no such score" if self.floors else "was not measured: see the reason of the repeated baseline"
             reason = f"the numerical floor, to which its limit is tied, {why}; measure again, or leave out of_floor"
             return unjudged(rule.test, reason, name)
         return min(limit, max(times * floor.mean, rule.least))

@@ -114,7 +114,7 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     if bounds.high < claim.smallest:
         return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {counts}")
     if gains or harms:
-        why = f"is within the A/A floor of {percent(claim.floor)}"
+        why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:
@@ -136,7 +136,7 @@ def _missing(bound: float | None) -> str:
     """Returns what a claim lacks to be tested; the text follows the claim's figure."""
     if bound is None:
         return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
-    return ", but the A/A floor is not known"
+    return ", but by how much two identical baselines differ is not known"
 
 
 def unexplained(changes: Sequence[str] | None) -> str:

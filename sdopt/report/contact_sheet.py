@@ -37,7 +37,7 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
     """Draws a PNG with a column per variant, and two rows for each of the first images: the image and its difference.
 
     The difference is that to the image of the variant's reference, amplified. Below each column are its figures against
-    the same reference, that of its first comparison. The A/A control is left out: its images are the baseline's.
+    the same reference, that of its first comparison. The repeated baseline is left out: its images are the baseline's.
 
     Args:
         summary: the study.

@@ -20,7 +20,7 @@ Column = tuple[str, Callable[[Row], Cell]]
 
 
 def ranking(summary: Summary, reasons: bool = True) -> Table:
-    """Returns the table of all variants but the A/A control, best first, with their verdicts.
+    """Returns the table of all variants but the repeated baseline, best first, with their verdicts.
 
     Args:
         summary: the study.

@@ -89,7 +89,7 @@ def claims_of(judgements: Sequence[Judgement]) -> list[str]:
     kept = [f"{j.candidate} ({_claim(metric)})" for j, metric in claims if metric in j.gains]
     if not claims:
         return []
-    counts = f"{len(kept)} of {len(claims)} claims of a gain hold together (Holm)"
+    counts = f"{len(kept)} of {len(claims)} expected gains are shown, all taken together (Holm)"
     return [f"{counts}: {', '.join(kept)}." if kept else f"{counts}."]
 
 

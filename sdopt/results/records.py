@@ -189,8 +189,8 @@ class Schedule:
 class MeasurementSession:
     """One session of measuring with its own processes: the first, or a later one that measured what was missing.
 
-    A session that times anything measures its own baseline and A/A control, because processes of different sessions
-    are not comparable.
+    A session that times anything measures its own baseline, and repeats it, because processes of different sessions are
+    not comparable.
     """
 
     started: str
@@ -302,7 +302,7 @@ class StudyResult:
 
     @property
     def candidates(self) -> list[VariantResult]:
-        """All variants but the baseline and the A/A control."""
+        """All variants but the baseline and the repeated baseline."""
         return [variant for variant in self.variants if not variant.is_control and variant.name != self.baseline]
 
     def first_comparison(self, candidate: str) -> Comparison | None:

@@ -66,7 +66,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, undecided, passed, summary, last, len(entries)) if ended else _so_far(entries),
+        sentence=_sentence(winner, undecided, passed, summary, last, entries) if ended else _so_far(entries),
         entries=sorted(entries, key=_rank),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -120,8 +120,9 @@ def _sentence(
     passed: Sequence[str],
     summary: Summary | None,
     last: dict[str, Finding],
-    tried: int,
+    entries: Sequence[Entry],
 ) -> str:
+    tried = len(entries)
     of = f"of {tried} combinations"
     row = summary.row(winner) if summary and winner else None
     if summary is not None and row is not None:
@@ -130,15 +131,25 @@ def _sentence(
         told += [f"{start[0]} more {start[1]}, {start[2]}"] if start else []
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
         which = "that the gate passes" if summary.result.config.gate.judges else "with a gain; no gate judged"
-        return f"{'; '.join(told)}. The first {of} {which}.{also}"
+        return f"{'; '.join(told)}. The best {of} {which}.{also}"
     if summary is None:
-        none = f"Keep the baseline: none of the {tried} combinations reached the final."
-        return none if tried else "No combination was tried."
+        if not tried:
+            return "No combination was tried."
+        refused = f"; {fastest}" if (fastest := _fastest_refused(entries)) else ""
+        kept = f"none of the {tried} combinations that were tried is faster and keeps the images"
+        return f"Keep the baseline: {kept}{refused}."
     row = summary.row(undecided) if undecided else None
     if row is not None:
         found = described(row, summary.row(summary.result.baseline))
         return f"Nothing is decided. {found}; but that is not shown: {shortened(row.because)}"
     return f"Keep the baseline: {len(summary.candidates)} {of} were judged, and none of them is shown to be better."
+
+
+def _fastest_refused(entries: Sequence[Entry]) -> str:
+    """Returns the fastest combination that was ruled out though it was faster, and why; "" if there is none."""
+    faster = [entry for entry in entries if entry.fate is Fate.RULED_OUT and (entry.speedup or 0) > 1]
+    best = max(faster, key=lambda entry: entry.speedup or 0, default=None)
+    return f"{best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}" if best else ""
 
 
 def _so_far(entries: Sequence[Entry]) -> str:
@@ -182,7 +193,7 @@ def _noise(search: Search) -> str:
             spreads.append(f"{objective}: from prompt to prompt")
         elif noise.degrees:
             spread = 100 * math.expm1(math.sqrt(noise.variance))
-            controls = "1 A/A control" if noise.degrees == 1 else f"{noise.degrees} A/A controls"
+            controls = "1 repeated baseline" if noise.degrees == 1 else f"{noise.degrees} repeated baselines"
             spreads.append(f"{objective}: {spread:.1f} % from process to process, by {controls}")
         else:
             return ""

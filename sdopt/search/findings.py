@@ -136,7 +136,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
 
 
 _PEAKS_VARY = 1.1
-"""Largest factor by which peaks of two processes of one variant may differ; those of A/A controls are within 3 %."""
+"""Largest factor by which peaks of two processes of a variant may differ; of repeated baselines they are within 3 %."""
 
 
 def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
@@ -171,7 +171,7 @@ def distance_of(row: Figures, metric: str) -> Score | None:
 
 
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
-    """Returns the log ratio of the A/A control to the baseline in time or memory, and its number of processes."""
+    """Returns the log ratio of the repeated baseline to the baseline in time or memory, and its number of processes."""
     for row in figures_of(result):
         if row.variant.is_control and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
             return math.log(ratio.interval.estimate), len(row.variant.measurements)

@@ -1,6 +1,6 @@
 """Finds the candidates that may still be the best, from estimates whose noise is measured.
 
-A study measures the log ratio of each candidate to its baseline, and the log ratio of the A/A control, which is pure
+A study measures the log ratio of each candidate to its baseline, and that of the repeated baseline, which is pure
 noise: the controls of all studies show how far two processes of one variant differ. Image distances vary from prompt to
 prompt, so they are compared prompt by prompt. A race drops a candidate if another one is better in every objective by
 more than this noise explains.
@@ -37,7 +37,7 @@ class Noise:
 
     @classmethod
     def of_controls(cls, log_ratios: Sequence[tuple[float, int]]) -> "Noise":
-        """Estimates the noise from A/A controls.
+        """Estimates the noise from repeated baselines.
 
         Args:
             log_ratios: for each study, the mean log ratio of its control and the number of processes. The true log
@@ -213,8 +213,8 @@ def race(
 
 
 _WHY = {
-    "latency": "slower than the best one by more than the A/A controls differ",
-    "memory": "more memory than the best one, by more than the A/A controls differ",
+    "latency": "slower than the best one by more than equal baselines differ",
+    "memory": "more memory than the best one, by more than equal baselines differ",
     "distance": "farther from the baseline's images than another one, by more than prompts explain",
 }
 

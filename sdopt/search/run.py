@@ -258,7 +258,7 @@ class Search:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def noise(self, objective: str, stages: Sequence[str]) -> Noise:
-        """Estimates from the A/A controls of some stages how far processes differ in time or memory."""
+        """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
         controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
         return Noise.of_controls([control for control in controls if control is not None])
 

@@ -18,7 +18,7 @@ from sdopt.variant import Variant
 
 BASELINE = "baseline"
 
-CONTROL = "baseline (A/A control)"
+CONTROL = "repeated baseline"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Pair(Design):
         baseline = composer.variant(BASELINE, self.baseline, plain=True)
         candidate = composer.variant(None)
         if candidate.config == baseline.config:
-            # A sweep's grid may contain the baseline itself: then only the A/A control is compared.
+            # A sweep's grid may contain the baseline itself: then only the repeated baseline is compared.
             return Plan((baseline,), ())
         return Plan((baseline, candidate), (Edge(candidate.name, BASELINE, credit(candidate, baseline)),))
 

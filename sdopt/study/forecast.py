@@ -46,7 +46,7 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
     """Returns how many calls of the pipeline a session makes: timed ones, those around them, and those for images.
 
     Args:
-        variants: the variants that take part, including the A/A control.
+        variants: the variants that take part, including the repeated baseline.
         processes: the number of processes of all variants together.
         rounds: the number of timed calls of each process.
         protocol: defines how many other calls there are.
@@ -62,7 +62,7 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
     """Returns the expected cost of a study.
 
     Args:
-        variants: the variants that would run, the baseline first and once more as the A/A control.
+        variants: the variants that would run, the baseline first and once more as the repeated baseline.
         result: the plan.
         records: the folder that holds earlier results.
     """

@@ -101,7 +101,7 @@ def study_findings(result: StudyResult) -> list[Finding]:
 def _row(row: Figures) -> Finding:
     parts = [] if row.latency is None else [f"{row.latency.estimate:.4g} s per call"]
     if (ratio := row.speedup) is not None:
-        floor = "" if ratio.floor is None else f", A/A floor {ratio.floor:.3f}"
+        floor = "" if ratio.floor is None else f", two identical baselines {ratio.floor:.3f}×"
         parts.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
     if row.headline_memory is not None:
         parts.append(gib_text(row.headline_memory[1]))

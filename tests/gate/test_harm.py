@@ -41,7 +41,7 @@ class TestEveryPrompt:
     def test_without_a_floor_nothing_passes(self) -> None:
         ruling = mse(None, 0.0)
         assert ruling.verdict is Verdict.NOT_COMPARABLE
-        assert "was not drawn: see the reason of the A/A control" in ruling.reason
+        assert "was not measured: see the reason of the repeated baseline" in ruling.reason
         other = study(variant("it", contract="equivalent"), mse=Score(0.0, [0.0] * PROMPTS))
         other.floors["numerical"] = {"perceptual_x": Spread(0.0, 0.0, 24)}
         [ruling] = [r for r in verdict(other, EVERY, contract="equivalent").rulings if r.metric == "mse"]

@@ -541,7 +541,7 @@ class TestCodesAndReports:
         doubtful = Judgement(
             "doubtful", "baseline", "", Contract.LOSSY, Verdict.PASS, [], claims={"memory_ratio": 0.06}
         )
-        said = "1 of 2 claims of a gain hold together (Holm): quick (latency)."
+        said = "1 of 2 expected gains are shown, all taken together (Holm): quick (latency)."
         assert said in verdict_markdown(summary_of(result), [found, doubtful])
         assert verdict_markdown(summary_of(study(variant("modest"))), []).find("Holm") == -1
 

@@ -30,7 +30,7 @@ class TestForest:
         assert [row["name"] for row in rows(forest(summary_of(result)))] == [
             "batches of four",
             "bfloat16",
-            "baseline (A/A control)",
+            "repeated baseline",
         ]
 
     def test_without_a_speedup_there_is_none(self, result: StudyResult) -> None:

@@ -161,7 +161,7 @@ class TestDryRun:
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=cudnn']}",
         )
         assert finished.code == 0
-        for shown in ("half", "lossy", "A/A control", "no:", "needs a CUDA", "what would be compared"):
+        for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
             assert shown in finished.out
 
     def test_measures_nothing(self, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ class TestSweep:
     def test_a_job_that_cannot_run_is_skipped(self, sweep: Finished, sweep_folder: Path) -> None:
         assert sweep.code == 0, sweep.err
         baseline, math_, cudnn = (read_result(sweep_folder / str(number)) for number in range(3))
-        assert [row.name for row in baseline.variants] == ["baseline", "baseline (A/A control)"]
+        assert [row.name for row in baseline.variants] == ["baseline", "repeated baseline"]
         assert math_.variant("attention=math").status is Status.OK
         assert cudnn.variant("attention=cudnn").status is Status.SKIPPED
         assert cudnn.variant("attention=cudnn").reason.startswith("the cudnn kernel needs a CUDA device")

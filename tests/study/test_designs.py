@@ -128,8 +128,8 @@ class TestExplicit:
             explicit(composer, "plain: [], broken: ['precision']")
 
     def test_a_variant_cannot_take_the_controls_name(self, composer: Composers) -> None:
-        with pytest.raises(UsageError, match="A/A control"):
-            explicit(composer, "plain: [], 'baseline (A/A control)': ['precision=bf16']")
+        with pytest.raises(UsageError, match="repeated baseline"):
+            explicit(composer, "plain: [], 'repeated baseline': ['precision=bf16']")
 
 
 def test_a_choice_that_only_the_reference_has_is_none() -> None:

@@ -1,7 +1,7 @@
 """Decides what the gate caught: a rule failed it, or did not pass it but passes an honest option of the same contract.
 
 Timed options are judged by their study. Harm to images alone is generated here without timing, in the worker's own code
-and one process, and judged with the times of the A/A control.
+and one process, and judged with the times of the repeated baseline.
 """
 
 import re
@@ -191,7 +191,7 @@ def judge_images(
 
 
 class _Judge:
-    """Judges images as those of a variant of a study that took as long as the A/A control."""
+    """Judges images as those of a variant of a study that took as long as the repeated baseline."""
 
     def __init__(self, result: StudyResult, folder: Path, plain: list[ImageRecord], fit: Fit) -> None:
         self._result, self._folder, self._fit, self._gate = result, folder, fit, result.config.gate

@@ -33,7 +33,7 @@ class Scenario:
     Attributes:
         between: deviation between processes, as a multiple of that between rounds.
         processes: of each variant, at each look.
-        variants: how many options claim a gain, beside the baseline and the A/A control.
+        variants: how many options claim a gain, beside the baseline and the repeated baseline.
         gain: of the first of them, as in 1.05; the others gain nothing.
         looks: how often the study is judged; before each look `processes` more are added.
         settled: `gate.looks`, the number of looks that is fixed beforehand.

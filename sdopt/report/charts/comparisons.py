@@ -136,7 +136,7 @@ def _ends(data: Sequence[dict[str, Any]]) -> list[float | None]:
 def _floor_band(floor: float) -> alt.Chart:
     """Returns the layer of a band: the range by which two identical baselines differed."""
     band = {"low": 1 / floor, "high": floor, "floor": f"±{100 * (floor - 1):.1f} %"}
-    title = "A/A floor: two identical baselines differed by"
+    title = "two identical baselines differed by"
     return (
         inline([band])
         .mark_rect(color=GREY, opacity=0.22, clip=True)

@@ -1,0 +1,41 @@
+"""What `sdopt optimize` answers, with fake workers."""
+
+from pathlib import Path
+
+from tests.command import SMALL, sdopt
+from tests.fakes import Fakes, fake_workers
+
+OPTIMIZE = (
+    "optimize",
+    "emoji",
+    "search.groups=[precision]",
+    "search.options={precision: [fp32, bf16, fp16]}",
+    "search.races=0",
+    "gate=none",
+    *(each for each in SMALL if not each.startswith("protocol.replicates")),
+    "protocol.replicates=3",
+)
+
+IMAGES = ("quality=default", "quality.prompt_count=null")
+
+
+def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
+    with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
+        found = sdopt(tmp_path, *OPTIMIZE)
+    assert found.code == 0, found.shown
+    assert "precision=bf16 is" in found.shown
+    assert "2 combinations" in found.shown
+    [folder] = (tmp_path / "outputs" / "searches").iterdir()
+    program = (folder / "optimized.py").read_text()
+    assert "dtype=torch.bfloat16" in program
+    assert program.splitlines()[-1] in found.out
+    assert (folder / "before_after.png").stat().st_size > 1000
+
+
+def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_path: Path) -> None:
+    with fake_workers(Fakes(seconds={"precision=bf16": 0.05, "precision=fp16": 0.2}, black=["precision=bf16"])):
+        found = sdopt(tmp_path, *OPTIMIZE, "gate=default", *IMAGES)
+    assert found.code == 3, found.shown
+    assert "Keep the baseline: none of the 2 combinations" in found.shown
+    assert "precision=bf16 was about 2.0" in found.shown
+    assert not list(tmp_path.rglob("optimized.py"))
