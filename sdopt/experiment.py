@@ -19,7 +19,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.foresight.plan import predict, text_of
+from sdopt.foresight.plan import predict, predict_here, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
@@ -105,8 +105,10 @@ class Experiment:
         if self.config.dry_run:
             # The baseline is measured twice.
             measured = [*runnable_of(plan, result), plan.baseline]
-            show_plan(result, forecast(measured, result, Path("outputs")), self.console)
-            self._foresee(plan, machine)
+            expected = forecast(measured, result, Path("outputs"))
+            show_plan(result, expected, self.console)
+            if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
+                self._foresee(plan, machine)
             return None
         if (self.folder / "result.json").is_file():
             result = self._continued(result, plan)
@@ -139,17 +141,19 @@ class Experiment:
         return result
 
     def _foresee(self, plan: Plan, machine: Machine) -> None:
-        """Prints what each variant would take on a card with a data sheet, as `sdopt plan` does."""
-        sheets, sheet = data_sheets(), machine.sheet
-        if sheet is None:
-            return
-        card = next((name for name, other in sheets.items() if other == sheet), sheet.name)
+        """Prints what each variant would take on a card with a data sheet or on this CPU, as `sdopt plan` does."""
+        sheets, sheet = dict(data_sheets()), machine.sheet
+        name = machine.device.name if sheet is None else sheet.name
         try:
-            found = in_process(self.context, predict, plan.variants, {card: sheet}, dict(sheets), what="the networks")
+            if sheet is None:
+                found = in_process(self.context, predict_here, plan.variants, sheets, what="the networks")
+            else:
+                card = next((key for key, other in sheets.items() if other == sheet), name)
+                found = in_process(self.context, predict, plan.variants, {card: sheet}, sheets, what="the networks")
         except UsageError as error:  # a model that was not fetched has no configuration here
             self.console.print(f"no prediction: {error}", markup=False, highlight=False, soft_wrap=True)
             return
-        self.console.print(f"expected on {sheet.name} (80 % intervals):", markup=False, highlight=False)
+        self.console.print(f"expected on {name} (80 % intervals):", markup=False, highlight=False)
         for each in found:
             words = f"  {each.variant}, {each.shape}: {text_of(each)}"
             self.console.print(words, markup=False, highlight=False, soft_wrap=True)

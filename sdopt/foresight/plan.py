@@ -10,7 +10,7 @@ import torch
 
 from sdopt.analysis.words import gib_text
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
-from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of
+from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu
 from sdopt.foresight.fitting import (
     EXTRAPOLATED,
     half_width,
@@ -141,6 +141,12 @@ def predict(
         for plan in [blueprint(variant, shape)]
         for card, sheet in cards.items()
     ]
+
+
+def predict_here(variants: Sequence[Variant], sheets: Mapping[str, Sheet]) -> list[Prediction]:
+    """Predicts each variant at each of its shapes on this machine's CPU, whose rates are measured first."""
+    threads = variants[0].hardware.threads or torch.get_num_threads()
+    return predict(variants, {"cpu": sheet_of_cpu(threads)}, sheets)
 
 
 def _prediction(

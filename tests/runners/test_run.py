@@ -161,7 +161,7 @@ class TestDryRun:
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=cudnn']}",
         )
         assert finished.code == 0
-        for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
+        for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared", "measured here just now"):
             assert shown in finished.out
 
     def test_measures_nothing(self, tmp_path: Path) -> None:
