@@ -29,7 +29,7 @@ from sdopt.worker.process import WorkerProcess
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.forked import fork_the_server
-from tests.once import counted_once, loaded_once, migrated_once, read_once  # noqa: F401 (of every test)
+from tests.once import composed_once, counted_once, loaded_once, migrated_once, read_once  # noqa: F401 (of every test)
 
 CPU = probe_device("cpu")
 

@@ -5,6 +5,7 @@ Workers, and commands in processes of their own, make it themselves.
 
 import copy
 import os
+import pickle
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -15,8 +16,14 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.utils import JobRuntime
 from omegaconf import OmegaConf
 
+from sdopt.config.compositions import PACKAGED
+from sdopt.config.overrides import parsed_override
+from sdopt.config.paths import options_of
+from sdopt.errors import UsageError
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.schema import Model, Scheduler, Task, Tracking
 from sdopt.study.session import Study
@@ -36,6 +43,44 @@ def counted_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Study, "operations", property(lambda _: counts, begin), raising=False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_once() -> Iterator[None]:
+    """Composes the same overrides once in this process: Hydra does so three times for a command that ran before."""
+    kept: dict[tuple[object, ...], bytes] = {}
+    compose = ConfigLoaderImpl.load_configuration
+
+    def load(loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *given: Any, **named: Any) -> Any:
+        folder = [override for override in overrides if override.startswith(("hydra.run.dir=", "hydra.sweep.dir="))]
+        others = [override for override in overrides if override not in folder]
+        sources = {str(source.path) for source in loader.get_search_path().get_path()}
+        if not sources <= PACKAGED or not all(map(_is_plain, others)):
+            return compose(loader, config_name, overrides, *given, **named)
+        key = config_name, *others
+        if key not in kept:
+            kept[key] = pickle.dumps(compose(loader, config_name, others, *given, **named))
+        cfg = pickle.loads(kept[key])
+        for override in folder:
+            OmegaConf.update(cfg, override.partition("=")[0], parsed_override(override).value())
+            cfg.hydra.overrides.hydra.append(override)
+        cfg.hydra.runtime.cwd = str(Path.cwd())
+        cfg.hydra.job.name = JobRuntime().get("name")
+        return cfg
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigLoaderImpl, "load_configuration", load)
+        yield
+
+
+def _is_plain(override: str) -> bool:
+    """Returns whether an override has one value, is none of Hydra's own, and names no file that a test may change."""
+    try:
+        parsed = parsed_override(override)
+    except UsageError:
+        return False
+    named = parsed.key_or_group in ("model", "patch") and f"{parsed.value()}" not in options_of(parsed.key_or_group)
+    return not (named or parsed.is_sweep_override() or parsed.is_hydra_override())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,6 +48,10 @@ def test_each_way_out_has_its_code(way: str, capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert ("a defect of sdopt: ZeroDivisionError: a (at " in said) == (way == "a defect")
+    if isinstance(error, UsageError | UnavailableError):
+        assert said == "".join(f"sdopt: {problem}\n" for problem in error.problems)
+    if isinstance(error, KeyboardInterrupt):
+        assert said == "sdopt: interrupted\n"
 
 
 MISTAKES = {

@@ -22,7 +22,8 @@ from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
 
-_PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
+PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
+"""The search path of a command without folders of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Compositions:
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._loader = GlobalHydra.instance().config_loader()
         sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
-        self.packaged = not self._searchpath and sources <= _PACKAGED
+        self.packaged = not self._searchpath and sources <= PACKAGED
         """Whether there are no groups and presets of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
         self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}

@@ -37,6 +37,11 @@ needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="Dee
 EVERY = [pytest.param(option, marks=needs_tomesd if option == "tome" else ()) for option in OPTIONS]
 
 
+def slow(name: str) -> Any:
+    """A case that differs little from those that are run each time."""
+    return pytest.param(name, marks=[pytest.mark.slow, *([needs_tomesd] if name == "tome" else [])])
+
+
 def pipeline(session: PipelineHost) -> DiffusionPipeline:
     return session._pipe
 
@@ -122,24 +127,24 @@ class TestEveryOption:
         for item in loaded.prove().evidence:
             assert item.engaged, item
 
-    @pytest.mark.parametrize("option", EVERY)
+    @pytest.mark.parametrize("option", ["deepcache", "guidance_interval", *map(slow, ("pyramid_attention", "tome"))])
     def test_from_an_image(self, session: Load, inputs: dict[str, list[str]], option: str) -> None:
         loaded = session(f"caching={option}", STEPS, *inputs["inpaint"], "task.strength=0.5")
         assert evidence(loaded).engaged
         assert np.isfinite(image(loaded)).all()
 
-    def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
+    @pytest.mark.parametrize("option", ["deepcache", *map(slow, ("pyramid_attention", "guidance_interval"))])
+    def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load, option: str) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""
-        found = {}
-        for option in ("none", "deepcache", "pyramid_attention", "guidance_interval"):
-            loaded = session(f"caching={option}", FEWER, "attention=vanilla")
+        found = []
+        for chosen in ("none", option):
+            loaded = session(f"caching={chosen}", FEWER, "attention=vanilla")
             with FlopCounterMode(display=False) as counter:
                 loaded._call(output_type="latent")
-            found[option] = counter.get_total_flops() / 1e12, loaded.count_operations()
-        ran, counted = found.pop("none")
-        for option, (fewer, counted_fewer) in found.items():
-            assert 0 < counted_fewer < counted, option
-            assert counted - counted_fewer == pytest.approx(ran - fewer), option
+            found.append((counter.get_total_flops() / 1e12, loaded.count_operations()))
+        (ran, counted), (fewer, counted_fewer) = found
+        assert 0 < counted_fewer < counted
+        assert counted - counted_fewer == pytest.approx(ran - fewer)
 
     def test_none_runs_every_layer_on_every_step(self, session: Load) -> None:
         loaded = session(STEPS)
@@ -236,7 +241,7 @@ class TestDeepCache:
             assert torch.equal(predictions(unet, 1, side)[0], expected), branch
 
     @needs_published
-    @pytest.mark.parametrize("name", ["emoji", "sd15", "sd21", "sdxl"])
+    @pytest.mark.parametrize("name", ["emoji", "sd15", slow("sd21"), "sdxl"])
     def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
         from DeepCache import DeepCacheSDHelper
 

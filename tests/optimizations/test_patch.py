@@ -11,6 +11,7 @@ from sdopt.library import load
 from sdopt.optimizations.patch import Patch
 from sdopt.results.records import Status
 from tests.command import SMOKE, sdopt
+from tests.fakes import fake_workers
 
 CODE = """
 def steps(pipe):
@@ -52,7 +53,8 @@ def test_applies_and_says_what_it_changed(code: Path) -> None:
     assert (other.code, "runs code" in other.err) == (2, True)
     again = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2")
     assert (again.code, "patch=" in again.err) == (2, True)
-    assert sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=mine.py:steps").code == 0
+    with fake_workers():
+        assert sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=mine.py:steps").code == 0
 
 
 def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: Path) -> None:

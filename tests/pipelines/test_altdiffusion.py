@@ -211,6 +211,7 @@ class TestCalls:
         assert torch.equal(latents(undo(pipe), "a fox"), before)
 
 
+@pytest.mark.slow
 def test_a_study_measures_an_option_of_it(tmp_path: Path, chosen: list[str]) -> None:
     finished = sdopt(tmp_path, "run", *SMOKE, *chosen, "workload.steps=2", "precision=bf16")
     assert finished.code == 0, finished.shown

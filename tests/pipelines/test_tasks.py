@@ -225,7 +225,7 @@ class TestConfiguration:
         assert job.variant("other", inputs["img2img"]).other_work(job.variant("plain"))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [pytest.param("img2img", marks=pytest.mark.slow), "inpaint"])
 def test_a_study_of_a_task(tmp_path: Path, inputs: Inputs, task: str) -> None:
     variants = """{baseline: [], gradients: ["grad_mode=enabled"]}"""
     finished = sdopt(
@@ -242,6 +242,7 @@ def test_a_study_of_a_task(tmp_path: Path, inputs: Inputs, task: str) -> None:
         assert set(row.measurements[0].stages_s) == {"text_encoder", "vae_encoder", "denoiser_step", "vae_decoder"}
 
 
+@pytest.mark.slow
 def test_sdxl_is_studied_as_the_others_are(tmp_path: Path, small_xl: Path) -> None:  # noqa: F811
     finished = sdopt(
         tmp_path,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from runners import end_with_code, interrupts_deferred
-from sdopt.errors import ENDINGS, UnavailableError, UsageError
+from sdopt.errors import ENDINGS
 from sdopt.launching import _ended_by_signals
 from sdopt.results.files import read_result
 from tests.command import SMOKE, Process, fork, sdopt
+from tests.fakes import fake_workers
 
 
 @pytest.fixture(autouse=True)
@@ -22,35 +23,6 @@ def signals_by_default() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (UsageError(["one", "two"]), 2, "sdopt: one\nsdopt: two\n"),
-        (UnavailableError("gone"), 3, "sdopt: gone\n"),
-        (KeyboardInterrupt(), 130, "sdopt: interrupted\n"),
-    ],
-)
-def test_what_a_command_raises_is_a_line_and_a_code(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def main(_argv: list[str]) -> int:
-        raise error
-
-    assert end_with_code(main)([]) == code
-    assert capsys.readouterr().err == said
-
-
-def test_a_mistake_of_its_own_is_no_regression(capsys: pytest.CaptureFixture[str]) -> None:
-    def main(_argv: list[str]) -> int:
-        raise KeyError("ours")
-
-    assert end_with_code(main)([]) == 3
-    shown = capsys.readouterr().err
-    assert "KeyError" in shown
-    assert "Traceback" not in shown
-    assert "test_endings.py" in shown  # where it happened
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGXCPU, 152)])
@@ -115,7 +87,9 @@ def wait_for_a_round(process: Process) -> Path:
     raise AssertionError("no round was timed")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)]
+)
 def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -138,7 +112,7 @@ def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
 def test_a_reader_that_goes_away_does_not_end_the_measurement(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w") as out:
+    with os.fdopen(writer, "w") as out, fake_workers():
         finished = sdopt(tmp_path, "run", *SMOKE, out=out)
     assert finished.code == 0, finished.err
     assert "BrokenPipe" not in finished.err

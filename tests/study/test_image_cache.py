@@ -15,6 +15,7 @@ from sdopt.results.scores import ImageRecord
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.worker.draws import draw_of, floor_draws, timed_draw
 from tests.command import SABOTAGE, SMOKE, sdopt
+from tests.fakes import fake_workers
 
 ENVIRONMENT = Environment(
     "1", "abc", False, "3.11.7", "here", {"torch": "2.13.0"}, {"name": "a device"}, {"name": "a cpu"}, "forkserver", []
@@ -136,7 +137,8 @@ class TestCache:
 def test_images_of_a_users_own_option_are_not_kept(tmp_path: Path) -> None:
     """It may read files that no key knows of."""
     quality = ("quality=default", "quality.prompt_count=2", "quality.features=[]", "protocol.stage_calls=0")
-    finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "workload.steps=1", *quality, "+sabotage=harmless")
+    with fake_workers():
+        finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, *quality, "+sabotage=harmless")
     assert finished.code == 0, finished.shown
     kept = {folder.name for folder in (tmp_path / "outputs/cache/images").glob("*/*")}
     assert [row.content_key in kept for row in finished.result.variants if row.images] == [True, False]

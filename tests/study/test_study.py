@@ -207,12 +207,12 @@ class TestNoise:
 
 class TestBlocks:
     def test_each_process_compiles_once(self, tmp_path: Path) -> None:
-        """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
+        """The baseline is started three times, its control twice; all but the first find what was compiled."""
         finished = sdopt(
             tmp_path,
             *("run", *SABOTAGE, *SMOKE, "protocol.schedule=blocks", "protocol.stage_calls=0", "quality.prompt_count=9"),
             "workload.prompts=[red apple,cat face]",
-            *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache", "grad_mode=inference_mode"),
+            *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache"),
         )
         assert finished.code == 0, finished.shown
         result = finished.result
@@ -230,7 +230,7 @@ class TestBlocks:
                 assert found == [("cold", folders[-1]), *[("warm", folders[-1])] * (len(found) - 1)]
                 assert "/study-" in folders[-1]
         # No variant finds what another one has compiled.
-        assert len(set(folders)) == len(folders) == 2 * 3
+        assert len(set(folders)) == len(folders) == 2 * 2
         assert not list(own_folder().glob("study-*"))
 
 

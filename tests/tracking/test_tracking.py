@@ -26,6 +26,7 @@ from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_result, log_study
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
+from tests.fakes import fake_workers
 from tests.records import reconfigure
 
 if TYPE_CHECKING:
@@ -421,7 +422,8 @@ class TestNothingIsLost:
 
     @pytest.fixture
     def unlogged(self, tmp_path: Path, dead: str) -> Finished:
-        return sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "tracking=mlflow", f"tracking.uri={dead}")
+        with fake_workers():
+            return sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}")
 
     def test_where_the_server_is_dead(self, unlogged: Finished, dead: str, store: Store) -> None:
         assert unlogged.code == 0
@@ -505,7 +507,8 @@ class TestWithoutMlflow:
             require_mlflow()
 
     def test_a_study_runs_without_it(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1")
+        with fake_workers():
+            finished = sdopt(tmp_path, "run", *SMOKE)
         assert finished.code == 0, finished.err
         assert finished.result.status == "finished"
 
