@@ -32,6 +32,7 @@ FLOORS = (
     "doctor",
     "study",
     "quality",
+    "serving",
     "worker",
     "assembly",
     "variant",
