@@ -94,7 +94,7 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
     from sdopt.pipelines.components import require_parts
     from sdopt.pipelines.hub import fetch_models
     from sdopt.scratch import scratch_folder
-    from sdopt.serving.engine import unservable
+    from sdopt.serving.engine import Engine, unservable
     from sdopt.serving.server import listen, serve
     from sdopt.worker.calls import in_process
     from sdopt.worker.machine import find_machine
@@ -122,7 +122,8 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
             WorkerProcess, context, machine.device, variant.protocol.timeout_s, variant, folder / "worker.log", folder
         )
         print(f"{site}: loading {_described(variant, serving)}", flush=True)
-        asyncio.run(serve(variant, serving, machine.device, listening, start, partial(_say_ready, site)))
+        engine = Engine(variant, serving, start)
+        asyncio.run(serve(engine, serving, machine.device, listening, partial(_say_ready, site)))
     print("ended", flush=True)
 
 

@@ -37,18 +37,24 @@ def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
     own = [override for override in overrides if group_of(key_of(override)) == "serving"]
     others = [override for override in overrides if override not in own]
     serving = own_config("serve", ServeCommand, own).serving
-    if problems := list(_without_effect(others)):
+    if problems := list(without_effect(others)):
         raise UsageError(problems)
     return serving, others
 
 
-def _without_effect(overrides: Sequence[str]) -> Iterator[str]:
-    known = {"patch", *_SECTIONS, *(group for group, _ in optimization_options())}
+def without_effect(overrides: Sequence[str], more: Sequence[str] = ()) -> Iterator[str]:
+    """Yields a line for each override that nothing which is served depends on.
+
+    Args:
+        overrides: those of what is served.
+        more: further sections and keys that a command reads.
+    """
+    known = {"patch", *_SECTIONS, *(group for group, _ in optimization_options()), *more}
     for override in overrides:
         key = key_of(override)
         section = group_of(key)
-        if key in _KEYS or (section in known) or override.startswith("+"):
+        if key in (*_KEYS, *more) or section in known or override.startswith("+"):
             continue
-        keys = [name for name in _KEYS if name.startswith(f"{section}.")]
-        choice = f"; of this section a server reads {', '.join(keys)}" if keys else ""
+        keys = [name for name in (*_KEYS, *more) if name.startswith(f"{section}.")]
+        choice = f"; of this section it reads {', '.join(keys)}" if keys else ""
         yield f"{override}: has no effect on a server; leave it out{choice}"

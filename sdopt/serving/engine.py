@@ -1,5 +1,6 @@
 """Keeps the worker of one variant warm, and calls it; blocks, so a server calls it from a thread of its own."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,8 @@ class Engine:
         self.variant = variant
         self._start = start
         self._worker: Worker | None = None
+        self.held_gib: float | None = None
+        """Memory that the worker held after its last call."""
         sizes = sorted(shape.batch_size for shape in variant.shapes)
         self.largest = serving.largest(sizes)
         enough = next(size for size in sizes if size >= self.largest)
@@ -77,7 +80,15 @@ class Engine:
             changes["num_inference_steps"] = work.steps
         if work.guidance_scale != self.variant.guidance_scale:
             changes["guidance_scale"] = work.guidance_scale
-        return self._worker.ask(PipelineHost.render, asked, self.batch_for(len(asked)), changes)
+        found = self._worker.ask(PipelineHost.render, asked, self.batch_for(len(asked)), changes)
+        self.held_gib = found.held_gib
+        return found
+
+    def timed(self, asked: Sequence[Asked], work: Work) -> float:
+        """Draws images, and returns the seconds that it took, as this process sees it. Raises WorkerError."""
+        begun_s = time.perf_counter()
+        self.render(asked, work)
+        return time.perf_counter() - begun_s
 
     def batch_for(self, images: int) -> int:
         """Returns the batch size of a call that draws some images."""

@@ -16,8 +16,6 @@ from sdopt.serving.batcher import Batcher
 from sdopt.serving.engine import Engine, refused_work
 from sdopt.serving.http import Interface
 from sdopt.serving.meters import Meters
-from sdopt.variant import Variant
-from sdopt.worker.process import Worker
 from sdopt.worker.protocol import WorkerError
 
 _KEEP_ALIVE_S = 75
@@ -38,34 +36,35 @@ def listen(serving: Serving) -> socket.socket:
 
 
 async def serve(
-    variant: Variant,
+    engine: Engine,
     serving: Serving,
     device: Device,
     listening: socket.socket,
-    start: Callable[[], Worker],
     ready: Callable[[], None],
+    end: asyncio.Event | None = None,
 ) -> None:
     """Serves a variant until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
     Args:
-        variant: what is served.
+        engine: its worker, which is started here.
         serving: the limits.
         device: the device of its worker.
         listening: a socket that listens.
-        start: starts a worker of the variant.
         ready: called once when requests are taken.
+        end: ends it, too.
 
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.
     """
-    meters = Meters()
-    batcher = Batcher(Engine(variant, serving, start), serving, meters)
+    variant, meters = engine.variant, Meters()
+    batcher = Batcher(engine, serving, meters)
     interface = Interface(variant, serving, batcher, meters, partial(refused_work, variant, serving, device))
     drawing = asyncio.ensure_future(batcher.run(ready))
 
     config = uvicorn.Config(interface.app(), log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S)
     server = _Server(config, batcher)
     drawing.add_done_callback(lambda _: server.end())
+    told = asyncio.ensure_future(server.drain_after(end)) if end is not None else None
     try:
         await server.serve(sockets=[listening])
         await drawing
@@ -75,7 +74,9 @@ async def serve(
             hint = "" if len(variant.shapes) == 1 else "; fewer or smaller workload.batch_size need less memory"
             raise UnavailableError(f"{variant.name}: cannot be served: {reason}{hint}") from error
     finally:
-        batcher.engine.stop()
+        if told is not None:
+            told.cancel()
+        engine.stop()
 
 
 class _Server(uvicorn.Server):
@@ -95,6 +96,11 @@ class _Server(uvicorn.Server):
     def end(self) -> None:
         """Stops accepting, and ends when all answers are sent."""
         self.should_exit = True
+
+    async def drain_after(self, end: asyncio.Event) -> None:
+        """Drains once an event has happened."""
+        await end.wait()
+        self._drain()
 
     def _drain(self) -> None:
         if self.told:  # once more: not even the call that runs is waited for

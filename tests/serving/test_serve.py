@@ -188,7 +188,7 @@ def test_a_measured_variant_is_served(finished: Finished, tmp_path: Path) -> Non
         (["gate=default"], "gate=default: has no effect on a server; leave it out"),
         (
             ["workload.seed=3"],
-            "workload.seed=3: has no effect on a server; leave it out; of this section a",
+            "workload.seed=3: has no effect on a server; leave it out; of this section it",
         ),
         (["serving=fast"], "serving"),
         (["serving.port=-1"], "serving.port=-1: must be at least 0"),

@@ -22,7 +22,7 @@ from sdopt.errors import UnavailableError
 from sdopt.results.records import Status
 from sdopt.results.samples import Evidence
 from sdopt.schema import Serving
-from sdopt.serving.engine import unservable
+from sdopt.serving.engine import Engine, unservable
 from sdopt.serving.server import listen, serve
 from sdopt.variant import Variant
 from sdopt.worker.protocol import WorkerError
@@ -82,10 +82,15 @@ class Client:
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-def served() -> Variant:
+def served_variant() -> Variant:
+    """The baseline, at three batch sizes."""
     baseline = fake_study()[0].baseline
     return replace(baseline, name="served", workload=replace(baseline.workload, batch_size=[1, 2, 4]))
+
+
+@pytest.fixture
+def served() -> Variant:
+    return served_variant()
 
 
 class Gate:
@@ -119,7 +124,7 @@ def during(
     async def main() -> None:
         ready, listening = asyncio.Event(), listen(settings)
         site = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        running = asyncio.create_task(serve(variant, settings, CPU, listening, start, ready.set))
+        running = asyncio.create_task(serve(Engine(variant, settings, start), settings, CPU, listening, ready.set))
         first = asyncio.create_task(ready.wait())
         await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
