@@ -17,6 +17,7 @@ class Predicted:
 
     rate: float
     attainment: float
+    p50_s: float
     p95_s: float
 
 
@@ -172,13 +173,15 @@ def answer_of(record: LoadRecord) -> str:
         return f"{told}."
     best = max(compared, key=lambda each: each.ratio.estimate if each.ratio else 0.0)
     assert best.ratio is not None
+    signs = {("=", "="): "carries", (">", "="): "carries at least", ("=", "<"): "carries at least"}
+    carries = signs.get((best.bound, baseline.bound), "carries about")
     if best.ratio.low is None:
         doubt = "; the rates do not bracket it" if best.bound != "=" or baseline.bound != "=" else ""
         doubt = doubt or "; three replicates or more would give an interval"
     else:
         doubt = "" if best.ratio.low > 1 else "; the interval includes 1, so it may carry no more"
     return (
-        f"{best.row.name} carries {ratio_text(best.ratio)} the requests of {baseline.row.name} {within}: "
+        f"{best.row.name} {carries} {ratio_text(best.ratio)} the requests of {baseline.row.name} {within}: "
         f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
     )
 

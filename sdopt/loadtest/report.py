@@ -15,7 +15,7 @@ PLOT = "load.png"
 
 _CAPTION = (
     "The 95th percentile (with fewer than 59 requests the median), counted from the scheduled arrival. The rule is the "
-    "limit, and a dashed line the 95th percentile of the simulated queue."
+    "limit, and a dashed line the same percentile of the simulated queue."
 )
 
 
@@ -97,7 +97,7 @@ def latency_plot(record: LoadRecord, figures: Sequence[RowFigures]) -> Spec | No
     points = list(_latencies(figures))
     if not points:
         return None
-    y = alt.Y("seconds:Q", title="seconds, log scale", scale=alt.Scale(type="log"))
+    y = alt.Y("seconds:Q", title="seconds, log scale", scale=alt.Scale(type="log", nice=False, padding=10))
     every = inline(points).encode(x=alt.X("rate:Q", title="requests offered a second"), y=y, color=_COLOR)
     limit = inline([{"seconds": record.limit_s}]).mark_rule(color=INK, strokeDash=[2, 2]).encode(y=y)
     measured, simulated = (every.transform_filter(f"datum.simulated == {word}") for word in ("false", "true"))
@@ -108,12 +108,13 @@ def latency_plot(record: LoadRecord, figures: Sequence[RowFigures]) -> Spec | No
 def _latencies(figures: Sequence[RowFigures]) -> Iterator[dict[str, Any]]:
     for each in figures:
         for rate in sorted(each.windows):
-            seconds = each.mean(rate, "p95_s") or each.mean(rate, "p50_s")
+            key = "p50_s" if each.mean(rate, "p95_s") is None else "p95_s"
+            seconds = each.mean(rate, key)
             if seconds is not None:
                 yield {"row": each.row.name, "rate": rate, "seconds": seconds, "simulated": False}
-            simulated = [p.p95_s for replicate in each.row.replicates for p in replicate.predicted if p.rate == rate]
-            if simulated:
-                mean = sum(simulated) / len(simulated)
+            predicted = [p for replicate in each.row.replicates for p in replicate.predicted if p.rate == rate]
+            if predicted:
+                mean = sum(getattr(p, key) for p in predicted) / len(predicted)
                 yield {"row": each.row.name, "rate": rate, "seconds": mean, "simulated": True}
 
 

@@ -142,10 +142,10 @@ class LoadTest:
             most = highest_rate(attained, self._record.attainment, high / 1000, 2 * high)
             row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
         windows = [self._window(site, trace, rate, variant.prompts, number, row) for rate in self._shuffled(row.rates)]
-        predicted = [
-            Predicted(w.rate, attained(w.rate), float(np.quantile(latencies(w.rate), 0.95, method="higher")))
-            for w in windows
-        ]
+        predicted = []
+        for window in windows:
+            p50_s, p95_s = np.quantile(latencies(window.rate), [0.5, 0.95], method="higher")
+            predicted.append(Predicted(window.rate, attained(window.rate), float(p50_s), float(p95_s)))
         row.memory_gib = engine.held_gib
         return Replicate(number, windows, predicted)
 

@@ -113,7 +113,7 @@ def record(*most: list[float]) -> LoadRecord:
         row = LoadRow(f"row {number}", f"row {number}", "greedy", {1: 0.2, 4: 0.3}, [1.0, 2.0])
         for replicate, rate in enumerate(rates):
             windows = [window(rate - 0.5, 1.0), window(rate + 0.5, 0.98)]
-            row.replicates.append(Replicate(replicate, windows, [Predicted(rate - 0.5, 1.0, 0.2)]))
+            row.replicates.append(Replicate(replicate, windows, [Predicted(rate - 0.5, 1.0, 0.1, 0.2)]))
         rows.append(row)
     return LoadRecord("load", ["emoji"], "now", "sdopt load-test", 100, 0.99, 1.5, "poisson", 2.0, rows)
 
@@ -133,6 +133,7 @@ class TestTheAnswer:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
         for replicate in found.rows[1].replicates:
             replicate.windows[1] = window(4.5, 1.0)
+        assert answer_of(found).startswith("row 1 carries at least 2.25× the requests of row 0 with 99 % ")
         assert "more than 4.5 instead of 2 [2, 2] a second; the rates do not bracket it" in answer_of(found)
 
     def test_an_identical_row_is_not_better(self) -> None:
