@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sdopt.guard import INTERRUPTED, Ended, end_with_code, exit_code_of, interrupts_deferred
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from sdopt.tracking.finding import Found
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "indented",
     "interrupts_deferred",
     "only_json",
+    "printed",
     "with_help",
 ]
 
@@ -56,7 +59,8 @@ def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]],
 def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Sends what a command prints to standard error, also what its processes print, except one JSON object at the end.
 
-    Yields a function that keeps the object; an error that ends the command becomes the object `{"problems": […]}`.
+    Yields a function that keeps the object. An error that ends the command becomes an object with `problems`, an
+    interrupt one with an exit code alone.
     """
     from sdopt.errors import SdoptError
 
@@ -74,10 +78,31 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     except SdoptError as error:
         found |= {"exit_code": error.exit_code, "problems": error.problems}
         raise
+    except KeyboardInterrupt as interrupt:
+        found["exit_code"] = exit_code_of(interrupt)
+        raise
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-        print(json.dumps(found, ensure_ascii=False, allow_nan=False), file=out)
+        # Without an answer, a command has shown a plan.
+        print(json.dumps({"exit_code": 0} | found, ensure_ascii=False, allow_nan=False), file=out)
+
+
+def printed() -> "type[BaseModel]":
+    """Returns the form of what commands print with `--json`: its schema is what `sdopt skill --schema` prints."""
+    from pydantic import Field, create_model
+
+    from sdopt.report.answer_json import Answer
+    from sdopt.search.record import SearchRecord
+
+    fields: dict[str, Any] = {
+        "exit_code": (int, ...),
+        "studies": (list[Answer], Field([], description="of a result, or of each job of a sweep")),
+        "problems": (list[str], Field([], description="why the command ended, or which results are damaged")),
+        "verdicts": (Any, Field(None, description="of sdopt gate: every ruling, as verdicts.json has it")),
+        "search": (SearchRecord | None, Field(None, description="of sdopt search; its judged study is in `studies`")),
+    }
+    return create_model("Printed", __config__={"extra": "forbid"}, **fields)
 
 
 def answers(found: "Found | None", code: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
             from sdopt.report.answer_json import answer_of, to_json
 
             studies = [to_json(answer_of(summary_of(judged), Path(record.folder)))] if judged else []
-            say({"exit_code": 0 if record.winner else 3, "search": record.plain, "studies": studies})
+            say({"exit_code": 0 if record.winner else 3, "search": to_json(record), "studies": studies})
             return record.sentence
 
         return searched(arguments.overrides, arguments.config_dir, began, told if arguments.json else None)
@@ -104,7 +104,7 @@ def searched(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     with independent_children():
-        prepared = prepare(overrides, config_dir)
+        prepared = prepare(overrides, config_dir, dry)
         if dry:
             console.print(space_table(prepared.space))
             return 0

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from . import end_with_code
+from . import end_with_code, printed
 
 
 @end_with_code
@@ -17,9 +17,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of an answer (--json) instead")
     arguments = parser.parse_args(argv)
     if arguments.schema:
-        from sdopt.report.answer_json import json_schema
-
-        print(json.dumps(json_schema(), indent=1))
+        print(json.dumps(printed().model_json_schema(), indent=1))
         return 0
 
     import sdopt

@@ -22,10 +22,13 @@ from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line,
 from sdopt.foresight.plan import predict, predict_here, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
 from sdopt.pipelines.components import require_parts
+from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.tasks import remarks_on
+from sdopt.quality.features import PUBLISHED, fetch_features, is_in_cache
+from sdopt.quality.metrics import features_of
 from sdopt.report.answer import answer_shown
 from sdopt.report.dry_run import show_plan
 from sdopt.report.header import announce
@@ -47,6 +50,26 @@ from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 from sdopt.worker.process import WorkerProcess
+
+_UNTRAINED = (
+    "model.weights=random: untrained weights draw nothing that a prompt names, so CLIP score and all metrics of what "
+    "images show are left out; leave model.weights away to fetch trained ones"
+)
+
+
+def awaits_clip(composer: HydraComposer) -> bool:
+    """Returns whether the images of a model on the hub would be scored by a published CLIP, which is not here yet."""
+    return composer.chooses_features and composer.current.model.weights == "hub" and not is_in_cache(PUBLISHED)
+
+
+def fetch_clip(composer: HydraComposer) -> None:
+    """Downloads the CLIP that a study awaits, and composes again; where it cannot be had, says so and goes on."""
+    try:
+        fetch_features(PUBLISHED)
+    except UsageError as error:
+        print_problems(f"no CLIP score: {problem}" for problem in error.problems)
+    else:
+        composer.refresh()
 
 
 @dataclass
@@ -200,13 +223,20 @@ class Experiment:
         """
         config = self.config
         plan = config.study.plan(self.composer)
-        require_measured(plan, config.gate, config.quality, config.model)
+        awaits = not config.dry_run and awaits_clip(self.composer)
+        if not awaits:
+            require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("waiting for the fork server, and asking for the device")
         machine = self._find_machine(plan, until_done)
         self.ready()
         if not config.dry_run:
             self.timeline.enter("fetching models")
             self._fetch([variant for variant in plan.variants if not variant.conflicts(machine.device)])
+            if awaits:
+                fetch_clip(self.composer)
+                config = self.config
+                plan = config.study.plan(self.composer)
+                require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
         machine = replace(machine, warnings=(*machine.warnings, *self._remarks(plan.variants)))
         print_problems(machine.warnings)
@@ -218,6 +248,8 @@ class Experiment:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
         config = self.config
         found = dict.fromkeys(remarks_on_rules(config.gate, config.quality, config.model))
+        if config.quality.metrics and config.model.weights == "random":
+            found[_UNTRAINED] = None
         for variant in variants:
             count = max(len(variant.prompts), len(variant.pictured))
             workload, model = replace(variant.workload, prompt_count=count), variant.model
@@ -250,10 +282,14 @@ class Experiment:
         return until_done.enter_context(reserved(machine, others, str(self.folder), self._say_waiting))
 
     def _fetch(self, variants: Sequence[Variant]) -> None:
-        """Downloads the models of variants and the files that their options read. Raises UsageError."""
+        """Downloads or builds the models, and downloads what options and metrics read. Raises UsageError."""
+        for model, task in dict.fromkeys((v.model, v.task) for v in variants if v.model.factory is not None):
+            remember(model, in_process(self.context, describe, model, task, what=model.origin))
         fetch_models(variant.model for variant in variants)
         for variant in variants:
             variant.files(fetch=True)
+        for name in features_of(self.config.quality, self.config.model) if self.config.quality.metrics else ():
+            fetch_features(name)
         self._check_models(variants, "hub")
 
     def _other_cards(self, machine: Machine) -> list[Machine]:

@@ -38,13 +38,13 @@ class Model:
     """The text-to-image model to measure.
 
     `weights`: `packaged` weights come with sdopt; `hub` weights are downloaded once from the Hugging Face Hub; `path`
-    is a local diffusers folder, or a single file in the original layout; `random` is the exact architecture, untrained.
-    Weights are read from safetensors files only.
+    is a local diffusers folder, or a single file in the original layout; `random` is the exact architecture, untrained;
+    a `factory` is a function of one's own. Weights are read from safetensors files only, but by a factory.
     """
 
     name: str = "emoji"
     """Name of the packaged model, or of the architecture for random weights and for a single file."""
-    weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
+    weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random", "factory"))
     """Where the weights come from."""
     path: str | None = None
     """For `path`: the folder of a Stable Diffusion, SDXL or AltDiffusion pipeline, or a `.safetensors` file.
@@ -58,12 +58,21 @@ class Model:
     variant: str | None = None
     """Variant of the weight files, such as `fp16` for `….fp16.safetensors`; of a part that has none of it, the files
     without a variant are read. Null reads those of all parts."""
+    factory: str | None = None
+    """For `factory`: `my_file.py:make`, which returns a pipeline of diffusers; each process calls it without arguments.
+    Scheduler and precision are then sdopt's, as for other models."""
     size: int = bounded(64, ge=8, le=16384)
     """Height and width of the training images, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0, le=1000)
     """The default of `workload.guidance_scale`."""
     threads: int | None = bounded(None, ge=1, le=4096)
     """The default of `hardware.threads`."""
+
+    @property
+    def origin(self) -> str:
+        """The key that says where it comes from, with its value, for messages."""
+        key = {"hub": "hub_id", "path": "path", "factory": "factory"}.get(self.weights, "name")
+        return f"model.{key}={getattr(self, key)}"
 
 
 @dataclass(frozen=True)
@@ -289,50 +298,6 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Serving:
-    """How a server turns requests into calls of the pipeline, and what it refuses.
-
-    A call takes the images that have waited longest and that one call can draw. Its batch sizes are those of
-    `workload.batch_size`.
-    """
-
-    max_batch: int | None = bounded(None, ge=1, le=4096)
-    """Images of one call at most; null is the largest batch size of the workload."""
-    window_ms: float = bounded(0.0, ge=0, le=60_000)
-    """How long an image may wait for others to fill its batch, in milliseconds; with 0 a call takes what waits."""
-    queue: int = bounded(64, ge=1, le=100_000)
-    """Images that may wait; a request with more is answered with 429."""
-    deadline_s: float = bounded(60.0, gt=0, le=86_400)
-    """Seconds after which a request that still waits is answered with 504, and never drawn."""
-    drain_s: float = bounded(30.0, gt=0, le=3600)
-    """Seconds that a server which is told to end waits for the call that runs."""
-    max_n: int = bounded(4, ge=1, le=4096)
-    """Images of one request at most."""
-    body_kib: int = bounded(64, ge=1, le=1024)
-    """Size of a request at most, in KiB."""
-    mixed: bool = False
-    """Whether requests may ask for other steps and guidance scales than those of the workload, which alone are measured
-    and warm. They are drawn in calls of their own."""
-    max_steps: int = bounded(100, ge=1, le=10_000)
-    """Steps that a request may ask for at most, with `mixed`."""
-    host: str = "127.0.0.1"
-    """Address to listen on. The default is reached from this machine alone; a server has no passwords."""
-    port: int = bounded(8000, ge=0, le=65_535)
-    """Port to listen on; 0 takes a free one."""
-
-    @property
-    def policy(self) -> str:
-        """Its name: `single`, `greedy`, or `window` with its length."""
-        if self.window_ms:
-            return f"window of {self.window_ms:g} ms"
-        return "single" if self.max_batch == 1 else "greedy"
-
-    def largest(self, batch_sizes: Sequence[int]) -> int:
-        """Returns how many images one call takes at most."""
-        return self.max_batch or max(batch_sizes)
-
-
-@dataclass(frozen=True)
 class Tracking:
     """Where results are logged after `result.json` is written."""
 
@@ -367,7 +332,8 @@ class Quality:
     floor_prompts: int = bounded(12, ge=2, le=1_000_000)
     """Number of those prompts that the baseline repeats for each of the two floors."""
     features: list[str] | None = None
-    """Feature extractors for CLIP score, FID, KID and CMMD; null is the model's own, if there are any."""
+    """Feature extractors for CLIP score, FID, KID and CMMD; null is the packaged model's own, OpenAI's CLIP ViT-L/14
+    for a model on the hub, and EfficientNet for others, if it is installed."""
     reference: str | None = None
     """Reference of FID, KID and CMMD: `packaged`, `baseline`, a folder of images or a saved reference set; null is
     `packaged` for the packaged model and `baseline` for other models."""

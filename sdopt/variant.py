@@ -10,9 +10,10 @@ from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Optimization
 from sdopt.optimizations.lora import NoLora
+from sdopt.optimizations.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
 from sdopt.pipelines.loading import pipeline_of, sampling_problems
-from sdopt.results.choices import as_choice
+from sdopt.results.choices import PATCH, as_choice
 from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
 
@@ -83,6 +84,12 @@ class Variant:
     def applied(self) -> list[tuple[str, Optimization]]:
         """The (axis, optimization) pairs in the order in which a worker applies them."""
         return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
+
+    @property
+    def functions(self) -> list[str]:
+        """The functions of users' files that it runs: they build its model, or change its pipeline."""
+        patch = self.optimizations.get(PATCH)
+        return [*filter(None, [self.model.factory]), *(patch.functions if isinstance(patch, Patch) else ())]
 
     def files(self, fetch: bool) -> list[Path]:
         """Returns the files that options read in addition to the model's; downloads missing files if `fetch` is true.

@@ -63,6 +63,8 @@ def _as_experiment_has(variant: VariantResult, baseline: VariantResult, named: s
     config = variant.config
     if config.model.weights == "path":
         yield f"model={config.model.path}"
+    elif config.model.factory is not None:
+        yield f"model={config.model.factory}"
     elif config.model.name != RecordedConfig().model.name:
         yield f"model={config.model.name}"
     yield from (f"{axis}={option}" for axis, option in _chosen(variant) if axis not in named)

@@ -62,6 +62,16 @@ class HydraComposer:
         self._default = self._parse([])
         self._combining = frozenset(axis for axis in self.current.optimizations if "." in axis)
 
+    @property
+    def chooses_features(self) -> bool:
+        """Whether nobody has named the features by which images are scored, so that what is at hand decides."""
+        return self.current.quality.metrics and self._job.cfg.quality.features is None
+
+    def refresh(self) -> None:
+        """Parses the job's configuration again, after what is at hand has changed."""
+        self._parsed.clear()
+        self.current = self._parse(self._overrides)
+
     @classmethod
     def of_this_job(cls, cfg: DictConfig) -> "HydraComposer":
         """Returns the composer of the running Hydra job, which has composed `cfg`.

@@ -18,6 +18,9 @@ from sdopt.errors import UsageError, without_passwords
 from sdopt.results.files import read_result
 from sdopt.study.resume import EXTENSIONS
 
+_OWN_CODE = ("patch", "model", "model.factory")
+"""Keys that name functions of a user's files."""
+
 
 def with_resumed(argv: Sequence[str]) -> list[str]:
     """Expands `resume=<folder>` into the command line that was recorded in the folder of a run or a sweep.
@@ -42,7 +45,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         for argument in beside
         if group_of(_key_in(argument)) in ("tracking", "retry_failed") or _key_in(argument) in EXTENSIONS
     ]
-    own_code = [argument for argument in beside if group_of(_key_in(argument)) == "patch"]
+    own_code = [argument for argument in beside if own_functions([argument]) and _key_in(argument) in _OWN_CODE]
     passed = (*kept, *own_code, "-m", "--multirun")
     refused = [argument for argument in beside if argument not in passed]
     if refused:
@@ -78,9 +81,11 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
     """
     said = own_functions(given)
     if lacking := [function for function in own_functions(recorded) if function not in said]:
+        factories = own_functions(override for override in recorded if group_of(key_of(override)) == "model")
+        key = "model" if lacking[0] in factories else "patch"
         raise UsageError(
             f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in "
-            f"patch={lacking[0]}, so that a folder never decides what runs"
+            f"{key}={lacking[0]}, so that a folder never decides what runs"
         )
 
 

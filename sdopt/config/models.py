@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from sdopt.config.overrides import parsed_override, quoted
 from sdopt.config.paths import CONF, options_of
 from sdopt.errors import UsageError
+from sdopt.pipelines.functions import FUNCTION, absolute
 
 _KEYS = ("model", "model.path")
 
@@ -79,8 +80,6 @@ def _of_functions(functions: Sequence[str]) -> str:
 
 def own_functions(overrides: Iterable[str]) -> list[str]:
     """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
-    from sdopt.optimizations.patch import absolute
-
     named = (found.strip() for override in overrides for found in _FUNCTION.findall(override))
     return list(dict.fromkeys(map(absolute, named)))
 
@@ -113,6 +112,8 @@ def _is_there(value: str) -> bool:
 
 def _option(value: str, options: Collection[str]) -> str:
     """Registers the option of a value, and returns its name as Hydra's grammar takes it."""
+    if FUNCTION.fullmatch(value):
+        return quoted(_registered("model", value, _keys("factory") | {"factory": value}))
     if _is_there(value):
         path = Path(value).expanduser().absolute()
         return quoted(_registered("model", str(path), _at_path(path)))

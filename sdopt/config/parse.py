@@ -15,6 +15,7 @@ from sdopt.gate.rule_checks import require_rules
 from sdopt.hardware.cards import require_sheet
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.checks import require_model
+from sdopt.pipelines.functions import absolute
 from sdopt.pipelines.latents import require_latents
 from sdopt.pipelines.prompts import negative_prompts, resolve_prompts
 from sdopt.pipelines.sampling import require_options
@@ -173,6 +174,9 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
     What features another machine would choose, which judges the result later, depends on what is installed there.
     """
     gate, quality, model = (sections[name] for name in ("gate", "quality", "model"))
+    if model.factory is not None:
+        model = replace(model, factory=absolute(model.factory))
+        sections = sections | {"model": model}
     own = list(features_of(quality, model)) if quality.metrics and model.weights in ("path", "hub") else None
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),

@@ -181,7 +181,7 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
 def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
     """Returns how to get a calibration that fits a study better than this one."""
     model, features = config.model, config.quality.features
-    overrides = [f"model={model.name}"]
+    overrides = [f"model={model.factory or model.name}"]
     overrides += [f"model.weights={model.weights}"] if model.weights in ("path", "random") else []
     overrides += [f"model.path={model.path}"] if model.path else []
     if config.task.kind != _TXT2IMG:

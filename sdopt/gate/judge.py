@@ -396,8 +396,8 @@ class RuleContext:
         if given is not None:
             return given
         if rule.limits:
-            reason = "the rule has no limit for the precision of the reference, which is not known; give it one limit"
-            return unjudged(rule.test, reason, name)
+            reason = "the rule has a limit for each precision, and that of the reference is not known"
+            return unjudged(rule.test, f"{reason}: name it (sdopt judge --precision float32)", name)
         if share is None:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.fit.calibration.metrics.get(name) if self.fit.calibration else None

@@ -1,6 +1,5 @@
 """Plans what options do to a pipeline: composes and checks them, and fetches their files; nothing is changed yet."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from sdopt.optimizations.layout import Layout
 from sdopt.optimizations.lora import Loaded
 from sdopt.optimizations.memory import LayerwiseCasting, TinyVae
 from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
+from sdopt.pipelines.factory import configs_of
 from sdopt.pipelines.loading import LoadedModel
 from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
@@ -118,11 +118,8 @@ def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
     name = str(getattr(pipe, "name_or_path", "") or "")
     size = int(denoiser_of(pipe).config.get("sample_size", 64)) * int(getattr(pipe, "vae_scale_factor", 8))
     networks = networks_of(pipe)
-    parts = {**networks, "scheduler": pipe.scheduler}
-    by_diffusers: Any = {key: part for key, part in parts.items() if hasattr(part, "to_json_string")}
-    configs = {key: json.loads(part.to_json_string()) for key, part in by_diffusers.items()}
     described = LoadedModel(
-        "pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs, networks=networks
+        "pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs_of(pipe), networks=networks
     )
     if name and Path(name).resolve() == MODEL.resolve():
         return replace(described, name=MODEL.name, weights="packaged")

@@ -1,11 +1,6 @@
 """patch: functions of a user's own file that change the pipeline."""
 
-import ast
-import importlib.util
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,13 +10,12 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
-from sdopt.schema import Model, bounded
+from sdopt.pipelines.functions import absolute, defined, loaded
+from sdopt.results.choices import PATCH
+from sdopt.schema import bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
-
-FUNCTION = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
-"""How a function of a file is named: `my_file.py:function`."""
 
 _CLAIMS = {
     "latency": frozenset({"latency"}),
@@ -76,20 +70,16 @@ class Patch(Optimization):
         found: list[str] = []
         for function in self.functions:
             try:
-                _defined(function)
+                defined(function, PATCH)
             except UsageError as error:
                 found += error.problems
         return found
 
     @override
-    def files(self, model: Model, fetch: bool) -> list[Path]:
-        return [_defined(function)[0] for function in self.functions]
-
-    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         before = _state(pipe)
         for function in self.functions:
-            _loaded(function)(pipe)
+            loaded(function, PATCH)(pipe)
         after = _state(pipe)
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
@@ -102,42 +92,6 @@ class Patch(Optimization):
             )
 
         return proof
-
-
-def absolute(function: str) -> str:
-    """Returns a function with the whole path of its file, which a worker finds from any folder."""
-    match = FUNCTION.fullmatch(function)
-    return f"{Path(match[1]).expanduser().absolute()}:{match[2]}" if match else function
-
-
-def _defined(function: str) -> tuple[Path, str]:
-    """Returns the file and the name of a function, which the file defines at its top. Raises UsageError."""
-    match = FUNCTION.fullmatch(function)
-    if match is None:
-        raise UsageError(f"patch={function}: must be file.py:function")
-    file, name = Path(match[1]).expanduser().absolute(), match[2]
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"patch={function}: {file} cannot be read ({error.strerror})") from error
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"patch={function}: {file} is not Python: {error}") from error
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    if name not in functions:
-        there = ", ".join(functions) or "none"
-        raise UsageError(f"patch={function}: {file} defines no function {name}; its functions: {there}")
-    return file, name
-
-
-def _loaded(function: str) -> Callable[[Any], Any]:
-    file, name = _defined(function)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[Any], Any] = getattr(module, name)
-    return found
 
 
 def _state(pipe: Any) -> dict[str, Any]:

@@ -20,7 +20,9 @@ from sdopt.pipelines.catalog import (
     names_in_folder,
     text_to_image,
 )
+from sdopt.pipelines.factory import KEY
 from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
+from sdopt.pipelines.functions import defined
 from sdopt.pipelines.tokenizer import require_vocabulary
 from sdopt.pipelines.weights import PICKLED, Header, variant_to_try, variants_of, weight_files
 from sdopt.schema import Model, wrong_name
@@ -54,9 +56,7 @@ def require_model(model: Model) -> None:
         UsageError: the model has no such weights, its name is not valid, or its files are missing, incomplete or not
             safetensors.
     """
-    _require_no_idle_keys(model)
-    if wrong := wrong_name(model.name):
-        raise UsageError(f"model.name={model.name}: {wrong}")
+    _require_keys(model)
     if model.weights == "packaged":
         if not (PACKAGED / model.name / "model_index.json").is_file():
             raise UsageError(
@@ -72,21 +72,32 @@ def require_model(model: Model) -> None:
     elif model.weights == "hub":
         if model.hub_id is None:
             raise UsageError("model.hub_id: model.weights=hub needs a repository, as in model.hub_id=owner/name")
+    elif model.weights == "factory":
+        if model.factory is None:
+            raise UsageError("model.factory: model.weights=factory needs a function, as in my_file.py:make")
+        defined(model.factory, KEY)
     else:
-        if model.path is None:
-            raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
-        path = Path(model.path).expanduser()
-        if path.is_file():
-            _require_original(path, model)
-        else:
-            require_folder(path, model)
+        _require_path(model)
 
 
-def _require_no_idle_keys(model: Model) -> None:
-    """Raises UsageError for keys that these weights do not use: they would be ignored."""
+def _require_path(model: Model) -> None:
+    if model.path is None:
+        raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
+    path = Path(model.path).expanduser()
+    if path.is_file():
+        _require_original(path, model)
+    else:
+        require_folder(path, model)
+
+
+def _require_keys(model: Model) -> None:
+    """Raises UsageError for a wrong name, and for keys that these weights do not use: they would be ignored."""
+    if wrong := wrong_name(model.name):
+        raise UsageError(f"model.name={model.name}: {wrong}")
     file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
+        "factory": (model.weights == "factory", "model=factory"),
         "tokenizer": (file, "model.path of a single file"),
         "revision": (model.weights == "hub", "model.weights=hub"),
         "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),

@@ -114,6 +114,25 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
     return Path(weights).parent
 
 
+def fetch_files(repository: str, names: Sequence[str], at: str, instead: str) -> None:
+    """Downloads files of a repository into the local cache.
+
+    Args:
+        repository: as in `owner/name`.
+        names: the files.
+        at: the key and the value that name the repository, for messages.
+        instead: what to do if they cannot be fetched, for messages.
+
+    Raises:
+        UsageError: the repository does not exist, is gated, lacks a file, or cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with _explained(repository, at, _Wanted(f"not all of {', '.join(names)}", f"or {instead}")):
+        for name in names:
+            hf_hub_download(repository, name)
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """Texts for messages: the expected content of a repository, and what to do if it cannot be fetched."""

@@ -16,6 +16,7 @@ from sdopt.pipelines.catalog import (
     class_named,
     part_class,
 )
+from sdopt.pipelines.factory import build, built
 from sdopt.pipelines.families import predicts_noise
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import place
@@ -54,6 +55,9 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local."""
     if isinstance(model, LoadedModel):
         return model.configs.get(part)
+    if model.factory is not None:
+        described = built(model)
+        return None if described is None else described.configs.get(part)
     try:
         path = folder_of(model) / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
     except UsageError:
@@ -79,6 +83,8 @@ def sampling_problems(model: Model, scheduler: Scheduler) -> list[str]:
 
 def _name_of(model: Model) -> str:
     """Returns what the author called a model: the name of its file or its folder, or of its repository."""
+    if model.factory is not None:
+        return model.factory.rpartition(":")[2]
     return str(model.hub_id) if model.weights == "hub" else Path(str(model.path or "")).expanduser().absolute().name
 
 
@@ -132,18 +138,19 @@ def _is_file(model: Model) -> bool:
 def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns what a user should know of how a model is sampled, for each a line that names the model."""
     own, marks = part_config(model, "scheduler"), marks_of(model)
-    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
     found = remarks(own, marks, scheduler) if own else []
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
         found.append(f"{said}: its text encoder is used without the last layers: {skipped}")
-    return [f"{at}: {remark}" for remark in found]
+    return [f"{model.origin}: {remark}" for remark in found]
 
 
 def pipeline_of(model: Model) -> str:
     """Returns the class name of a model's pipeline; if it is not local, by the model's name, and "" if that is none."""
     if isinstance(model, LoadedModel):
         return model.class_name
+    if (described := built(model)) is not None:
+        return described.class_name
     try:
         return class_name_of(folder_of(model))
     except UsageError:
@@ -247,6 +254,8 @@ def load_pipeline(
     """
     import torch
 
+    if model.factory is not None:
+        return _prepared(_as_built(model, task, load_kwargs), model, scheduler, task, device, on_host)
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
     accepted = inspect.signature(cls.__init__).parameters
@@ -272,6 +281,26 @@ def load_pipeline(
             folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments
         )
         pipe.register_modules(**own)
+    return _prepared(pipe, model, scheduler, task, device, on_host)
+
+
+def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> "DiffusionPipeline":
+    """Returns the pipeline that a function builds, in the type of the chosen precision."""
+    pipe = build(model, task)
+    parts = {name: part for name, part in load_kwargs.items() if name != "dtype"}
+    if others := sorted(parts.keys() - pipe.components.keys()):
+        raise UsageError(
+            f"{model.origin}: an option gives {', '.join(others)} to what loads a model: do so in the function"
+        )
+    if "dtype" in load_kwargs:
+        pipe.to(load_kwargs["dtype"])
+    pipe.register_modules(**parts)
+    return pipe
+
+
+def _prepared(
+    pipe: "DiffusionPipeline", model: Model, scheduler: Scheduler, task: Task, device: str, on_host: bool
+) -> "DiffusionPipeline":
     pipe.scheduler = scheduler_like(pipe.scheduler, scheduler, marks_of(model))
     pipe.set_progress_bar_config(disable=True)
     adapt(pipe, task)
@@ -283,6 +312,11 @@ def folder_of(model: Model) -> Path:
     """Returns the pipeline's folder; for random weights or a single file, the folder of the architecture."""
     if model.weights == "hub":
         return hub_folder(model, fetch=False)
+    if model.weights == "factory":
+        raise UsageError(
+            f"{model.origin}: a function builds it, and it has no files to read; save it with save_pretrained and give "
+            "model=FOLDER"
+        )
     if model.weights == "path" and Path(str(model.path)).expanduser().is_dir():
         return Path(str(model.path)).expanduser()
     folder = architecture_folder(model)

@@ -21,9 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.hub import fetch_files
 from sdopt.reference import CLIP
 
 NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>", "dinov2:<folder or hub id>")
+
+PUBLISHED = "clip:openai/clip-vit-large-patch14"
+"""What scores the images of models on the hub, unless other features are named: CLIP's usual weights for CLIP score."""
 
 _FILES = {
     "dinov2": ("config.json", "model.safetensors", "preprocessor_config.json"),
@@ -308,6 +312,27 @@ def feature_extractor(name: str, device: str | torch.device = "cpu", local_files
 def is_installed(name: str) -> bool:
     """Returns whether the libraries of features are installed, which a machine that only measures may lack."""
     return all(importlib.util.find_spec(module) for module in _MODULES.get(name, ()))
+
+
+def is_in_cache(name: str) -> bool:
+    """Returns whether all files of features with a hub id are in the local cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    kind, source = _kind_and_source(name)
+    return all(isinstance(try_to_load_from_cache(source, file), str) for file in _FILES[kind])
+
+
+def fetch_features(name: str) -> None:
+    """Downloads the missing files of features with a hub id into the local cache; does nothing for others.
+
+    Raises:
+        UsageError: the repository does not exist or is gated, or cannot be reached.
+    """
+    if name in ("emojiclip", *_MODULES):
+        return
+    kind, source = _kind_and_source(name)
+    if not Path(source).is_dir() and not is_in_cache(name):
+        fetch_files(source, _FILES[kind], f"features {name}", "name a folder with the same files")
 
 
 def require_features(name: str, local_files_only: bool = True) -> None:

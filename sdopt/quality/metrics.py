@@ -14,7 +14,7 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.quality.appearance import brightness, contrast, fine_detail, palette
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
-from sdopt.quality.features import ClipFeatures, is_installed
+from sdopt.quality.features import PUBLISHED, ClipFeatures, is_in_cache, is_installed
 from sdopt.quality.inputs import Inputs, finite
 from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db, require_lpips
 from sdopt.results.scores import Score
@@ -235,6 +235,12 @@ def known_family(name: str) -> Family | None:
     return None
 
 
+def is_imported(name: str) -> bool:
+    """Returns whether a metric is one that another program computes."""
+    family = known_family(name)
+    return family is not None and family.over == _ELSEWHERE
+
+
 def family_of(name: str) -> Family:
     """Returns the family of a metric, as `known_family` does. Raises UsageError if there is none."""
     family = known_family(name)
@@ -255,11 +261,16 @@ def in_reading_order(names: Iterable[str]) -> list[str]:
 
 
 def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
-    """Returns the names of feature extractors: those configured, else the packaged model's own, else EfficientNet's."""
+    """Returns the names of feature extractors: those configured, else the model's own, else EfficientNet's.
+
+    The packaged model has its own, and a model on the hub a published CLIP, if that is in the local cache.
+    """
     if quality.features is not None:
         return tuple(quality.features)
     if (PACKAGED / model.name).is_dir():
         return ("emojiclip",)
+    if model.weights == "hub" and is_in_cache(PUBLISHED):
+        return (PUBLISHED,)
     return ("effnet",) if is_installed("effnet") else ()
 
 

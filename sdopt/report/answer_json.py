@@ -117,14 +117,9 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
     )
 
 
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of an answer."""
-    return TypeAdapter(Answer).json_schema()
-
-
-def to_json(answer: Answer) -> dict[str, Any]:
-    """Returns an answer as plain values: a number that is not finite is null."""
-    found: dict[str, Any] = json.loads(TypeAdapter(Answer).dump_json(answer))
+def to_json(answer: Any) -> dict[str, Any]:
+    """Returns an answer, or another dataclass, as plain values: a number that is not finite is null."""
+    found: dict[str, Any] = json.loads(TypeAdapter(type(answer)).dump_json(answer))
     return found
 
 

@@ -36,7 +36,12 @@ def work_of(config: RecordedConfig) -> str:
     """Returns model, size, steps, batch and task in one line, as `emoji 64×64, 20 steps (DDIM), batch 1`."""
     model, workload, shapes = config.model, config.workload, config.shapes
     sampler = config.scheduler.class_name.removesuffix("Scheduler").removesuffix("Multistep")
-    source = {"random": " (random weights)", "hub": f" ({model.hub_id})", "path": f" ({model.path})"}
+    source = {
+        "random": " (random weights)",
+        "hub": f" ({model.hub_id})",
+        "path": f" ({model.path})",
+        "factory": f" ({model.factory})",
+    }
     steps = f"{workload.steps} steps ({sampler})"
     images = [f"{workload.images_per_prompt} images per prompt"] if workload.images_per_prompt > 1 else []
     task = [config.task.kind] if config.task.kind != "txt2img" else []

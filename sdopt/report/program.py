@@ -24,7 +24,7 @@ def program_of(result: StudyResult, variant: VariantResult) -> str:
     It is for text-to-image with weights from a file, a folder or the hub, which must be there; "" for others.
     """
     config = variant.config
-    if config.model.weights == "random" or config.task.kind != "txt2img":
+    if config.model.weights in ("random", "factory") or config.task.kind != "txt2img":
         return ""
     chosen = {axis: option_name(option) for axis, option in variant.choices.items()}
     own = [axis for axis, option in chosen.items() if option != PLAIN.get(axis, NONE)]

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 NONE = "none"
 """The option of an axis on which nothing is chosen."""
 
+PATCH = "patch"
+"""The axis of functions of one's own that change the pipeline."""
+
 
 def as_choice(axis: str, option: str) -> str:
     """Returns a choice as on a command line: `precision=bf16`, `memory=vae_slicing`.

@@ -7,9 +7,10 @@ from typing import Any
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
+from sdopt.results.choices import NONE, PATCH
 from sdopt.results.comparisons import Comparison, Effect
 from sdopt.results.configuration import RecordedConfig
-from sdopt.results.samples import Measurement
+from sdopt.results.samples import Evidence, Measurement
 from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.results.verdicts import Judgement, Look
 from sdopt.schema import (
@@ -121,6 +122,20 @@ class VariantResult:
             trips=[],
             tflop_per_image=None,
         )
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether functions of one's own change its pipeline."""
+        return self.choices.get(PATCH, NONE) != NONE
+
+    def lacks(self, evidence: Evidence) -> bool:
+        """Returns whether evidence shows that an option had no effect.
+
+        What an option names that promises nothing, as the defaults do, a function of one's own may change.
+        """
+        promise = self.promises.get(evidence.axis)
+        plain = promise is not None and promise.contract is Contract.EXACT and not promise.claims
+        return not evidence.engaged and not (self.is_patched and plain and evidence.axis != PATCH)
 
     def promises_beside(self, other: "VariantResult") -> list[Promise]:
         """Returns what its options promise on the axes where it differs from another variant."""

@@ -12,6 +12,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.locks import lock_folder
 from sdopt.results.folders import inside
 from sdopt.results.records import StudyResult
@@ -54,12 +55,13 @@ class Prepared:
     space: Space
 
 
-def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
+def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
     """Reads a command line.
 
     Args:
         overrides: `search.…` overrides, and overrides for the studies.
         config_dir: a folder with the user's own config groups.
+        dry: whether nothing is measured, so that nothing is downloaded.
 
     Raises:
         UsageError: an override cannot be read or composed, or no option can run here.
@@ -68,6 +70,8 @@ def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
     _, given = split(overrides)
     require_overrides(given)
     with composer_of(given, config_dir) as composer:
+        if not dry and awaits_clip(composer):
+            fetch_clip(composer)
         run = composer.current
         machine, _ = find_machine(start_fork_server(), run.hardware, data_sheets)
         return Prepared(config, given, config_dir, run, Space.of(config, composer, machine.device, config_dir))

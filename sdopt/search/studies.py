@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sdopt.config.composer import composer_of
+from sdopt.config.models import own_functions
 from sdopt.config.overrides import key_of, merge_overrides, quoted
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
@@ -188,7 +189,7 @@ class Studies:
             judged = bool(result.judgements) or not result.config.gate.judges
             if result.status == "finished" and not missing_of(result).variants and judged:
                 return result
-            launch([f"resume={folder}"], brief=brief)
+            launch([f"resume={folder}", *(f"patch={each}" for each in own_functions(overrides))], brief=brief)
         else:
             argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
             argv += [*overrides, f"hydra.run.dir={quoted(str(folder))}"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import sdopt
 from sdopt.errors import UsageError
+from sdopt.pipelines.factory import built
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.tasks import files_of
 from sdopt.schema import Model
@@ -18,7 +19,7 @@ from sdopt.study.sources import own_files
 from sdopt.variant import Variant
 
 OPTIONS = "options"
-"""The key of the digest of a user's own options; a variant without such options has no such key."""
+"""The key of the digest of a user's own options and functions; a variant without any has no such key."""
 
 _PACKAGE = Path(sdopt.__file__).parent
 
@@ -35,6 +36,7 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
         model: `of_model`, or a cached version of it.
     """
     own = own_files(type(option) for option in variant.optimizations.values())
+    own += [file for function in variant.functions if (file := Path(function.rpartition(":")[0])).is_file()]
     files = {OPTIONS: own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
     with suppress(UsageError):  # a variant is only planned if its files were not fetched
         files["parts"] = variant.files(fetch=False)
@@ -64,6 +66,9 @@ def of_model(model: Model) -> str:
     Reads only evenly spaced chunks of a large file, 4 MiB in all: different weights differ in almost every chunk, and
     reading gigabytes before each study would take too long.
     """
+    if model.factory is not None:
+        described = built(model)
+        return "not built" if described is None else described.digest
     given = Path(model.path).expanduser() if model.path else None
     try:
         sources = [given if given and given.is_file() else folder_of(model)]

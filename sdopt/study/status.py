@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from sdopt.results.choices import as_choice
+from sdopt.results.choices import PATCH, as_choice
 from sdopt.results.records import Status, StudyResult, VariantResult, append_reason
 from sdopt.schema import Protocol
 
@@ -25,13 +25,20 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
     if not row.measurements:
         return row.status, row.reason
     shapes = row.config.shapes
-    idle = {
-        f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{f' (at {shape})' if len(shapes) > 1 else ''}"
+    found = [
+        (evidence, f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{where}")
         for measurement in row.measurements
         for shape, samples in zip(shapes, measurement.shapes, strict=True)
         for evidence in samples.evidence
+        for where in [f" (at {shape})" if len(shapes) > 1 else ""]
         if not evidence.engaged
+    ]
+    idle = {
+        f"{text}{_UNDONE if row.is_patched and evidence.axis != PATCH else ''}"
+        for evidence, text in found
+        if row.lacks(evidence)
     }
+    changed = {f"the function changed what {text}" for evidence, text in found if not row.lacks(evidence)}
     # A process that was killed before it showed evidence is replaced by another of the same replicate.
     shown = {
         measurement.replicate
@@ -39,7 +46,11 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
         if all(samples.evidence for samples in measurement.shapes)
     }
     silent = shown != {measurement.replicate for measurement in row.measurements}
-    return (Status.NOT_ENGAGED if idle or silent else Status.OK), append_reason(row, *sorted(idle))
+    status = Status.NOT_ENGAGED if idle or silent else Status.OK
+    return status, append_reason(row, *sorted(idle), *([] if idle else sorted(changed)))
+
+
+_UNDONE = " (if the function undoes it, leave one of the two out)"
 
 
 def now() -> str:

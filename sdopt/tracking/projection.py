@@ -14,6 +14,7 @@ from sdopt.analysis.figures import floor_range
 from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.analysis.scale import Decision
 from sdopt.analysis.summary import PSNR, Summary
+from sdopt.quality.metrics import is_imported
 from sdopt.report.catalog import markdown_table
 from sdopt.report.verdicts import verdict_markdown, verdicts_of
 from sdopt.results.configuration import RecordedConfig
@@ -253,9 +254,9 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
     bounds = [f"{SPEEDUP.name}_{end}" for end in ("low", "high")]
     metric, _ = row.distance if row else ("", "")
     flat = figures.flat
-    found = {
-        name: flat[name] for name in (*_LOGGED, *bounds, "energy/per_image_j", f"quality/{metric}") if name in flat
-    }
+    # Somebody took the trouble to bring these.
+    images = [f"quality/{name}" for name in (metric, *variant.quality) if name == metric or is_imported(name)]
+    found = {name: flat[name] for name in (*_LOGGED, *bounds, "energy/per_image_j", *images) if name in flat}
     peak = figures.headline_memory
     found |= {"memory_gib": peak[1]} if peak and variant.status.measured else {}
     if row is not None and row.decision is not None:

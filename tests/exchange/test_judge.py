@@ -2,6 +2,9 @@
 
 import csv
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,16 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
 from sdopt.exchange.pictures import partners, read_folder, require_alike
 from sdopt.exchange.tables import read_table
 from sdopt.gate.calibration import read_calibration
+from sdopt.reference import MODEL
 from sdopt.results.files import read_result
 from sdopt.results.verdicts import Verdict
-from tests.command import Finished, sdopt
+from sdopt.tracking.projection import logged_metrics
+from tests.command import SMOKE, Finished, sdopt
 
 COUNT = 8
 
@@ -126,6 +132,28 @@ class TestJudging:
         assert not (tmp_path / "outputs").exists()
 
 
+def test_what_plain_diffusers_drew_and_a_tenth_of_it_damaged(tmp_path: Path, judge: Judge) -> None:
+    script = Path(__file__).with_name("plain_diffusers.py")
+    subprocess.run([sys.executable, str(script), str(MODEL), str(tmp_path)], check=True, cwd=tmp_path, timeout=900)
+    base, again, changed = (tmp_path / name for name in ("base", "again", "changed"))
+    for folder in (base, again, changed):
+        (folder / "times.csv").unlink()  # of one process each: no interval, so no gain could pass
+    given = ("--again", again, "--precision", "float32", "quality.features=[]")
+    done = judge(base, changed, *given, "--contract", "equivalent")
+    assert done.code == 0, done.shown
+    assert done.result.judgements[0].verdict is Verdict.PASS
+    assert all(score is not None for score in done.result.floors["numerical"].values())
+    shutil.rmtree(tmp_path / "outputs")
+    for number in range(0, 20, 10):
+        Image.new("RGB", (64, 64)).save(changed / f"{number}.png")
+    damaged = judge(base, changed, *given, "--contract", "lossy", "--json")
+    [study] = json.loads(damaged.out)["studies"]
+    assert damaged.code == 1
+    assert study["candidates"][0]["images"] == "worse"
+    assert "2 of 20 images are broken" in study["candidates"][0]["because"]
+    assert {"a red apple", "a green car"} <= {one["prompt"] for one in study["candidates"][0]["worst"]}
+
+
 def test_a_calibration_of_two_folders_gives_margins(tmp_path: Path, judge: Judge) -> None:
     first, second = write(tmp_path / "a", pictures()), write(tmp_path / "b", pictures(seed=1))
     made = sdopt(tmp_path, "calibrate", "--from", str(first), str(second), "--output", "own.json")
@@ -137,6 +165,46 @@ def test_a_calibration_of_two_folders_gives_margins(tmp_path: Path, judge: Judge
     assert sdopt(tmp_path, "calibrate", "--from", str(first), str(second)).code == 2
     noisy = write(tmp_path / "noisy", pictures(noise=30))
     assert judge(first, noisy, "gate.calibration=own.json").code == 1
+
+
+METRIC = """
+import csv, pathlib, sys
+
+out = pathlib.Path(sys.argv[1])
+rows = list(csv.DictReader((out / "images.csv").open(newline="")))
+folders = {row["variant"]: row["variant"].replace(" ", "_") for row in rows}
+for row in rows:
+    row["Bytes"] = (out / folders[row["variant"]] / row["file"]).stat().st_size
+with open(sys.argv[2], "w", newline="") as stream:
+    table = csv.DictWriter(stream, ["variant", "file", "Bytes"], extrasaction="ignore")
+    table.writeheader()
+    table.writerows(rows)
+"""
+"""A metric by an interpreter that has nothing but Python: how many bytes the PNG of an image takes."""
+
+
+def test_another_interpreter_scores_what_a_run_exports(tmp_path: Path) -> None:
+    work = ("workload.steps=2", "quality.metrics=true", "quality.prompt_count=4", "quality.features=[]")
+    run = sdopt(tmp_path, "run", *SMOKE, *work, "layout=channels_last", "--export", "out")
+    assert run.code == 0, run.shown
+    (tmp_path / "metric.py").write_text(METRIC)
+    alone = [sys.executable, "-I", "-S", "metric.py", "out", "scores.csv"]
+    subprocess.run(alone, check=True, cwd=tmp_path)
+    assert sdopt(tmp_path, "score", str(run.folder), "--import", "scores.csv", "--lower", "bytes").code == 0
+    result = read_result(run.folder)
+    name = result.candidates[0].name
+    drawn = result.variant(name).images
+    expected = [float((run.folder / image.path).stat().st_size) for image in drawn]
+    assert result.variant(name).quality["penalty_bytes"].per_prompt == expected
+    logged = logged_metrics(summary_of(result), result.variant(name))
+    assert logged["quality/penalty_bytes"] == pytest.approx(np.mean(expected))
+    assert "penalty_bytes" in sdopt(tmp_path, "show", str(run.folder), "--all").shown
+    for number, (limit, verdict) in enumerate(((1e6, Verdict.PASS), (1, Verdict.FAIL))):
+        rule = f"{{metric:penalty_bytes,test:at_most,limit:{limit},confidence:null}}"
+        gate = ("gate=default", f"gate.rules={{equivalent:[{rule}]}}", "--output", f"verdicts{number}")
+        judged = sdopt(tmp_path, "gate", str(run.folder), *gate)
+        [found] = json.loads((tmp_path / f"verdicts{number}" / "verdicts.json").read_text())["judgements"]
+        assert verdict in {one["verdict"] for one in found["rulings"] if one["metric"] == "penalty_bytes"}, judged.shown
 
 
 class TestScores:

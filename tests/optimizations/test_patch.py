@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sdopt.analysis.outcomes import Standing, outcomes_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.library import load
@@ -14,6 +15,8 @@ from tests.command import SMOKE, sdopt
 from tests.fakes import fake_workers
 
 CODE = """
+import torch
+
 def steps(pipe):
     forward = pipe.unet.forward
     pipe.unet.forward = lambda sample, *a, **k: forward(sample * 1.1, *a, **k)
@@ -23,6 +26,14 @@ def null(pipe):
 
 def paler(pipe):
     pipe.vae.decoder.conv_out.weight.data.mul_(0.7)
+
+def nhwc(pipe):
+    pipe.unet.to(memory_format=torch.channels_last)
+    pipe.vae.to(memory_format=torch.channels_last)
+
+def nchw(pipe):
+    pipe.unet.to(memory_format=torch.contiguous_format)
+    pipe.vae.to(memory_format=torch.contiguous_format)
 
 def fails(pipe):
     raise RuntimeError("my mistake")
@@ -59,12 +70,21 @@ def test_applies_and_says_what_it_changed(code: Path) -> None:
 
 def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: Path) -> None:
     variants = (
-        "study.variants={baseline:[],none:[patch:mine.py:null],paler:[patch:mine.py:paler],fails:[patch:mine.py:fails]}"
+        "study.variants={baseline:[],none:[patch:mine.py:null],paler:[patch:mine.py:paler],fails:[patch:mine.py:fails],"
+        "last:[patch:mine.py:nhwc],undone:[layout:channels_last,patch:mine.py:nchw]}"
     )
     done = sdopt(code, "run", "study=explicit", variants, *SMOKE)
     found = {row.name: row for row in done.result.candidates}
     assert found["none"].status is Status.NOT_ENGAGED
     assert found["paler"].status is Status.OK  # values alone are other ones
+    # What a default names is not held against a function, and is said; what was chosen is.
+    assert found["last"].status is Status.OK
+    assert "changed what layout=contiguous" in found["last"].reason
+    plain = [outcome.standing for outcome in outcomes_of(done.result) if outcome.option == "contiguous"]
+    assert plain == [Standing.PROVEN]
+    assert found["undone"].status is Status.NOT_ENGAGED
+    assert "layout=channels_last: 0 of" in found["undone"].reason
+    assert "leave one of the two out" in found["undone"].reason
     assert found["fails"].status is Status.FAILED
     assert "my mistake" in found["fails"].reason
 

@@ -1,9 +1,12 @@
 """Models on the Hugging Face Hub, from a local cache with the network off, and from a hub that refuses."""
 
+import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,13 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.hf_api import ModelInfo
 
+from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
+from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_folder
+from sdopt.quality.features import PUBLISHED, fetch_features
+from sdopt.reference import CLIP
 from sdopt.results.records import Status
 from sdopt.schema import Model
 from tests.command import SMOKE, sdopt, start
@@ -48,6 +55,36 @@ class TestCache:
         assert [row.status for row in finished.result.variants] == [Status.OK] * 2
         assert finished.result.config.model.hub_id == "somebody/small-emoji"
         assert finished.result.variants[0].images
+
+    def test_a_published_clip_scores_without_being_named(
+        self, tmp_path: Path, cache: Path, composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        work = ("model.weights=hub", MINE, "model.name=small", "quality=default", "quality.prompt_count=3")
+        composed = composer([*SMOKE, *work])
+        assert awaits_clip(composed)
+        fetched, said = [], StringIO()
+        monkeypatch.setattr(HydraComposer, "refresh", lambda _: fetched.append(1))
+        with redirect_stderr(said):
+            fetch_clip(composed)
+        assert not fetched
+        assert f"no CLIP score: features {PUBLISHED}: not complete in the local cache" in said.getvalue()
+        with pytest.raises(UsageError, match="features clip:somebody/clip: not complete in the local cache"):
+            fetch_features("clip:somebody/clip")
+        clip = cache / f"models--{PUBLISHED.removeprefix('clip:').replace('/', '--')}"
+        shutil.copytree(CLIP, clip / "snapshots" / COMMIT)
+        (clip / "refs").mkdir()
+        (clip / "refs" / "main").write_text(COMMIT)
+        composed = composer([*SMOKE, *work])
+        assert not awaits_clip(composed)
+        assert composed.current.recorded.quality.features == [PUBLISHED]
+        assert not awaits_clip(composer([*SMOKE, *work[:-2], "quality=none"]))
+        assert composer([*SMOKE, "quality=default"]).current.quality.features is None  # emoji has its own
+        environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+        finished = start(tmp_path, "run", *SMOKE, *work, **environment).finish(timeout_s=600)
+        assert finished.code == 0, finished.err
+        assert "clip_score_clip_vit_large_patch14" in finished.result.variants[0].quality
 
     def test_without_the_model_is_a_usage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))

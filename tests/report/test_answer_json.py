@@ -5,14 +5,17 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from pydantic import TypeAdapter
 
+from runners import printed
 from sdopt.analysis.summary import summary_of
-from sdopt.report.answer_json import Answer, baseline_digest, json_schema
+from sdopt.report.answer_json import Answer, baseline_digest
 from sdopt.report.worst import worst_prompts
 from sdopt.results.records import StudyResult
 from sdopt.results.scores import Score
-from tests.command import Finished, sdopt
+from tests.command import SMALL, SMOKE, Finished, sdopt
+from tests.fakes import fake_workers
 from tests.records import reconfigure
 
 FORM = TypeAdapter(Answer)
@@ -55,12 +58,31 @@ def test_an_error_is_an_object_too(tmp_path: Path, command: tuple[str, ...]) -> 
 
 def test_the_schema_and_the_page_are_printed(tmp_path: Path) -> None:
     schema = json.loads(sdopt(tmp_path, "skill", "--schema").out)
-    assert schema == json_schema()
-    assert {"answer", "best", "candidates", "baseline"} <= {*schema["required"]}
+    assert schema == printed().model_json_schema()
+    assert {"answer", "best", "candidates", "baseline"} <= {*schema["$defs"]["Answer"]["required"]}
     page = sdopt(tmp_path, "skill").out
     fields = {*schema["$defs"]["Candidate"]["properties"]}
     assert {"recommended", "gate", "speed", "images", "status", "speedup"} <= fields
     assert all(f"`{name}`" in page for name in ("recommended", "gate", "speed", "images", "status", "speedup"))
+
+
+def test_every_command_prints_that_form(tmp_path: Path) -> None:
+    form, given = printed(), ("search.groups=[layout]", "gate=none", *SMALL, "--json")
+    with fake_workers():
+        said = [
+            sdopt(tmp_path, "run", "layout=channels_last", *SMOKE, "hydra.run.dir=outputs/one", "--json"),
+            sdopt(tmp_path, "search", *given),
+        ]
+    said.append(sdopt(tmp_path, "gate", "outputs/one", "gate=default", "--output", "verdicts", "--json"))
+    said.append(sdopt(tmp_path, "search", *given, "dry_run=true"))
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        Image.new("RGB", (64, 64), "red").save(tmp_path / side / "0.png")
+    said.append(sdopt(tmp_path, "judge", "a", "b", "tracking=none", "hardware=cpu", "--json"))
+    for done in said:
+        assert form.model_validate_json(done.out, strict=True).model_dump()["exit_code"] == done.code
+        assert set(json.loads(done.out)) <= {"exit_code", "studies", "problems", "verdicts", "search"}
+    assert json.loads(said[1].out)["search"]["entries"]
 
 
 def test_the_baseline_of_other_work_has_another_digest(result: StudyResult) -> None:

@@ -10,7 +10,7 @@ from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.results.comparisons import Effect, Interval
 from sdopt.results.records import StudyResult
-from sdopt.results.samples import Interference
+from sdopt.results.samples import Interference, Measurement
 from sdopt.results.scores import Score
 from tests.records import reconfigure, retime
 
@@ -80,6 +80,16 @@ class TestTradeoff:
             (2, "bfloat16"),
             (3, "batches of four"),
         ]
+
+    def test_a_point_without_memory_is_drawn(self, result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
+        for edge in result.comparisons[:2]:
+            edge.quality = {"psnr_db": Score(30.0), "mse": Score(0.001, [0.001])}
+        [view] = tradeoffs(summary_of(result))
+        assert "size" in view.spec["layer"][1]["encoding"]
+        monkeypatch.setattr(Measurement, "peak", None)
+        [view] = tradeoffs(summary_of(result))
+        assert "size" not in view.spec["layer"][1]["encoding"]  # null has no size, and no mark
+        assert view.spec["layer"][1]["mark"]["size"] > 0
 
 
 class TestTimes:

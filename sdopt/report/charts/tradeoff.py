@@ -27,6 +27,9 @@ _SHAPES: dict[str, str] = {
 }
 """Shape by what is known of the images: two may have one colour."""
 
+_SIZE = 250
+"""Size of a mark where it does not say how much memory a variant takes, in square pixels."""
+
 _FACTS = {
     "name": "variant",
     "kind": "images",
@@ -46,11 +49,13 @@ class Tradeoff:
         metric: its heading, with its unit and its better direction.
         spec: the plot; points bear numbers.
         legend: the variant of each number, with what is known of its images.
+        sized: whether the area of a point is a variant's peak memory.
     """
 
     metric: str
     spec: Spec
     legend: tuple[tuple[int, str, Cell], ...]
+    sized: bool
 
 
 def tradeoffs(summary: Summary, named: bool = False) -> list[Tradeoff]:
@@ -98,6 +103,7 @@ def _tradeoff(rows: Sequence[Row], metric: str, named: bool) -> Tradeoff | None:
         heading,
         _spec(points, x, _front(points, bool(family_of(metric).higher_is_better))),
         tuple((p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points),
+        bool(_sizes(points)),
     )
 
 
@@ -144,7 +150,27 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]])
     y = alt.Y("speed:Q", **ratio_axis("speed-up, log scale (up is faster)", [point["speed"] for point in points]))
     looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
              if any(point["kind"] == kind for point in points)}  # fmt: skip
-    largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
+    told = "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points)
+    line = inline(front).mark_line(
+        strokeDash=[4, 4], color=MUTED, interpolate="step-after", strokeWidth=1.2, clip=True, aria=False
+    )
+    dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True, size=_SIZE).add_params(zoom("x", "y"))
+    dots = dots.encode(x=x, y=y, **_sizes(points), **kinds("kind", looks), **facts(_FACTS))
+    names = alt.Chart().mark_text(dx=15, dy=-13, fontWeight="bold", align="left", clip=False, aria=False)
+    chart = alt.layer(
+        line.encode(x=x, y=y, order="place:Q"),
+        dots,
+        names.encode(x=x, y=y, text="label:N"),
+        data=alt.InlineData(values=points),
+    )
+    return built(chart, f"Speed against quality: {told}", 380)
+
+
+def _sizes(points: list[dict[str, Any]]) -> dict[str, alt.Size]:
+    """Returns the encoding of memory as size; {} if a point has none, because its mark would not be drawn."""
+    largest = max((point["memory"] or 0.0 for point in points), default=0.0)
+    if not largest or any(point["memory"] is None for point in points):
+        return {}
     unit, label = ("MiB", "format(datum.value * 1024, '.0f')") if largest < 1 else ("GiB", "format(datum.value, '.2f')")
     values = [round(largest * share, 5) for share in (0.25, 0.5, 1)]
     size = alt.Size(
@@ -153,19 +179,7 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]])
         scale=alt.Scale(domain=[0, largest], range=[0, 700]),
         legend=alt.Legend(values=values, symbolFillColor=GREY, symbolStrokeColor=GREY, labelExpr=label),
     )
-    line = inline(front).mark_line(
-        strokeDash=[4, 4], color=MUTED, interpolate="step-after", strokeWidth=1.2, clip=True, aria=False
-    )
-    dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True).add_params(zoom("x", "y"))
-    names = alt.Chart().mark_text(dx=15, dy=-13, fontWeight="bold", align="left", clip=False, aria=False)
-    chart = alt.layer(
-        line.encode(x=x, y=y, order="place:Q"),
-        dots.encode(x=x, y=y, size=size, **kinds("kind", looks), **facts(_FACTS)),
-        names.encode(x=x, y=y, text="label:N"),
-        data=alt.InlineData(values=points),
-    )
-    told = "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points)
-    return built(chart, f"Speed against quality: {told}", 380)
+    return {"size": size}
 
 
 def _front(points: list[dict[str, Any]], higher_is_better: bool) -> list[dict[str, float]]:

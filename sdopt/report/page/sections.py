@@ -132,8 +132,8 @@ def _tradeoff(summary: Summary) -> Section:
         return Section("tradeoff", "Speed against quality", [])
     chart = Chart(
         [(plot.metric, plot.spec) for plot in found],
-        "Up is faster. The area is the peak memory; the dashed line joins the "
-        "variants that no other one beats in both.",
+        f"Up is faster.{' The area is the peak memory.' if found[0].sized else ''} The dashed line joins the variants "
+        "that no other one beats in both.",
         choice="quality as",
         legend=sorted({symbol for view in found for symbol in view.legend}, key=lambda symbol: symbol[0]),
         file="tradeoff.png",

@@ -1,0 +1,112 @@
+"""Models that a function of a user's file builds: `model.factory=my_file.py:make`.
+
+Like a model on the hub, such a model is unknown until it is there: before anything is measured, a process of its own
+builds it once and describes it. Each worker builds it again.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import PIPELINES, text_to_image
+from sdopt.pipelines.functions import loaded
+from sdopt.pipelines.parts import networks_of
+from sdopt.pipelines.tasks import task_of
+from sdopt.schema import Model, Task
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+KEY = "model.factory"
+
+_VALUES = 1024
+"""Values of each tensor that its digest covers, evenly spaced."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a function has built.
+
+    Attributes:
+        class_name: of the text-to-image pipeline with the same parts.
+        configs: the configurations of its networks and its scheduler that diffusers defines, by part.
+        digest: of its weights.
+    """
+
+    class_name: str
+    configs: dict[str, dict[str, Any]]
+    digest: str
+
+
+_BUILT: dict[Model, Built] = {}
+
+
+def build(model: Model, task: Task) -> "DiffusionPipeline":
+    """Returns the pipeline that a model's function builds.
+
+    Raises:
+        UsageError: the function is not there, it fails, or it returns no pipeline that sdopt runs for this task.
+    """
+    at = f"{KEY}={model.factory}"
+    make = loaded(str(model.factory), KEY)
+    try:
+        pipe = make()
+    except Exception as error:
+        raise UsageError(f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    kind = _known_class(pipe)
+    if kind is None:
+        raise UsageError(
+            f"{at}: returns a {type(pipe).__name__}; sdopt runs diffusers' pipelines of Stable Diffusion and SDXL"
+        )
+    if (other := task_of(kind)).kind != task.kind:
+        raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
+    found: DiffusionPipeline = pipe
+    return found
+
+
+def describe(model: Model, task: Task) -> Built:
+    """Builds a model and describes it; call it in a process of its own. Raises UsageError as `build` does."""
+    from diffusers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar as disable_bar_of_weights
+
+    disable_progress_bar()
+    disable_bar_of_weights()
+    pipe = build(model, task)
+    return Built(text_to_image(_known_class(pipe)), configs_of(pipe), _digest(pipe))
+
+
+def remember(model: Model, built: Built) -> None:
+    """Keeps the description of a model for this process."""
+    _BUILT[model] = built
+
+
+def built(model: Model) -> Built | None:
+    """Returns the description of a model; None if nothing has built it yet."""
+    return _BUILT.get(model)
+
+
+def configs_of(pipe: "DiffusionPipeline") -> dict[str, dict[str, Any]]:
+    """Returns the configurations of a pipeline's networks and its scheduler, of those that diffusers defines."""
+    parts: dict[str, Any] = {**networks_of(pipe), "scheduler": pipe.scheduler}
+    return {key: json.loads(part.to_json_string()) for key, part in parts.items() if hasattr(part, "to_json_string")}
+
+
+def _known_class(pipe: Any) -> str | None:
+    """Returns the class of diffusers that a pipeline is of; None if it is none that sdopt runs."""
+    names = (base.__name__ for base in type(pipe).__mro__)
+    return next((name for name in names if text_to_image(name) in PIPELINES), None)
+
+
+def _digest(pipe: "DiffusionPipeline") -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name, network in sorted(networks_of(pipe).items()):
+        for key, tensor in sorted(network.state_dict().items()):
+            values = tensor.detach().flatten()
+            values = values[:: max(1, values.numel() // _VALUES)].cpu().contiguous()
+            digest.update(f"{name}.{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(values.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

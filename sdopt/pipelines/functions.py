@@ -1,0 +1,61 @@
+"""Functions of a user's own files, as `my_file.py:function`: found without running them, and loaded.
+
+They are code: nothing but a command line, a preset or a program names them, never a result that is read.
+"""
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sdopt.errors import UsageError
+
+FUNCTION = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
+"""How a function of a file is named."""
+
+
+def absolute(function: str) -> str:
+    """Returns a function with the whole path of its file, which a worker finds from any folder."""
+    match = FUNCTION.fullmatch(function)
+    return f"{Path(match[1]).expanduser().absolute()}:{match[2]}" if match else function
+
+
+def defined(function: str, key: str) -> tuple[Path, str]:
+    """Returns the file and the name of a function, which the file must define at its top.
+
+    Args:
+        function: as `my_file.py:function`.
+        key: the key that names it, for messages.
+
+    Raises:
+        UsageError: it is written otherwise, or is not there.
+    """
+    match = FUNCTION.fullmatch(function)
+    if match is None:
+        raise UsageError(f"{key}={function}: must be file.py:function")
+    file, name = Path(match[1]).expanduser().absolute(), match[2]
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{key}={function}: {file} cannot be read ({error.strerror})") from error
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{key}={function}: {file} is not Python: {error}") from error
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if name not in functions:
+        there = ", ".join(functions) or "none"
+        raise UsageError(f"{key}={function}: {file} defines no function {name}; its functions: {there}")
+    return file, name
+
+
+def loaded(function: str, key: str) -> Callable[..., Any]:
+    """Runs the file of a function, and returns the function. Raises UsageError as `defined` does."""
+    file, name = defined(function, key)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Callable[..., Any] = getattr(module, name)
+    return found
