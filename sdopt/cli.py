@@ -14,6 +14,8 @@ COMMANDS = {
     "show": "print a finished result again: tables, verdicts and the answer",
     "compare": "show two finished results side by side, and what differs between them",
     "gate": "judge a finished result, or compare it with an earlier one",
+    "serve": "serve a pipeline over HTTP as it was measured, in batches formed on the fly",
+    "load-test": "compare variants and policies of batching under load: which carries the most requests in time",
     "judge": "compare images, and times, that any program made with those of a baseline",
     "score": "give out the images of a result, or take in scores that other programs computed",
     "report": "write a finished result as one page: the answer, tables, plots and images",

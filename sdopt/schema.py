@@ -298,6 +298,50 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class Serving:
+    """How a server turns requests into calls of the pipeline, and what it refuses.
+
+    A call takes the images that have waited longest and that one call can draw. Its batch sizes are those of
+    `workload.batch_size`.
+    """
+
+    max_batch: int | None = bounded(None, ge=1, le=4096)
+    """Images of one call at most; null is the largest batch size of the workload."""
+    window_ms: float = bounded(0.0, ge=0, le=60_000)
+    """How long an image may wait for others to fill its batch, in milliseconds; with 0 a call takes what waits."""
+    queue: int = bounded(64, ge=1, le=100_000)
+    """Images that may wait; a request with more is answered with 429."""
+    deadline_s: float = bounded(60.0, gt=0, le=86_400)
+    """Seconds after which a request that still waits is answered with 504, and never drawn."""
+    drain_s: float = bounded(30.0, gt=0, le=3600)
+    """Seconds that a server which is told to end waits for the call that runs."""
+    max_n: int = bounded(4, ge=1, le=4096)
+    """Images of one request at most."""
+    body_kib: int = bounded(64, ge=1, le=1024)
+    """Size of a request at most, in KiB."""
+    mixed: bool = False
+    """Whether requests may ask for other steps and guidance scales than those of the workload, which alone are measured
+    and warm. They are drawn in calls of their own."""
+    max_steps: int = bounded(100, ge=1, le=10_000)
+    """Steps that a request may ask for at most, with `mixed`."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The default is reached from this machine alone; a server has no passwords."""
+    port: int = bounded(8000, ge=0, le=65_535)
+    """Port to listen on; 0 takes a free one."""
+
+    @property
+    def policy(self) -> str:
+        """Its name: `single`, `greedy`, or `window` with its length."""
+        if self.window_ms:
+            return f"window of {self.window_ms:g} ms"
+        return "single" if self.max_batch == 1 else "greedy"
+
+    def largest(self, batch_sizes: Sequence[int]) -> int:
+        """Returns how many images one call takes at most."""
+        return self.max_batch or max(batch_sizes)
+
+
+@dataclass(frozen=True)
 class Tracking:
     """Where results are logged after `result.json` is written."""
 

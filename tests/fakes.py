@@ -5,7 +5,8 @@ says with a fault: a function that is given the worker and the name of the reque
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,17 @@ from sdopt.worker.draws import Draw, timed_draw
 from sdopt.worker.failures import describe_error
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
-from sdopt.worker.protocol import Batch, Compiled, SampledImage, StagedCall, TimedCall, TracedCall, WorkerError
+from sdopt.worker.protocol import (
+    Asked,
+    Batch,
+    Compiled,
+    Rendered,
+    SampledImage,
+    StagedCall,
+    TimedCall,
+    TracedCall,
+    WorkerError,
+)
 from tests.command import SMOKE
 
 Fault = Callable[["FakeWorker", str], None]
@@ -135,6 +146,14 @@ class FakeWorker(Worker):
     def _count_operations(self) -> float:
         return 0.001
 
+    def _render(self, asked: Sequence[Asked], batch_size: int, changes: Mapping[str, Any]) -> Rendered:
+        """Draws squares whose grey is that of their seed."""
+        time.sleep(self.fakes.render_s)
+        self.fakes.rendered.append(([image.seed for image in asked], batch_size, dict(changes)))
+        size = self.variant.size
+        pixels = np.stack([np.full((size, size, 3), image.seed % 256, np.uint8) for image in asked])
+        return Rendered(pixels, [image.prompt != "not finite" for image in asked], self.fakes.render_s, 0, 0.3)
+
     def _generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         folder.mkdir(parents=True, exist_ok=True)
         start = batch * draw.batch_size
@@ -162,6 +181,10 @@ class Fakes:
     started: list[FakeWorker] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     """The log of the worker of each call that was to be timed, in their order."""
+    render_s: float = 0.0
+    """The time that a server's call takes."""
+    rendered: list[tuple[list[int], int, dict[str, Any]]] = field(default_factory=list)
+    """The seeds, the batch size and the changed arguments of each call of a server."""
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __call__(

@@ -57,6 +57,11 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    @property
+    def said(self) -> str:
+        """What it has said to stdout so far."""
+        return (self._said / "out").read_text() if (self._said / "out").exists() else ""
+
     def kill(self) -> None:
         """Ends the process at once."""
         self.send_signal(signal.SIGKILL)

@@ -19,11 +19,12 @@ from sdopt.schema import Sheet
 def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, str]]:
     """Yields (group, option) for each option of each group that is neither a section nor a preset.
 
-    Leaves out the group `patch`: it has the user's functions, and none of sdopt's.
+    Leaves out the group `patch`, which has the user's functions and none of sdopt's, and `serving`, which is not for
+    studies.
     """
     for folder in [CONF, *([config_dir] if config_dir else [])]:
         for path in sorted(folder.glob("*/*.yaml")):
-            if path.parent.name not in (*SECTIONS, "experiment", "patch"):
+            if path.parent.name not in (*SECTIONS, "experiment", "patch", "serving"):
                 yield path.parent.name, path.stem
 
 

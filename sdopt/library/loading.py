@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.config.models import own_functions
+from sdopt.config.overrides import merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import Optimized, keep, require_prompts
@@ -49,13 +50,8 @@ def load(
         UsageError: there is no such result or variant, its files are missing, or it calls functions of one's own.
         ConflictError: the variant cannot run on this machine.
     """
-    found, named = _result(result, tracking_uri)
-    row = found.variant(_named(found, variant or named))
-    _require_no_code(row.name, own_functions(row.overrides))
-    with composer_of(row.overrides, None if config_dir is None else Path(config_dir)) as composer:
-        planned = composer.variant(row.name, row.overrides)
-    _require_no_code(row.name, planned.functions)
-    probed = probe_device(device or row.config.hardware.device)
+    planned = measured(result, variant, tracking_uri=tracking_uri, config_dir=config_dir)
+    probed = probe_device(device or planned.hardware.device)
     if problems := planned.conflicts(probed):
         raise ConflictError(problems)
     require_prompts(planned.optimizations, planned.choices, prompts)
@@ -66,6 +62,36 @@ def load(
     ctx, choices = planned.context(probed), dict(planned.choices)
     keep(assembly.pipe, Optimized(assembly, choices, ctx, type(assembly.pipe), None, tuple(prompts), usual))
     return assembly.pipe
+
+
+def measured(
+    result: str | Path,
+    variant: str | None = None,
+    changes: Sequence[str] = (),
+    *,
+    tracking_uri: str | None = None,
+    config_dir: str | Path | None = None,
+) -> Variant:
+    """Composes a variant that was measured; see `load`.
+
+    Args:
+        result: a run's folder, its `result.json`, or the id of an MLflow run.
+        variant: the variant's name.
+        changes: overrides that win over the recorded ones.
+        tracking_uri: where MLflow keeps the run.
+        config_dir: a folder with groups of your own.
+
+    Raises:
+        UsageError: there is no such result or variant, or it calls functions of one's own.
+    """
+    found, named = _result(result, tracking_uri)
+    row = found.variant(_named(found, variant or named))
+    _require_no_code(row.name, own_functions(row.overrides))
+    overrides = merge_overrides(row.overrides, changes)
+    with composer_of(overrides, None if config_dir is None else Path(config_dir)) as composer:
+        planned = composer.variant(row.name, overrides)
+    _require_no_code(row.name, planned.functions)
+    return planned
 
 
 def _require_no_code(variant: str, functions: Sequence[str]) -> None:

@@ -36,12 +36,12 @@ def negative_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     """
     chosen = _chosen(workload, model)
     found = [prompt.negative or workload.negative_prompt for prompt in chosen]
-    if not _is_guided(workload, model) or all(negative is None for negative in found):
+    if not is_guided(workload, model) or all(negative is None for negative in found):
         return ()
     return tuple(negative or "" for negative in found)
 
 
-def _is_guided(workload: Workload, model: Model) -> bool:
+def is_guided(workload: Workload, model: Model) -> bool:
     """Returns whether a call uses a negative prompt: models distilled with their guidance scale do not either."""
     distilled = (part_config(model, "unet") or {}).get("time_cond_proj_dim") is not None
     return workload.guidance(model) > 1 and not distilled
@@ -58,7 +58,7 @@ def _chosen(workload: Workload, model: Model) -> Sequence[Prompt]:
         )
     for prompt in chosen:
         for text in (prompt.text, prompt.negative or ""):
-            if wrong := _wrong_prompt(text):
+            if wrong := wrong_prompt(text):
                 raise UsageError(f"{_named(workload)}: {prompt.place} {wrong}")
     _require_effect(workload, model, chosen)
     return chosen
@@ -68,8 +68,8 @@ def _require_effect(workload: Workload, model: Model, chosen: Sequence[Prompt]) 
     """Raises UsageError if `workload.negative_prompt` is given and changes nothing, or cannot be a prompt."""
     if workload.negative_prompt is None:
         return
-    wrong = _wrong_prompt(workload.negative_prompt)
-    if wrong is None and not _is_guided(workload, model):
+    wrong = wrong_prompt(workload.negative_prompt)
+    if wrong is None and not is_guided(workload, model):
         scale = f"the guidance scale is {workload.guidance(model):g}"
         wrong = f"has no effect without guidance ({scale}): leave it out, or set workload.guidance_scale above 1"
     if wrong is None and all(prompt.negative for prompt in chosen):
@@ -129,7 +129,7 @@ def _read(path: Path, column: str | None, _changed: int, _size: int) -> PromptFi
     return read_prompts(path, column)
 
 
-def _wrong_prompt(prompt: str) -> str | None:
+def wrong_prompt(prompt: str) -> str | None:
     """Returns why a text cannot be a prompt; None if it can."""
     # Tables, logs and trackers show prompts, and an escape sequence could control the terminal.
     if odd := _CONTROL.search(prompt):
@@ -177,7 +177,7 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
     counts = Counter((prompt.text, prompt.negative) for prompt in chosen)
     if repeated := [prompt.place for prompt in chosen if counts[prompt.text, prompt.negative] > 1]:
         found.append(f"{at}: these prompts occur more than once, and differ in their noise only: {_listed(repeated)}")
-    if any(prompt.negative for prompt in chosen) and not _is_guided(workload, model):
+    if any(prompt.negative for prompt in chosen) and not is_guided(workload, model):
         found.append(f"{at}: negative prompts have no effect, since there is no guidance")
     read = {
         kind: [(place, match[0]) for place, text in _texts(workload, chosen) if (match := pattern.search(text))]

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,8 +41,8 @@ from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.failures import describe_error
-from sdopt.worker.inputs import prompts_and_noise
-from sdopt.worker.protocol import Batch, Compiled, SampledImage, StagedCall, TimedCall, TracedCall
+from sdopt.worker.inputs import asked_inputs, prompts_and_noise
+from sdopt.worker.protocol import Asked, Batch, Compiled, Rendered, SampledImage, StagedCall, TimedCall, TracedCall
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -194,11 +195,15 @@ class PipelineHost:
         return self._memory.read()
 
     def _read_call(self, number: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, float]:
-        """Makes one call of a draw, and reads its images within the measured time: only then are they complete.
+        """Makes one call of a draw; see `_read_inputs`."""
+        return self._read_inputs(self._prompts_and_noise(number, draw), draw.size)
 
-        Timed calls and calls of the quality pass are both made here, so that they are made alike. Python collects
-        garbage in them as it does in a user's program, over all objects: in a call that leaves little it never does,
-        and an option that makes it do so is that slow.
+    def _read_inputs(self, inputs: Inputs, size: int, **changes: Any) -> tuple[np.ndarray, np.ndarray, float]:
+        """Makes one call, and reads its images within the measured time: only then are they complete.
+
+        Timed calls, calls of the quality pass and calls of a server are all made here, so that they are made alike.
+        Python collects garbage in them as it does in a user's program, over all objects: in a call that leaves little
+        it never does, and an option that makes it do so is that slow.
 
         Returns:
             the images as floats and as bytes, (n, height, width, 3), and the seconds that it took.
@@ -206,25 +211,49 @@ class PipelineHost:
         Raises:
             RuntimeError: the call changed one of its inputs, or did not make the images that it was asked for.
         """
-        inputs = self._prompts_and_noise(number, draw)
         noise = inputs["latents"].clone() if "latents" in inputs else None
         self._last = None
         gc.collect(1)  # the garbage of the call before, and not through older objects
         self._synchronize()
         start = time.perf_counter()
-        images, pixels = self._read(inputs=inputs)
+        images, pixels = self._read(inputs=inputs, **changes)
         self._synchronize()
         seconds = time.perf_counter() - start
         if noise is not None and not torch.equal(noise, inputs["latents"]):
             raise RuntimeError("it modifies the caller's noise tensor in place")
-        self._require_asked(pixels, draw)
+        self._require_asked(pixels, inputs, size)
         return images, pixels, seconds
 
-    def _require_asked(self, pixels: np.ndarray, draw: Draw) -> None:
-        """Raises RuntimeError if a call made fewer, more, smaller or larger images than its draw asks for."""
-        asked = (draw.batch_size * self._variant.workload.images_per_prompt, draw.size, draw.size, 3)
+    def _require_asked(self, pixels: np.ndarray, inputs: Inputs, size: int) -> None:
+        """Raises RuntimeError if a call made fewer, more, smaller or larger images than its inputs ask for."""
+        asked = (len(inputs["generator"]), size, size, 3)
         if pixels.shape != asked:
             raise RuntimeError(f"expected images of shape {asked}, got {pixels.shape}")
+
+    def render(self, asked: Sequence[Asked], batch_size: int, changes: dict[str, Any]) -> Rendered:
+        """Draws images that a server was asked for, in one call.
+
+        Args:
+            asked: the images, of which either all or none have a negative prompt.
+            batch_size: how many images the call draws; the last one is repeated to fill it up.
+            changes: arguments of the call that differ from the workload's.
+        """
+        graphs = compiled_so_far()[1]
+        filled = [*asked, *[asked[-1]] * (batch_size - len(asked))]
+        negatives = None if asked[0].negative is None else [image.negative or "" for image in filled]
+        inputs = asked_inputs(
+            self._variant,
+            self._pipe,
+            self._device.torch_name,
+            self._variant.size,
+            [image.prompt for image in filled],
+            negatives,
+            [image.seed for image in filled],
+        )
+        images, pixels, seconds = self._read_inputs(inputs, self._variant.size, **changes)
+        finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
+        found = int(compiled_so_far()[1] - graphs)
+        return Rendered(pixels[: len(asked)], finite, seconds, found, self._memory.held_gib())
 
     def measure_energy(self, seconds: float) -> float | None:
         """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.
@@ -277,7 +306,7 @@ class PipelineHost:
         with observed(self._pipe, clock.enter, clock.leave):
             _, pixels = self._read(inputs=inputs)
         self._synchronize()
-        self._require_asked(pixels, draw)
+        self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
         stages_s = {
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]

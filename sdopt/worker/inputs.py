@@ -1,5 +1,6 @@
 """Makes the inputs of one call of the pipeline: prompts, and the noise that its images start from."""
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,20 +35,51 @@ def prompts_and_noise(
     count = variant.workload.images_per_prompt
     chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
     numbers = [prompt * count + image for prompt in chosen for image in range(count)]
-    inputs = inputs_of(variant.task, variant.model, draw.size, len(numbers))
-    inputs["prompt"] = [draw.prompts[i] for i in chosen]
-    if draw.negatives:
-        inputs["negative_prompt"] = [draw.negatives[i] for i in chosen]
-    generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
+    prompts = [draw.prompts[i] for i in chosen]
+    negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
+    seeds = [draw.seed + number for number in numbers]
+
+    def taken(shape: tuple[int, ...]) -> list[torch.Tensor] | None:
+        return None if given is None else take(given, numbers, shape, variant.workload.latents or "")
+
+    return asked_inputs(variant, pipe, device, draw.size, prompts, negatives, seeds, taken)
+
+
+def asked_inputs(
+    variant: Variant,
+    pipe: "DiffusionPipeline",
+    device: str,
+    size: int,
+    prompts: Sequence[str],
+    negatives: Sequence[str] | None,
+    seeds: Sequence[int],
+    given: Callable[[tuple[int, ...]], list[torch.Tensor] | None] = lambda shape: None,
+) -> Inputs:
+    """Returns the prompts and the initial noise of one call for images that are named one by one.
+
+    Args:
+        variant: defines the task.
+        pipe: the pipeline to call.
+        device: PyTorch's name of the device that the pipeline runs on.
+        size: height and width in pixels.
+        prompts: one or more images are drawn of each.
+        negatives: the negative prompt of each prompt; None if there are none.
+        seeds: the seed of each image.
+        given: returns what replaces the noise, given the shape of one image's latents; None for nothing.
+    """
+    inputs = inputs_of(variant.task, variant.model, size, len(seeds))
+    inputs["prompt"] = list(prompts)
+    if negatives is not None:
+        inputs["negative_prompt"] = list(negatives)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     if variant.task.kind != "txt2img":
         # The call itself makes the initial latents, from the encoded input image and noise that it draws.
         return inputs | {"generator": generators}
-    side = draw.size // pipe.vae_scale_factor
+    side = size // pipe.vae_scale_factor
     shape = (1, pipe.vae.config.latent_channels, side, side)
-    if given is None:
+    noise = given(shape[1:])
+    if noise is None:
         noise = [torch.randn(shape, generator=generator) for generator in generators]
-    else:
-        noise = take(given, numbers, shape[1:], variant.workload.latents or "")
     # Not the type of the parameters, which may be stored in fewer bits than they compute in.
     dtype = unwrapped(denoiser_of(pipe)).dtype
     latents = torch.cat(noise).to(device=device, dtype=dtype)

@@ -68,6 +68,32 @@ class TimedCall:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One image that a server is asked for."""
+
+    prompt: str
+    seed: int
+    negative: str | None = None
+    """What it should not show; None gives the call no negative prompt, which for SDXL is not the same as ""."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The images of a server's call."""
+
+    pixels: np.ndarray
+    """uint8 (n, height, width, 3), in the order in which they were asked for."""
+    finite: list[bool]
+    """Whether each image has no value that is infinite or no number."""
+    seconds: float
+    """Time of the call, from prompts to images in the host's memory."""
+    graphs: int
+    """Graphs that compilers made within the call."""
+    held_gib: float
+    """Memory that the worker holds after the call, with all that it started."""
+
+
+@dataclass(frozen=True)
 class TracedCall:
     """What a traced call showed."""
 

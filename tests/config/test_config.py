@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from sdopt.config.composer import HydraComposer, tracking_of
 from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
+from sdopt.config.serving import serving_config
 from sdopt.errors import UsageError
 from sdopt.optimizations.compiler import Eager, Inductor
 from sdopt.optimizations.memory import VaeTiling
@@ -22,7 +23,7 @@ Composers = type[HydraComposer]
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
 EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
-APART = {"experiment", "hardware", *(group for group, _ in optimization_options())}
+APART = {"experiment", "hardware", "serving", *(group for group, _ in optimization_options())}
 
 
 def problems(composer: Composers, *overrides: str) -> list[str]:
@@ -32,7 +33,8 @@ def problems(composer: Composers, *overrides: str) -> list[str]:
 
 
 class TestEveryFile:
-    # Options of optimizations are composed by the walk over their pairs, presets below, and cards beside their sheets.
+    # Options of optimizations are composed by the walk over their pairs, presets and policies below, and cards beside
+    # their sheets.
     @pytest.mark.parametrize(("group", "option"), [each for each in OPTIONS if each[0] not in APART])
     def test_composes_and_parses_or_names_what_must_be_given(
         self, composer: Composers, inputs: dict[str, list[str]], group: str, option: str
@@ -46,6 +48,12 @@ class TestEveryFile:
         run = composer(inputs[option] if group == "task" else [f"{group}={option}"]).current
         if group in run.choices:
             assert run.choices[group] == option
+
+    @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "serving"])
+    def test_a_policy_of_a_server_is_what_it_says(self, name: str) -> None:
+        serving, others = serving_config([f"serving={name}", "precision=bf16"])
+        assert serving.policy.startswith(name)
+        assert others == ["precision=bf16"]
 
     def test_are_all_looked_at(self) -> None:
         """A group within a group would need a walk that goes deeper; data sheets are no options by themselves."""

@@ -1,0 +1,72 @@
+"""sdopt load-test: which variant and policy of batching carries the most requests within a limit."""
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from . import end_with_code, indented, with_help
+
+_HELP = """\
+usage: sdopt load-test [--config-dir DIR] [serving=single|greedy|window] [load.key=value ...] [key=value ...]
+       sdopt load-test url=http://… load.rates=[…] load.limit_s=…
+
+Compare variants and policies of batching under load. Each variant of the study is served as by `sdopt serve`, with each
+policy; requests are sent at the times of a trace, whatever becomes of earlier ones, and latency counts from the
+scheduled time. The answer is the highest rate at which enough requests get their image within one limit for all.
+
+examples:
+  sdopt load-test precision=bf16 caching=deepcache                baseline and candidate, with single and greedy calls
+  sdopt load-test caching=deepcache serving=window 'load.policies=[single,greedy]' load.limit_s=1.5
+  sdopt load-test url=http://127.0.0.1:8000 'load.rates=[1,2,4]' load.limit_s=2      any server with OpenAI's interface
+
+keys of the load and their defaults:
+{keys}
+
+Of `serving` it takes the policy, max_batch and window_ms. Other keys are those of `sdopt serve`, and study, experiment,
+tracking, workload.prompts, workload.prompt_column and workload.prompt_count of `sdopt run`.
+
+Exit codes: 0 measured; 2 usage, configuration or conflict; 3 a row could not be measured."""
+
+
+def _help() -> str:
+    from sdopt.loadtest.config import LoadCommand, load_config
+
+    from .reference import own_keys
+
+    load, policies, _ = load_config([])
+    keys = list(own_keys(LoadCommand(load, next(iter(policies.values())))))
+    return _HELP.format(keys=indented(keys[: next(n for n, key in enumerate(keys) if key.startswith("serving."))]))
+
+
+@end_with_code
+@with_help(_help)
+def main(argv: list[str]) -> int:
+    """Runs a load test; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="sdopt load-test", add_help=False)
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from sdopt.errors import UsageError
+    from sdopt.worker.forkserver import independent_children, start_fork_server
+
+    if find_spec("prometheus_client") is None:
+        raise UsageError("a load test needs an extra: pip install 'sdopt[serve]'")
+    context = start_fork_server()
+    from sdopt.config.command import add_working_folder
+    from sdopt.loadtest.command import run
+    from sdopt.loadtest.report import blocks_of
+    from sdopt.report.terminal import shown
+    from sdopt.terminal import console as terminal
+
+    add_working_folder()
+    console = terminal()
+    with independent_children():
+        record = run(arguments.overrides, arguments.config_dir, context, lambda line: print(line, flush=True))
+    console.print(shown(blocks_of(record), console.width))
+    return 3 if any(row.reason for row in record.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""sdopt serve: serve a pipeline over HTTP, as it was measured."""
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import end_with_code, indented, with_help
+
+if TYPE_CHECKING:
+    from sdopt.schema import Serving
+    from sdopt.variant import Variant
+    from sdopt.worker.forkserver import StartContext
+
+_HELP = """\
+usage: sdopt serve [--from RUN [--variant NAME]] [--config-dir DIR] [serving=single|greedy|window] [key=value ...]
+
+Serve a pipeline over HTTP, with batches formed on the fly, from the worker with which sdopt measures. The interface is
+OpenAI's for images, with seed, negative_prompt, num_inference_steps and guidance_scale; the same seed gives the same
+image, alone or in any batch. GET / is a page to try it; /health/live, /health/ready and /metrics are for operators.
+
+examples:
+  sdopt serve                                                the packaged model, at http://127.0.0.1:8000
+  sdopt serve caching=deepcache precision=bf16               with options, as in `sdopt run`
+  sdopt serve --from outputs/runs/quickstart/TIME --variant "deep cache"      a variant that was measured
+  sdopt serve model=sdxl 'workload.batch_size=[1,2,4]' serving=window serving.window_ms=200
+
+  --from RUN       a run's folder, its result.json, or the id of its MLflow run; its batch sizes are those of the run
+  --variant NAME   the variant's name, as tables show it
+
+Of `sdopt run`'s keys it takes those of model, scheduler, hardware and the options, workload.batch_size (by default
+[1,2,4,8]), workload.size, workload.steps, workload.guidance_scale, workload.negative_prompt and protocol.timeout_s.
+
+keys of a server and their defaults:
+{keys}
+
+SIGTERM or Ctrl-C ends it: what is drawn is finished, what waits is answered with 503.
+Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipeline cannot be served here."""
+
+
+def _help() -> str:
+    from sdopt.config.serving import ServeCommand, serving_config
+
+    from .reference import own_keys
+
+    return _HELP.format(keys=indented(own_keys(ServeCommand(serving_config([])[0]))))
+
+
+@end_with_code
+@with_help(_help)
+def main(argv: list[str]) -> int:
+    """Serves until it is told to end; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="sdopt serve", add_help=False)
+    parser.add_argument("--from", dest="run")
+    parser.add_argument("--variant")
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.variant is not None and arguments.run is None:
+        parser.error("--variant: name the run that it is of with --from")
+
+    from sdopt.errors import UsageError
+    from sdopt.worker.forkserver import independent_children, start_fork_server
+
+    if find_spec("prometheus_client") is None:
+        raise UsageError("a server needs an extra: pip install 'sdopt[serve]'")
+    context = start_fork_server()
+    from sdopt.config.command import add_working_folder
+    from sdopt.config.composer import composer_of
+    from sdopt.config.serving import BATCHES, serving_config
+    from sdopt.library.loading import measured
+
+    add_working_folder()
+    serving, overrides = serving_config(arguments.overrides)
+    if arguments.run is not None:
+        variant = measured(arguments.run, arguments.variant, overrides, config_dir=arguments.config_dir)
+    else:
+        with composer_of([BATCHES, *overrides], arguments.config_dir) as composer:
+            variant = composer.variant(None)
+    with independent_children():
+        _serve(variant, serving, context)
+    return 0
+
+
+def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> None:
+    import asyncio
+    from contextlib import ExitStack
+    from functools import partial
+
+    from sdopt.config.groups import data_sheets
+    from sdopt.errors import ConflictError, print_problems
+    from sdopt.locks import reserve
+    from sdopt.pipelines.components import require_parts
+    from sdopt.pipelines.hub import fetch_models
+    from sdopt.scratch import scratch_folder
+    from sdopt.serving.engine import Engine, unservable
+    from sdopt.serving.server import listen, serve
+    from sdopt.worker.calls import in_process
+    from sdopt.worker.machine import find_machine
+    from sdopt.worker.process import WorkerProcess
+
+    machine, context = find_machine(context, variant.hardware, data_sheets)
+    if problems := unservable(variant, serving, machine.device):
+        raise ConflictError(problems)
+    print_problems(machine.warnings)
+    listening = listen(serving)
+    fetch_models([variant.model])
+    variant.files(fetch=True)
+    if variant.model.weights in ("path", "hub"):
+        in_process(context, require_parts, variant.model, what=f"model={variant.model.name}")
+    host, port = listening.getsockname()[:2]
+    site = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if host not in ("127.0.0.1", "::1"):
+        print_problems([f"serving.host={host}: whoever reaches this address may use the server; it has no passwords"])
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder("serve"))
+        # Studies wait until it ends.
+        if variant.hardware.exclusive and (holder := stack.enter_context(reserve(machine.device, "sdopt serve"))):
+            print_problems([f"{holder} measures on {machine.device.name}, and this server disturbs it"])
+        start = partial(
+            WorkerProcess, context, machine.device, variant.protocol.timeout_s, variant, folder / "worker.log", folder
+        )
+        print(f"{site}: loading {_described(variant, serving)}", flush=True)
+        engine = Engine(variant, serving, start)
+        asyncio.run(serve(engine, serving, machine.device, listening, partial(_say_ready, site)))
+    print("ended", flush=True)
+
+
+def _described(variant: "Variant", serving: "Serving") -> str:
+    sizes = [shape.batch_size for shape in variant.shapes]
+    batches = f"at most {serving.largest(sizes)} in a call"
+    return (
+        f"{variant.model.name} ({variant.name}), {variant.size}×{variant.size}, {variant.workload.steps} steps, "
+        f"{serving.policy}, {batches}"
+    )
+
+
+def _say_ready(site: str) -> None:
+    print(f"{site}: ready", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

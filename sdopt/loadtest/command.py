@@ -1,0 +1,174 @@
+"""Runs the load test of a command line: composes its rows, measures them, and writes and logs what was found."""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from sdopt.config.composer import composer_of, tracking_of
+from sdopt.config.groups import data_sheets
+from sdopt.config.overrides import key_of
+from sdopt.config.serving import BATCHES
+from sdopt.errors import ConflictError, command_line, print_problems
+from sdopt.loadtest.config import LoadConfig, load_config
+from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of
+from sdopt.loadtest.report import PLOT, blocks_of, latency_plot, page_of
+from sdopt.loadtest.run import Candidate, LoadTest
+from sdopt.locks import reserve
+from sdopt.pipelines.hub import fetch_models
+from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.report.charts.spec import picture
+from sdopt.report.markdown import written
+from sdopt.report.page.html import html_page
+from sdopt.schema import Serving, Tracking
+from sdopt.scratch import scratch_folder
+from sdopt.serving.engine import unservable
+from sdopt.tracking import client
+from sdopt.tracking.client import NOTE, ROLE, Run
+from sdopt.tracking.projection import note_of
+from sdopt.tracking.store import ask, require_mlflow, require_store
+from sdopt.variant import Variant
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.machine import Machine, find_machine
+from sdopt.worker.process import WorkerProcess
+
+_LOAD = "sdopt.load"
+
+_LOGGED = ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "rejected", "errors")
+
+
+def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say: Callable[[str], None]) -> LoadRecord:
+    """Measures what a command line asks for, and writes and logs it.
+
+    Args:
+        argv: overrides.
+        config_dir: a folder with the user's own config groups.
+        context: starts workers.
+        say: takes lines of progress.
+
+    Raises:
+        UsageError: the command line cannot be composed, or a row cannot be served here.
+        UnavailableError: the baseline could not be measured.
+    """
+    load, policies, others = load_config(argv)
+    began = time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(load.folder) / load.title / began
+    record = LoadRecord(
+        load.title, [], began, command_line("load-test", *argv), load.requests, load.attainment, load.limit_s or 0.0,
+        load.arrivals, None,
+    )  # fmt: skip
+    if load.url is not None:
+        tracking = tracking_of([override for override in others if key_of(override).startswith("tracking")])
+        measure: Callable[[], None] = partial(_measure_url, load, load.url, others, record, say)
+    else:
+        preset = any(key_of(override) == "experiment" for override in others)
+        with composer_of(others if preset else [BATCHES, *others], config_dir) as composer:
+            tracking, plan = composer.current.tracking, composer.current.study.plan(composer)
+            record.price_per_hour = composer.current.hardware.price_per_hour
+        machine, context = find_machine(context, plan.baseline.hardware, data_sheets)
+        rows = [(variant, policy) for variant in plan.variants for policy in policies.values()]
+        refused = [unservable(variant, policy, machine.device) for variant, policy in rows]
+        candidates = [reasons for (variant, _), reasons in zip(rows, refused, strict=True) if variant != plan.baseline]
+        # As in a study: some may be left out, but neither the baseline nor all others.
+        if refused[0] or (candidates and all(candidates)):
+            raise ConflictError(list(dict.fromkeys(reason for reasons in refused for reason in reasons)))
+        measure = partial(_measure, load, rows, refused, record, machine, context, say)
+    if tracking.kind == "mlflow":
+        require_mlflow()
+        if warning := require_store(tracking, load.title):
+            print_problems([warning])
+    folder.mkdir(parents=True)
+    try:
+        measure()
+    finally:
+        if any(row.replicates for row in record.rows):
+            _conclude(record, folder, tracking, load)
+            say(f"load test: {folder}")
+    return record
+
+
+def _measure(
+    load: LoadConfig,
+    rows: Sequence[tuple[Variant, Serving]],
+    refused: Sequence[Sequence[str]],
+    record: LoadRecord,
+    machine: Machine,
+    context: StartContext,
+    say: Callable[[str], None],
+) -> None:
+    running = [variant for (variant, _), reasons in zip(rows, refused, strict=True) if not reasons]
+    variants = [variant for number, variant in enumerate(running) if variant not in running[:number]]
+    fetch_models(variant.model for variant in variants)
+    for variant in variants:
+        variant.files(fetch=True)
+    first = variants[0]
+    most = max(shape.batch_size for shape in first.shapes)
+    work = f"{first.model.name} {first.size}×{first.size}, {first.workload.steps} steps"
+    record.header = [f"{work}, batches of up to {most}, on {machine.device.name}"]
+    print_problems(machine.warnings)
+    with ExitStack() as stack:
+        scratch = stack.enter_context(scratch_folder("load"))
+        if holder := stack.enter_context(reserve(machine.device, "sdopt load-test")):
+            print_problems([f"{holder} measures on {machine.device.name}, and disturbs this load test"])
+        candidates = []
+        for number, (variant, policy) in enumerate(rows):
+            name = f"{variant.name}, {policy.policy}"
+            log, timeout_s = scratch / f"{number}.log", variant.protocol.timeout_s
+            start = partial(WorkerProcess, context, machine.device, timeout_s, variant, log, scratch)
+            row = LoadRow(name, variant.name, policy.policy, reason="; ".join(refused[number]))
+            candidates.append(Candidate(row, variant, policy, start))
+        record.rows = [candidate.row for candidate in candidates]
+        LoadTest(load, record, machine.device, say).run(candidates)
+
+
+def _measure_url(
+    load: LoadConfig, url: str, overrides: Sequence[str], record: LoadRecord, say: Callable[[str], None]
+) -> None:
+    with composer_of([override for override in overrides if not key_of(override).startswith("tracking")]) as composer:
+        workload, model = composer.current.workload, composer.current.model
+    prompts = resolve_prompts(workload, model)
+    record.header = [f"the server at {url}, with {len(prompts)} prompts"]
+    row = LoadRow(url, url, "its own")
+    record.rows = [row]
+    LoadTest(load, record, None, say).run_url(row, url.rstrip("/"), prompts)
+
+
+def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig) -> None:
+    """Writes and logs what was found."""
+    record.write(folder)
+    text = written(blocks_of(record))
+    (folder / "load.md").write_text(text)
+    (folder / "report.html").write_bytes(html_page(page_of(record)))
+    if (plot := latency_plot(record, record.figures)) is not None:
+        (folder / PLOT).write_bytes(picture(plot))
+    if tracking.kind == "mlflow":
+        try:
+            _log(record, folder, tracking, load, text)
+        except client.TrackingError as error:
+            print_problems([f"not logged to {error}"])
+
+
+def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig, text: str) -> None:
+    """Logs a load test: a run above one for each row. Raises TrackingError."""
+    identity = hashlib.sha256(f"{folder.absolute()}".encode()).hexdigest()[:16]
+    common = {_LOAD: identity, **{name: str(value) for name, value in (tracking.tags or {}).items()}}
+    below = []
+    for each in record.figures:
+        metrics = {"load/max_rate_per_s": each.most.estimate, "load/ratio": each.ratio.estimate if each.ratio else None}
+        metrics |= {
+            f"load/{key}": each.mean(each.typical, key) for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch")
+        }
+        known = [(name, float(value), 0) for name, value in metrics.items() if value is not None]
+        tags = {**common, ROLE: "load row"}
+        below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
+    files = {path.name: path for path in sorted(folder.iterdir())}
+    parameters = {f"load.{key}": str(value) for key, value in asdict(load).items()}
+    answer = answer_of(record)
+    tags = {**common, ROLE: "load test", "answer": answer, NOTE: note_of(text)}
+    run = Run(f"{record.name} {record.began}", tags, parameters=parameters, files=files, below=below)
+    digest = hashlib.sha256((folder / "load.json").read_bytes()).hexdigest()[:16]
+    mine = [f"tags.`{_LOAD}` = '{identity}'"]
+    ask(client.put, tracking, record.name, run, mine, digest, (), note_of(f"**{record.name}:** {answer}"))

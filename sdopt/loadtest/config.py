@@ -1,0 +1,118 @@
+"""The typed configuration of `sdopt load-test`; `conf/load_test.yaml` holds its values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from sdopt.config.overrides import group_of, key_of
+from sdopt.config.own import own_config
+from sdopt.config.paths import options_of
+from sdopt.config.serving import serving_config, without_effect
+from sdopt.errors import UsageError
+from sdopt.schema import SEEDS, Serving, bounded, wrong_name
+from sdopt.traffic.traces import unit_trace
+
+_OF_STUDIES = ("study", "tracking", "workload.prompts", "workload.prompt_column", "workload.prompt_count", "experiment")
+"""Further sections and keys of `sdopt run` that a load test reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """What is sent, at which rates, and what counts as in time."""
+
+    title: str
+    """Name of the MLflow experiment, and first part of the folder's name."""
+    policies: list[str] = field(default_factory=list)
+    """Policies of batching that are compared beside `serving`, each with every variant; the baseline has the first."""
+    arrivals: str
+    """`poisson`, `constant`, or a file with a time in seconds per line, whose gaps are scaled to each rate."""
+    requests: int = bounded(ge=10, le=1_000_000)
+    """Requests at each rate. A 95th percentile needs 59, a 99th 459."""
+    replicates: int = bounded(ge=1, le=100)
+    """Repetitions, each with fresh processes and a fresh trace, which is the same for all rows; intervals need 3."""
+    limit_s: float | None = bounded(None, gt=0, le=86_400)
+    """Seconds from the scheduled arrival within which an image is wanted, for all rows; null is three times a single
+    call of the baseline."""
+    attainment: float = bounded(gt=0, lt=1)
+    """Share of the requests that are to get their image within the limit."""
+    rates: list[float] | None = None
+    """Requests a second, for all rows; null takes `ladder`."""
+    ladder: list[float] = field(default_factory=list)
+    """Rates of a row, as multiples of the highest one that a simulation of its queue predicts."""
+    seed: int = bounded(**SEEDS)
+    """Seed of the traces, and of the images."""
+    lag_ms: float = bounded(gt=0, le=60_000)
+    """A window counts for nothing if more than 1 % of its requests were sent later than this."""
+    url: str | None = None
+    """A server with the same interface that is measured instead, as in `http://127.0.0.1:8000`."""
+    folder: str
+    """Folder of all load tests."""
+
+
+@dataclass(frozen=True)
+class LoadCommand:
+    """The file as a whole."""
+
+    load: LoadConfig
+    serving: Serving
+
+
+def load_config(overrides: Sequence[str]) -> tuple[LoadConfig, dict[str, Serving], list[str]]:
+    """Returns `conf/load_test.yaml` with the overrides of a command line applied.
+
+    Returns:
+        the load, the policies by name, and the overrides of what is served.
+
+    Raises:
+        UsageError: an override names no key, is out of its range, or would have no effect.
+    """
+    # `url=` alone is what one types.
+    overrides = [f"load.{override}" if override.startswith("url=") else override for override in overrides]
+    own = [override for override in overrides if group_of(key_of(override)) in ("load", "serving")]
+    others = [override for override in overrides if override not in own]
+    found = own_config("load-test", LoadCommand, own)
+    load = found.load
+    problems = list(without_effect(others, _OF_STUDIES)) + _wrong(load)
+    serving_keys = [override for override in own if group_of(key_of(override)) == "serving"]
+    if load.url is not None:
+        problems += [f"{o}: has no effect with load.url; leave it out" for o in [*others, *serving_keys] if _served(o)]
+    limits = [o for o in serving_keys if key_of(o).partition(".")[2] not in ("", "max_batch", "window_ms")]
+    problems += [f"{override}: has no effect on a load test; leave it out" for override in limits]
+    if problems:
+        raise UsageError(problems)
+    policies: dict[str, Serving] = {}
+    for serving in [*(serving_config([f"serving={name}"])[0] for name in load.policies), found.serving]:
+        # What waits too long misses the limit anyway.
+        unbounded = replace(serving, port=0, queue=100_000, deadline_s=86_400.0)
+        policies.setdefault(serving.policy, unbounded)
+    return load, policies, others
+
+
+def _served(override: str) -> bool:
+    return not key_of(override).startswith(("workload.prompt", "tracking"))
+
+
+def _wrong(load: LoadConfig) -> list[str]:
+    problems = []
+    if wrong := wrong_name(load.title):
+        problems.append(f"load.title={load.title}: {wrong}")
+    known = options_of("serving")
+    problems += [
+        f"load.policies: unknown policy '{name}'; choose from {', '.join(known)}"
+        for name in load.policies
+        if name not in known
+    ]
+    for key, values in (("rates", load.rates), ("ladder", load.ladder)):
+        if values is not None and (not values or not all(0 < value <= 1e6 for value in values)):
+            problems.append(f"load.{key}={values}: needs rates above 0, as in [1,2,4]")
+    try:
+        unit_trace(load.arrivals, load.requests, load.seed)
+    except UsageError as error:
+        problems += error.problems
+    if load.url is not None:
+        if load.rates is None:
+            problems.append("load.rates: must be given with load.url, as in load.rates=[1,2,4]")
+        if load.limit_s is None:
+            problems.append("load.limit_s: must be given with load.url, as in load.limit_s=2")
+        if not load.url.startswith(("http://", "https://")):
+            problems.append(f"load.url={load.url}: must begin with http:// or https://")
+    return problems

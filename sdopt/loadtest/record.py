@@ -1,0 +1,211 @@
+"""What a load test found: the record as a file, its figures, and its answer in a sentence."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from sdopt.traffic.figures import Interval, Window, interval_of, max_rate
+
+RECORD = "load.json"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the simulated queue of a row does at a rate, on the same trace, from its service times alone."""
+
+    rate: float
+    attainment: float
+    p50_s: float
+    p95_s: float
+
+
+@dataclass
+class Replicate:
+    """What one process of a row did."""
+
+    number: int
+    windows: list[Window]
+    predicted: list[Predicted]
+    """Of the same rates; none for a server that is only known by its address."""
+
+
+@dataclass
+class LoadRow:
+    """A variant with a policy of batching.
+
+    Attributes:
+        name: of both.
+        variant: the variant's name.
+        policy: the policy's name.
+        service_s: seconds of a call by its number of images, without load.
+        rates: requests a second.
+        replicates: what its processes did.
+        memory_gib: what its worker held after the last call.
+        reason: why it was not measured, or not whole.
+    """
+
+    name: str
+    variant: str
+    policy: str
+    service_s: dict[int, float] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    replicates: list[Replicate] = field(default_factory=list)
+    memory_gib: float | None = None
+    reason: str = ""
+
+
+@dataclass
+class LoadRecord:
+    """A load test.
+
+    Attributes:
+        name: its title.
+        header: what was measured, and where.
+        began: an ISO date.
+        command: the command that measures it again.
+        requests: requests of each window.
+        attainment: the share that is to be in time.
+        limit_s: what in time means.
+        arrivals: how requests arrive.
+        price_per_hour: of the machine.
+        rows: the baseline first.
+    """
+
+    name: str
+    header: list[str]
+    began: str
+    command: str
+    requests: int
+    attainment: float
+    limit_s: float
+    arrivals: str
+    price_per_hour: float | None
+    rows: list[LoadRow] = field(default_factory=list)
+
+    @property
+    def figures(self) -> list["RowFigures"]:
+        """The figures of the measured rows; the baseline first."""
+        measured = [row for row in self.rows if row.replicates]
+        return [figures_of(row, measured[0], self.attainment) for row in measured]
+
+    def write(self, folder: Path) -> None:
+        """Writes it to a folder. Raises OSError."""
+        (folder / RECORD).write_text(json.dumps(asdict(self), indent=1))
+
+
+@dataclass(frozen=True)
+class RowFigures:
+    """The figures of a row over its replicates.
+
+    Attributes:
+        row: the row.
+        most: the highest rate at which enough requests are in time.
+        bound: `=`, or `>` or `<` if it lies beyond the measured rates in some replicate.
+        ratio: `most` over the baseline's, of the same traces; None for the baseline.
+        windows: by rate, those of all replicates that count.
+    """
+
+    row: LoadRow
+    most: Interval
+    bound: str
+    ratio: Interval | None
+    windows: dict[float, list[Window]]
+
+    def mean(self, rate: float, key: str) -> float | None:
+        """Returns the mean of a figure at a rate over the replicates; None if one has none."""
+        values = [getattr(window, key) for window in self.windows[rate]]
+        return None if not values or None in values else sum(values) / len(values)
+
+    @property
+    def typical(self) -> float:
+        """The highest measured rate that is not above `most`, at which figures of the row are shown."""
+        rates = sorted(self.windows)
+        return max((rate for rate in rates if rate <= self.most.estimate), default=rates[0])
+
+    @property
+    def gap(self) -> float | None:
+        """Measured over predicted 95th percentile at `typical`; None where there is none."""
+        pairs = [
+            (window.p95_s, predicted.p95_s)
+            for replicate in self.row.replicates
+            for window, predicted in zip(replicate.windows, replicate.predicted, strict=False)
+            if window.rate == self.typical and window.p95_s is not None and math.isfinite(predicted.p95_s)
+        ]
+        return math.exp(sum(math.log(one / other) for one, other in pairs) / len(pairs)) if pairs else None
+
+
+def figures_of(row: LoadRow, baseline: LoadRow, attainment: float) -> RowFigures:
+    """Returns the figures of a row, beside those of the baseline in the same replicates."""
+    mine, base = _rates(row, attainment), _rates(baseline, attainment)
+    bounds = {bound for _, bound in [*mine.values(), *(base[number] for number in mine if number in base)]} - {"="}
+    shared = [number for number in mine if number in base]
+    ratio = interval_of([mine[number][0] / base[number][0] for number in shared]) if shared else None
+    most = interval_of([rate for rate, _ in mine.values()])
+    windows: dict[float, list[Window]] = {}
+    for replicate in row.replicates:
+        for window in replicate.windows:
+            windows.setdefault(window.rate, []).append(window)
+    own = {bound for _, bound in mine.values()} - {"="}
+    bound = own.pop() if len(own) == 1 else "?" if own else "="
+    if bound != "=":
+        most = Interval(most.estimate)
+    if bounds and ratio is not None:
+        ratio = Interval(ratio.estimate)
+    return RowFigures(row, most, bound, None if row is baseline else ratio, windows)
+
+
+def _rates(row: LoadRow, attainment: float) -> dict[int, tuple[float, str]]:
+    return {each.number: max_rate(each.windows, attainment) for each in row.replicates}
+
+
+def answer_of(record: LoadRecord) -> str:
+    """Returns which row carries most, in a sentence."""
+    within = f"with {100 * record.attainment:g} % of the requests within {record.limit_s:.3g} s"
+    figures = record.figures
+    if not figures:
+        return "nothing was measured"
+    baseline, *others = figures
+    told = f"{baseline.row.name} carries {rate_text(baseline)} requests/s {within}"
+    compared = [each for each in others if each.ratio is not None]
+    if not compared:
+        return f"{told}."
+    best = max(compared, key=lambda each: each.ratio.estimate if each.ratio else 0.0)
+    assert best.ratio is not None
+    signs = {("=", "="): "carries", (">", "="): "carries at least", ("=", "<"): "carries at least"}
+    carries = signs.get((best.bound, baseline.bound), "carries about")
+    if best.ratio.low is None:
+        doubt = "; the rates do not bracket it" if best.bound != "=" or baseline.bound != "=" else ""
+        doubt = doubt or "; three replicates or more would give an interval"
+    else:
+        doubt = "" if best.ratio.low > 1 else "; the interval includes 1, so it may carry no more"
+    return (
+        f"{best.row.name} {carries} {ratio_text(best.ratio)} the requests of {baseline.row.name} {within}: "
+        f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
+    )
+
+
+def ratio_text(ratio: Interval | None) -> str:
+    """Returns a ratio with its interval, as in `2.30× [2.10, 2.50]`."""
+    if ratio is None:
+        return ""
+    return f"{ratio.estimate:.2f}×" + ("" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]")
+
+
+def rate_text(figures: RowFigures) -> str:
+    """Returns the highest rate, with a sign if it is only a bound."""
+    sign = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}[figures.bound]
+    most = figures.most
+    return f"{sign}{most.estimate:.3g}" + ("" if most.low is None else f" [{most.low:.3g}, {most.high:.3g}]")
+
+
+def header_texts(record: LoadRecord) -> Sequence[str]:
+    """Returns what the figures of a record rest on."""
+    replicates = max((len(row.replicates) for row in record.rows), default=0)
+    return [
+        *record.header,
+        f"{record.arrivals} arrivals, {record.requests} requests per rate; latency from the scheduled arrival",
+        f"{replicates} replicates, each with a fresh trace, the same for all rows; two-sided 95 % intervals",
+        "the highest rate is that of windows this long on an empty, warm server; in longer ones queues grow further",
+    ]

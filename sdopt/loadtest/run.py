@@ -1,0 +1,194 @@
+"""Measures rows under load, one after the other: each a fresh server, and requests at several rates."""
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sdopt.errors import SdoptError, UnavailableError
+from sdopt.hardware.device import Device
+from sdopt.loadtest.config import LoadConfig
+from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.schema import Serving
+from sdopt.serving.engine import Engine, Work
+from sdopt.serving.server import listen, serve
+from sdopt.traffic.figures import Window, window_of
+from sdopt.traffic.generator import Schedule, generate
+from sdopt.traffic.traces import unit_trace
+from sdopt.traffic.twin import batched, highest_rate
+from sdopt.variant import Variant
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import Asked
+
+_CALIBRATIONS = 3
+"""Calls at each batch size that give its service time, their median."""
+
+_ATTEMPTS = 3
+"""Windows that are tried in the place of one whose requests were sent too late."""
+
+_LIMITS = 3.0
+"""The limit, in single calls of the baseline, where nobody names one."""
+
+
+@dataclass
+class Candidate:
+    """A row that is measured."""
+
+    row: LoadRow
+    variant: Variant
+    serving: Serving
+    start: Callable[[], Worker]
+
+
+class LoadTest:
+    """A load test of several rows.
+
+    Args:
+        load: what is sent.
+        record: receives what is found.
+        device: the device of the workers; None for a server that is only known by its address.
+        say: takes lines of progress.
+    """
+
+    def __init__(self, load: LoadConfig, record: LoadRecord, device: Device | None, say: Callable[[str], None]) -> None:
+        self._load, self._record, self._device, self._say = load, record, device, say
+        self._random = np.random.default_rng(load.seed)
+        self._generator: subprocess.Popen[str] | None = None
+
+    def run(self, candidates: Sequence[Candidate]) -> None:
+        """Measures all rows, the baseline first; later replicates in shuffled order.
+
+        Raises:
+            UnavailableError: the baseline cannot be served.
+            KeyboardInterrupt: a signal ended it.
+        """
+        for replicate in range(self._load.replicates):
+            order = list(candidates)
+            if replicate:  # at first, the limit is the baseline's
+                self._random.shuffle(order)
+            for candidate in order:
+                row = candidate.row
+                if row.reason:
+                    continue
+                self._say(f"{row.name}, replicate {replicate + 1} of {self._load.replicates}: loading")
+                try:
+                    asyncio.run(self._measure(candidate, replicate))
+                except SdoptError as error:
+                    row.reason = "; ".join(error.problems)
+                    self._say(f"{row.name}: {row.reason}")
+                    if candidate is candidates[0] and not row.replicates:
+                        raise
+
+    def run_url(self, row: LoadRow, url: str, prompts: Sequence[str]) -> None:
+        """Measures a server that is only known by its address."""
+        row.rates = list(self._load.rates or ())
+        for replicate in range(self._load.replicates):
+            trace = self._trace(replicate)
+            windows = [self._window(url, trace, rate, prompts, replicate, row) for rate in self._shuffled(row.rates)]
+            row.replicates.append(Replicate(replicate, windows, []))
+
+    async def _measure(self, candidate: Candidate, replicate: int) -> None:
+        """Serves a row, and sends it all its windows. Raises UnavailableError or KeyboardInterrupt."""
+        row, ready, end = candidate.row, asyncio.Event(), asyncio.Event()
+        assert self._device is not None
+        listening = listen(candidate.serving)
+        site = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        engine = Engine(candidate.variant, candidate.serving, candidate.start)
+        serving = asyncio.create_task(serve(engine, candidate.serving, self._device, listening, ready.set, end))
+        first = asyncio.create_task(ready.wait())
+        sending: asyncio.Future[Replicate] | None = None
+        try:
+            await asyncio.wait({serving, first}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.is_set():
+                sending = asyncio.ensure_future(asyncio.to_thread(self._replicate, candidate, engine, site, replicate))
+                await asyncio.wait({serving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():  # a signal, or the server's own end
+                if self._generator is not None:
+                    self._generator.kill()
+                await serving
+                raise KeyboardInterrupt
+            assert sending is not None
+            row.replicates.append(sending.result())
+        finally:
+            first.cancel()
+            end.set()
+            await asyncio.wait({serving})
+            with contextlib.suppress(Exception):
+                serving.result()
+
+    def _replicate(self, candidate: Candidate, engine: Engine, site: str, number: int) -> Replicate:
+        row, variant, trace = candidate.row, candidate.variant, self._trace(number)
+        service_s = calibrated(engine)
+        if not row.service_s:
+            row.service_s = service_s
+        if not self._record.limit_s:
+            self._record.limit_s = _LIMITS * service_s[min(service_s)]
+        largest, window_s = engine.largest, candidate.serving.window_ms / 1000
+        seconds = partial(_interpolated, service_s, engine)
+
+        def latencies(rate: float) -> np.ndarray:
+            return batched(trace / rate, seconds, largest, window_s)
+
+        def attained(rate: float) -> float:
+            return float((latencies(rate) <= self._record.limit_s).mean())
+
+        if not row.rates:
+            high = largest / seconds(largest)
+            most = highest_rate(attained, self._record.attainment, high / 1000, 2 * high)
+            row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
+        windows = [self._window(site, trace, rate, variant.prompts, number, row) for rate in self._shuffled(row.rates)]
+        predicted = []
+        for window in windows:
+            p50_s, p95_s = np.quantile(latencies(window.rate), [0.5, 0.95], method="higher")
+            predicted.append(Predicted(window.rate, attained(window.rate), float(p50_s), float(p95_s)))
+        row.memory_gib = engine.held_gib
+        return Replicate(number, windows, predicted)
+
+    def _window(
+        self, site: str, trace: np.ndarray, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow
+    ) -> Window:
+        """Sends a window, again if it was sent too late. Raises UnavailableError if it always is."""
+        load, limit_s = self._load, self._record.limit_s
+        bodies: list[dict[str, Any]] = [
+            {"prompt": prompts[number % len(prompts)], "seed": load.seed + replicate * load.requests + number}
+            for number in range(load.requests)
+        ]
+        schedule = Schedule(site, [float(time) for time in trace / rate], bodies, timeout_s=max(60.0, 20 * limit_s))
+        for _ in range(_ATTEMPTS):
+            self._say(f"{row.name}: {load.requests} requests at {rate:.3g}/s, {trace[-1] / rate:.0f} s")
+            found = window_of(generate(schedule, self._note_generator), rate, limit_s, load.lag_ms / 1000)
+            if not found.void:
+                return found
+            self._say(f"{row.name}: void, since requests were sent {1000 * found.lag_s:.0f} ms late (load.lag_ms)")
+        raise UnavailableError(
+            f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here; is the machine busy?"
+        )
+
+    def _note_generator(self, process: "subprocess.Popen[str]") -> None:
+        self._generator = process
+
+    def _trace(self, replicate: int) -> np.ndarray:
+        return unit_trace(self._load.arrivals, self._load.requests, self._load.seed + replicate)
+
+    def _shuffled(self, rates: Sequence[float]) -> list[float]:
+        return [float(rate) for rate in self._random.permutation(rates)]
+
+
+def calibrated(engine: Engine) -> dict[int, float]:
+    """Returns the seconds of a call by its number of images, as the server's process sees it, without load."""
+    workload, found = engine.variant.workload, {}
+    work = Work(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
+    for size in sorted({1, *(size for size in engine.batch_sizes if size <= engine.largest), engine.largest}):
+        asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
+        found[size] = float(np.median([engine.timed(asked, work) for _ in range(_CALIBRATIONS)]))
+    return found
+
+
+def _interpolated(service_s: dict[int, float], engine: Engine, images: int) -> float:
+    size = engine.batch_for(images)
+    return float(np.interp(size, list(service_s), list(service_s.values())))

@@ -1,0 +1,160 @@
+"""Keeps the worker of one variant warm, and calls it; blocks, so a server calls it from a thread of its own."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sdopt.hardware.device import Device
+from sdopt.optimizations.base import Optimization
+from sdopt.results.samples import Evidence
+from sdopt.schema import Serving
+from sdopt.variant import Variant
+from sdopt.worker.host import PipelineHost
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import Asked, Rendered
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the images of one call have in common."""
+
+    steps: int
+    guidance_scale: float
+    negative: bool
+    """Whether they have negative prompts."""
+
+
+class Engine:
+    """The worker of a variant.
+
+    Args:
+        variant: what it serves.
+        serving: how many images one call takes.
+        start: starts a worker of the variant.
+    """
+
+    def __init__(self, variant: Variant, serving: Serving, start: Callable[[], Worker]) -> None:
+        self.variant = variant
+        self._start = start
+        self._worker: Worker | None = None
+        self.held_gib: float | None = None
+        """Memory that the worker held after its last call."""
+        sizes = sorted(shape.batch_size for shape in variant.shapes)
+        self.largest = serving.largest(sizes)
+        enough = next(size for size in sizes if size >= self.largest)
+        self.batch_sizes = [size for size in sizes if size <= enough]
+        """The batch sizes that are warmed."""
+        self.pads = any(option.fixed_batch for option in variant.optimizations.values())
+        """Whether a call that is not full is filled up, because another batch size would be compiled anew."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the worker; None if there is none."""
+        return self._worker.pid if self._worker is not None and self._worker.alive else None
+
+    def start(self) -> None:
+        """Starts a worker, and calls it at each batch size until it is warm. Raises WorkerError or OSError."""
+        self.stop()
+        self._worker = self._start()
+        self._worker.ask(PipelineHost.prepare)
+        recording = max((option.recording_calls for option in self.variant.optimizations.values()), default=0)
+        prompts = self.variant.prompts
+        negative = self.variant.workload.negative_prompt
+        for size in self.batch_sizes:
+            asked = [Asked(prompts[number % len(prompts)], number, negative) for number in range(size)]
+            for _ in range(2 + recording):
+                self._worker.ask(PipelineHost.render, asked, size, {})
+
+    def prove(self) -> list[Evidence]:
+        """Traces a call, and returns for each option whether it took effect. Raises WorkerError."""
+        assert self._worker is not None
+        return self._worker.ask(PipelineHost.prove).evidence
+
+    def render(self, asked: Sequence[Asked], work: Work) -> Rendered:
+        """Draws images in one call, at most `largest`. Raises WorkerError."""
+        assert self._worker is not None
+        workload = self.variant.workload
+        changes: dict[str, Any] = {}
+        if work.steps != workload.steps:
+            changes["num_inference_steps"] = work.steps
+        if work.guidance_scale != self.variant.guidance_scale:
+            changes["guidance_scale"] = work.guidance_scale
+        found = self._worker.ask(PipelineHost.render, asked, self.batch_for(len(asked)), changes)
+        self.held_gib = found.held_gib
+        return found
+
+    def timed(self, asked: Sequence[Asked], work: Work) -> float:
+        """Draws images, and returns the seconds that it took, as this process sees it. Raises WorkerError."""
+        begun_s = time.perf_counter()
+        self.render(asked, work)
+        return time.perf_counter() - begun_s
+
+    def batch_for(self, images: int) -> int:
+        """Returns the batch size of a call that draws some images."""
+        return next(size for size in self.batch_sizes if size >= images) if self.pads else images
+
+    def stop(self) -> None:
+        """Ends the worker, gently if it still listens."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def kill(self) -> None:
+        """Ends the worker at once; a call that runs raises WorkerError."""
+        if self._worker is not None:
+            self._worker.kill()
+
+
+def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
+    """Returns the reasons why a variant cannot be served as asked; [] if it can."""
+    workload, sizes = variant.workload, [shape.batch_size for shape in variant.shapes]
+    found = variant.conflicts(device)
+    if len({shape.size for shape in variant.shapes}) > 1:
+        found.append(f"workload.size={workload.size}: a server draws images of one size; name one")
+    if variant.task.kind != "txt2img":
+        found.append(f"task={variant.task.kind}: a server draws images from prompts alone; choose task=txt2img")
+    if workload.images_per_prompt != 1:
+        found.append(f"workload.images_per_prompt={workload.images_per_prompt}: a request names its number as n")
+    if workload.latents is not None:
+        found.append(f"workload.latents={workload.latents}: a request names its noise as seed; leave it out")
+    if serving.largest(sizes) > max(sizes):
+        found.append(
+            f"serving.max_batch={serving.max_batch}: larger than any batch size that is warmed; add it, as in "
+            f"'workload.batch_size=[1,{serving.max_batch}]'"
+        )
+    if serving.window_ms and serving.largest(sizes) == 1:
+        found.append("serving.window_ms: has no effect on calls of one image; choose serving=single, or larger batches")
+    if serving.max_n > serving.queue:
+        found.append(f"serving.max_n={serving.max_n}: at most serving.queue={serving.queue}")
+    needing: list[tuple[str, Optimization]] = [
+        (axis, option) for axis, option in variant.optimizations.items() if option.prepares_inputs
+    ]
+    return found + [
+        f"{axis}: needs all prompts before the first call, and a server does not know them; leave it out"
+        for axis, _ in needing
+    ]
+
+
+def refused_work(variant: Variant, serving: Serving, device: Device, work: Work) -> dict[str, str]:
+    """Returns by field why a request cannot be drawn with other steps or guidance than the workload's; {} if it can."""
+    workload, scale = variant.workload, variant.guidance_scale
+    other = {
+        "num_inference_steps": (work.steps, workload.steps),
+        "guidance_scale": (work.guidance_scale, scale),
+    }
+    changed = [field for field, (asked, own) in other.items() if asked != own]
+    if changed and not serving.mixed:
+        return {
+            field: f"this server draws with {other[field][1]:g} (serving.mixed=true allows others)" for field in changed
+        }
+    if work.steps > serving.max_steps and work.steps != workload.steps:
+        return {"num_inference_steps": f"at most {serving.max_steps} (serving.max_steps)"}
+    if (work.guidance_scale > 1) != (scale > 1):
+        return {
+            "guidance_scale": f"must stay {'above' if scale > 1 else 'at most'} 1, as in what is served ({scale:g})"
+        }
+    if not changed:
+        return {}
+    asked = replace(variant, workload=replace(workload, steps=work.steps, guidance_scale=work.guidance_scale))
+    conflicts = asked.conflicts(device)
+    return {changed[0]: "; ".join(conflicts)} if conflicts else {}

@@ -1,0 +1,114 @@
+"""Runs a server until it is told to end."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+
+import uvicorn
+from typing_extensions import override
+
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.hardware.device import Device
+from sdopt.schema import Serving
+from sdopt.serving.batcher import Batcher
+from sdopt.serving.engine import Engine, refused_work
+from sdopt.serving.http import Interface
+from sdopt.serving.meters import Meters
+from sdopt.worker.protocol import WorkerError
+
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep a connection that they may use again: else they would send on one that closes."""
+
+
+def listen(serving: Serving) -> socket.socket:
+    """Returns the socket that a server accepts connections on. Raises UsageError."""
+    host = serving.host
+    try:
+        family = socket.getaddrinfo(host, serving.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, serving.port), family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(
+            f"serving.port={serving.port}, serving.host={host}: {error.strerror or error}; choose another, or 0 for a "
+            "free port"
+        ) from error
+
+
+async def serve(
+    engine: Engine,
+    serving: Serving,
+    device: Device,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    end: asyncio.Event | None = None,
+) -> None:
+    """Serves a variant until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
+
+    Args:
+        engine: its worker, which is started here.
+        serving: the limits.
+        device: the device of its worker.
+        listening: a socket that listens.
+        ready: called once when requests are taken.
+        end: ends it, too.
+
+    Raises:
+        UnavailableError: the worker cannot be started, or an option has no effect in it.
+    """
+    variant, meters = engine.variant, Meters()
+    batcher = Batcher(engine, serving, meters)
+    interface = Interface(variant, serving, batcher, meters, partial(refused_work, variant, serving, device))
+    drawing = asyncio.ensure_future(batcher.run(ready))
+
+    config = uvicorn.Config(interface.app(), log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S)
+    server = _Server(config, batcher)
+    drawing.add_done_callback(lambda _: server.end())
+    told = asyncio.ensure_future(server.drain_after(end)) if end is not None else None
+    try:
+        await server.serve(sockets=[listening])
+        await drawing
+    except (WorkerError, OSError) as error:
+        if not server.told:
+            reason = error.reason if isinstance(error, WorkerError) else error
+            hint = "" if len(variant.shapes) == 1 else "; fewer or smaller workload.batch_size need less memory"
+            raise UnavailableError(f"{variant.name}: cannot be served: {reason}{hint}") from error
+    finally:
+        if told is not None:
+            told.cancel()
+        engine.stop()
+
+
+class _Server(uvicorn.Server):
+    """Drains before it stops accepting, so that whoever asks meanwhile is told."""
+
+    def __init__(self, config: uvicorn.Config, batcher: Batcher) -> None:
+        super().__init__(config)
+        self._batcher = batcher
+        self._loop = asyncio.get_running_loop()
+        self.told = False
+        """Whether it was told to end."""
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def end(self) -> None:
+        """Stops accepting, and ends when all answers are sent."""
+        self.should_exit = True
+
+    async def drain_after(self, end: asyncio.Event) -> None:
+        """Drains once an event has happened."""
+        await end.wait()
+        self._drain()
+
+    def _drain(self) -> None:
+        if self.told:  # once more: not even the call that runs is waited for
+            self._batcher.engine.kill()
+            return
+        self.told = True
+        self._draining = self._loop.create_task(self._drained())
+
+    async def _drained(self) -> None:
+        await self._batcher.drain()
+        self.end()

@@ -1,0 +1,1 @@
+"""Load for a server: when requests arrive, who sends them, what came of them, and what a queue alone would do."""

@@ -1,0 +1,135 @@
+"""What came of one window of requests, and of several replicates of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy import special
+
+from sdopt.traffic.generator import Sent
+
+NEEDED = {50: 1, 95: 59, 99: 459}
+"""Requests below which a percentile is not given: with fewer, none of them need lie beyond it (at 95 % confidence for
+the 95th, and at 99 %, as in MLPerf's early stopping, for the 99th)."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The figures of one server at one rate."""
+
+    rate: float
+    """Requests a second, as scheduled."""
+    requests: int
+    achieved: float
+    """Images a second, from the first scheduled time to the last answer."""
+    attainment: float
+    """Share of all requests that got their image within the limit; those that were refused or failed did not."""
+    goodput: float
+    """Images within the limit a second, over the same time as `achieved`."""
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+    queue_s: float | None
+    """Mean time in the queue; None where the server does not say."""
+    compute_s: float | None
+    batch: float | None
+    """Mean number of images of a call, over calls."""
+    rejected: int
+    """Answers with 429 or 503."""
+    errors: int
+    """All other requests without an image."""
+    lag_s: float
+    """How late the latest 1 % of the requests were sent, at least."""
+    void: bool
+    """Whether they were sent too late to count."""
+
+
+def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float) -> Window:
+    """Returns the figures of a window. Latencies count from scheduled times, and include who got no image.
+
+    Args:
+        sent: all requests of the window.
+        rate: at which they were scheduled.
+        limit_s: within which an image is wanted.
+        lag_limit_s: how late the 99th percentile of them may be sent.
+    """
+    latencies = np.array([each.latency_s for each in sent])
+    served = [each for each in sent if math.isfinite(each.latency_s)]
+    within = int((latencies <= limit_s).sum())
+    span_s = max(max(each.done_s for each in sent) - sent[0].scheduled_s, 1e-9)
+    lag_s = float(np.quantile([each.sent_s - each.scheduled_s for each in sent], 0.99, method="higher"))
+    rejected = sum(each.status in (429, 503) for each in sent)
+    calls = sum(1 / each.batch for each in served if each.batch)
+    known = sum(1 for each in served if each.batch)
+    return Window(
+        rate=rate,
+        requests=len(sent),
+        achieved=len(served) / span_s,
+        attainment=within / len(sent),
+        goodput=within / span_s,
+        p50_s=percentile(latencies, 50),
+        p95_s=percentile(latencies, 95),
+        p99_s=percentile(latencies, 99),
+        queue_s=_mean([each.queue_s for each in served]),
+        compute_s=_mean([each.compute_s for each in served]),
+        batch=known / calls if calls else None,
+        rejected=rejected,
+        errors=len(sent) - len(served) - rejected,
+        lag_s=lag_s,
+        void=lag_s > lag_limit_s,
+    )
+
+
+def percentile(latencies: np.ndarray, percent: int) -> float | None:
+    """Returns a percentile of latencies; None if there are too few, or if it falls on one that got no image."""
+    if len(latencies) < NEEDED[percent]:
+        return None
+    found = float(np.quantile(latencies, percent / 100, method="higher"))
+    return found if math.isfinite(found) else None
+
+
+def max_rate(windows: Sequence[Window], wanted: float) -> tuple[float, str]:
+    """Returns the highest rate at which a share of the requests is within the limit, by interpolation.
+
+    Args:
+        windows: of one server, at several rates.
+        wanted: the share.
+
+    Returns:
+        The rate, and how it relates to the true one: `=`, `>` if even the highest rate attains it, `<` if the lowest
+        does not.
+    """
+    ordered = sorted(windows, key=lambda window: window.rate)
+    if ordered[0].attainment < wanted:
+        return ordered[0].rate, "<"
+    for below, above in pairwise(ordered):
+        if above.attainment < wanted:
+            share = (below.attainment - wanted) / (below.attainment - above.attainment)
+            return below.rate + share * (above.rate - below.rate), "="
+    return ordered[-1].rate, ">"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A geometric mean over replicates, with its two-sided t interval on the log scale; None with fewer than three."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+
+
+def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Returns the interval of positive figures, one of each replicate."""
+    logs, count = np.log(values), len(values)
+    mean = float(logs.mean())
+    if count < 3:
+        return Interval(math.exp(mean))
+    half = float(special.stdtrit(count - 1, (1 + confidence) / 2)) * float(logs.std(ddof=1)) / math.sqrt(count)
+    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

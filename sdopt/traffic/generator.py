@@ -1,0 +1,117 @@
+"""Sends requests at the times of a schedule, whatever becomes of earlier ones; `python -m sdopt.traffic.generator`.
+
+It is a process of its own, so that neither the server nor what reads its answers delays what it sends. It reads a
+`Schedule` as JSON from standard input, and writes the sent requests as JSON to standard output.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import aiohttp
+
+_PATH = "/v1/images/generations"
+_AHEAD_S = 0.2
+"""From reading the schedule to its time 0."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is sent, where, and when."""
+
+    url: str
+    times_s: Sequence[float]
+    """Ascending, from the first."""
+    bodies: Sequence[dict[str, Any]]
+    """The body of each request."""
+    timeout_s: float
+    """Seconds after which a request is given up."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request, with times in seconds from time 0 of the schedule."""
+
+    scheduled_s: float
+    sent_s: float
+    done_s: float
+    status: int
+    """Of the answer; 0 if there was none."""
+    batch: int = 0
+    """Images of its call; 0 where a server does not say so."""
+    queue_s: float | None = None
+    compute_s: float | None = None
+
+    @property
+    def latency_s(self) -> float:
+        """From its scheduled time, however late it was sent; infinite if it got no image."""
+        return self.done_s - self.scheduled_s if self.status == 200 else float("inf")
+
+
+def generate(
+    schedule: Schedule, started: Callable[["subprocess.Popen[str]"], None] = lambda process: None
+) -> list[Sent]:
+    """Sends a schedule from a process of its own, and returns what became of each request.
+
+    Args:
+        schedule: what is sent.
+        started: receives the process, which a Ctrl-C in the terminal does not reach.
+
+    Raises:
+        RuntimeError: that process failed.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sdopt.traffic.generator"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    started(process)
+    out, err = process.communicate(json.dumps(asdict(schedule)))
+    if process.returncode:
+        raise RuntimeError(f"the load generator failed: {' '.join(err.strip().splitlines()[-1:])}")
+    return [Sent(**each) for each in json.loads(out)]
+
+
+async def _send_all(schedule: Schedule) -> list[Sent]:
+    # aiohttp's defaults would hold back all but a hundred requests.
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        start_s = time.perf_counter() + _AHEAD_S
+        tasks = []
+        for scheduled_s, body in zip(schedule.times_s, schedule.bodies, strict=True):
+            await asyncio.sleep(max(0.0, start_s + scheduled_s - time.perf_counter()))
+            tasks.append(asyncio.create_task(_send(session, schedule.url + _PATH, scheduled_s, body, start_s)))
+        return list(await asyncio.gather(*tasks))
+
+
+async def _send(
+    session: aiohttp.ClientSession, url: str, scheduled_s: float, body: dict[str, Any], start_s: float
+) -> Sent:
+    sent_s = time.perf_counter() - start_s
+    try:
+        async with session.post(url, json=body) as answer:
+            content = await answer.read()
+            done_s = time.perf_counter() - start_s
+            status = answer.status
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0)
+    if status != 200:
+        return Sent(scheduled_s, sent_s, done_s, status)
+    image = json.loads(content)["data"][0]
+    return Sent(
+        scheduled_s, sent_s, done_s, status, image.get("batch_size", 0), image.get("queue_s"), image.get("compute_s")
+    )
+
+
+if __name__ == "__main__":
+    sent = asyncio.run(_send_all(Schedule(**json.load(sys.stdin))))
+    json.dump([asdict(each) for each in sent], sys.stdout)

@@ -1,0 +1,191 @@
+"""`sdopt load-test` with fake workers: what it compares, what it says, and what it refuses."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdopt.loadtest.config import load_config
+from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, figures_of
+from sdopt.loadtest.report import blocks_of, page_of
+from sdopt.report.markdown import written
+from sdopt.report.page.html import html_page
+from sdopt.traffic.figures import Window
+from tests.command import SMOKE, Finished, sdopt
+from tests.fakes import Fakes
+
+SMALL = [each for each in SMOKE if each.startswith(("hardware", "tracking", "workload.s"))]
+
+
+def load_test(cwd: Path, *arguments: str, fakes: Fakes | None = None) -> tuple[Finished, Fakes]:
+    """Runs the command with fake workers."""
+    fakes = fakes or Fakes(render_s=0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "sdopt.loadtest.command.WorkerProcess",
+            lambda context, device, timeout_s, variant, log, scratch: fakes(variant, log, scratch, _none, _none),
+        )
+        return sdopt(cwd, "load-test", *SMALL, *arguments), fakes
+
+
+def _none(_: object) -> None:
+    pass
+
+
+class TestTheCommand:
+    def test_compares_variants_and_policies(self, tmp_path: Path) -> None:
+        found, fakes = load_test(
+            tmp_path, "precision=bf16", "load.requests=12", "load.replicates=2", "load.limit_s=5", "load.lag_ms=60000",
+            "load.rates=[20,40]",
+        )  # fmt: skip
+        assert found.code == 0, found.shown
+        assert len(fakes.started) == 8, "two variants, two policies, two processes of each"
+        [path] = (tmp_path / "outputs" / "load" / "load").glob("*/load.json")
+        record = json.loads(path.read_text())
+        names = ["baseline, single", "baseline, greedy", "precision=bf16, single", "precision=bf16, greedy"]
+        assert [row["name"] for row in record["rows"]] == names
+        for row in record["rows"]:
+            assert [len(each["windows"]) for each in row["replicates"]] == [2, 2]
+            assert row["service_s"]["1"] >= 0.02
+        assert (path.parent / "load.md").is_file()
+        assert (path.parent / "report.html").stat().st_size > 10_000
+        assert "of the requests within 5 s" in found.shown
+        single = [len(seeds) for seeds, *_ in fakes.rendered]
+        assert max(single) > 1
+
+    def test_a_row_that_cannot_be_served_is_left_out_and_said(self, tmp_path: Path) -> None:
+        from sdopt.results.records import Status
+        from tests.fakes import failing
+
+        fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.01)
+        found, _ = load_test(
+            tmp_path, "precision=bf16", "load.requests=10", "load.replicates=1", "load.limit_s=5", "load.lag_ms=60000",
+            "load.rates=[20]", "serving=single", fakes=fakes,
+        )  # fmt: skip
+        assert found.code == 3
+        assert "precision=bf16, single: not measured to the end" in found.shown
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["gate=default"], "gate=default: has no effect on a server"),
+            (["serving.queue=3"], "serving.queue=3: has no effect on a load test"),
+            (["load.policies=[fast]"], "load.policies: unknown policy 'fast'; choose from greedy, single, window"),
+            (["load.arrivals=nowhere"], "load.arrivals=nowhere: No such file"),
+            (["url=http://x"], "load.rates: must be given with load.url"),
+            (
+                ["url=http://x", "precision=bf16", "load.rates=[1]", "load.limit_s=1"],
+                "precision=bf16: has no effect with",
+            ),
+            (["precision=tf32"], "precision=tf32: TensorFloat-32 needs a CUDA device"),
+            (["load.ladder=[0]"], "load.ladder=[0.0]: needs rates above 0"),
+        ],
+    )
+    def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:
+        found = sdopt(tmp_path, "load-test", *([] if "url" in arguments[0] else ["hardware=cpu"]), *arguments)
+        assert found.code == 2
+        assert said in found.shown
+        assert not (tmp_path / "outputs").exists()
+
+
+def test_policies_are_compared_once() -> None:
+    assert list(load_config(["serving=single"])[1]) == ["single"]
+    assert list(load_config(["load.policies=[single,greedy]", "serving=window"])[1]) == [
+        "single",
+        "greedy",
+        "window of 100 ms",
+    ]
+
+
+def window(rate: float, attainment: float, p95_s: float = 0.4) -> Window:
+    return Window(rate, 100, rate, attainment, rate * attainment, 0.3, p95_s, None, 0.1, 0.2, 1.5, 0, 0, 0.001, False)
+
+
+def record(*most: list[float]) -> LoadRecord:
+    """A record of rows whose attainment falls from 1 to 0.98 around a highest rate, one for each replicate."""
+    rows = []
+    for number, rates in enumerate(most):
+        row = LoadRow(f"row {number}", f"row {number}", "greedy", {1: 0.2, 4: 0.3}, [1.0, 2.0])
+        for replicate, rate in enumerate(rates):
+            windows = [window(rate - 0.5, 1.0), window(rate + 0.5, 0.98)]
+            row.replicates.append(Replicate(replicate, windows, [Predicted(rate - 0.5, 1.0, 0.1, 0.2)]))
+        rows.append(row)
+    return LoadRecord("load", ["emoji"], "now", "sdopt load-test", 100, 0.99, 1.5, "poisson", 2.0, rows)
+
+
+class TestTheAnswer:
+    def test_is_the_ratio_of_the_same_traces(self) -> None:
+        found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
+        said = answer_of(found)
+        assert re.match(r"row 1 carries 2\.04× \[1\.9\d, 2\.1\d\] the requests of row 0 with 99 % ", said), said
+        assert found.figures[1].gap == pytest.approx(2)
+
+    def test_does_not_claim_what_the_interval_does_not_show(self) -> None:
+        assert "the interval includes 1" in answer_of(record([2.0, 4.0, 3.0], [4.2, 3.0, 3.5]))
+        assert "three replicates or more" in answer_of(record([2.0], [4.0]))
+
+    def test_of_a_bound_is_none(self) -> None:
+        found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
+        for replicate in found.rows[1].replicates:
+            replicate.windows[1] = window(4.5, 1.0)
+        assert answer_of(found).startswith("row 1 carries at least 2.25× the requests of row 0 with 99 % ")
+        assert "more than 4.5 instead of 2 [2, 2] a second; the rates do not bracket it" in answer_of(found)
+
+    def test_an_identical_row_is_not_better(self) -> None:
+        random = np.random.default_rng(1)
+        claims = 0
+        for _ in range(200):
+            rates = np.exp(random.normal(1, 0.1, (2, 3)))
+            found = record(*rates.tolist())
+            ratio = figures_of(found.rows[1], found.rows[0], 0.99).ratio
+            assert ratio is not None
+            assert ratio.low is not None
+            claims += ratio.low > 1
+        assert claims <= 10
+
+    def test_is_shown_everywhere(self) -> None:
+        found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
+        text = written(blocks_of(found))
+        for words in ("row 1", "2.04×", "0.4 s", "1.50", "100 requests per rate"):
+            assert words in text
+        assert b"row 1" in html_page(page_of(found))
+
+
+@pytest.mark.slow
+def test_overload_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    """Twice the capacity for 20 s: the queue stays short, and what is accepted is as fast as the queue allows."""
+    import asyncio
+
+    from sdopt.traffic.figures import window_of
+    from sdopt.traffic.generator import Schedule, generate
+    from tests.serving.test_server import Client, during, served_variant
+
+    call_s, largest, queue = 0.1, 4, 8
+    capacity = largest / call_s
+    worst_s = (math.ceil(queue / largest) + 1) * call_s
+    times = [number / (2 * capacity) for number in range(int(20 * 2 * capacity))]
+    figures: list[Any] = []
+
+    def memory() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    async def scenario(client: Client) -> None:
+        await client.draw(1)
+        before = memory()
+        bodies = [{"prompt": "a red apple", "seed": number} for number in range(len(times))]
+        schedule = Schedule(str(client.session._base_url).rstrip("/"), times, bodies, 30)
+        sent = await asyncio.to_thread(generate, schedule)
+        figures.extend([sent, window_of(sent, 2 * capacity, 1.1 * worst_s + 0.02, 0.02), memory() - before])
+
+    during(scenario, served_variant(), tmp_path, Fakes(render_s=call_s), queue=queue)
+    sent, found, grown = figures
+    assert {each.status for each in sent} == {200, 429}
+    accepted = [each.latency_s for each in sent if each.status == 200]
+    assert np.quantile(accepted, 0.99) <= 1.1 * worst_s + 0.02
+    assert found.goodput >= 0.9 * capacity
+    assert grown < 32 * 2**20

@@ -1,0 +1,242 @@
+"""`sdopt serve` with the packaged model: OpenAI's client, the same image in every place, and how the command ends."""
+
+import base64
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from sdopt.gate.trust import SMALLEST_ERROR
+from sdopt.worker.protocol import Asked
+from tests.command import Finished, Process, fork, sdopt
+from tests.fixtures import Load
+from tests.forked import Forked
+
+# Beside tests that measure.
+WORK = ("hardware=cpu", "hardware.threads=1", "hardware.exclusive=false", "workload.steps=4")
+
+
+class Server:
+    """The command in a process of its own."""
+
+    def __init__(self, cwd: Path, *arguments: str) -> None:
+        self.process: Process = fork(cwd, "serve", "serving.port=0", *WORK, *arguments)
+        self.site = self._said("loading").partition(": ")[0]
+
+    def _said(self, word: str) -> str:
+        popen = self.process.popen
+        assert isinstance(popen, Forked)
+        while not (said := [line for line in popen.said.splitlines() if word in line]):
+            assert popen.poll() is None, self.process.finish().shown
+            time.sleep(0.05)
+        return said[0]
+
+    def until_ready(self) -> "Server":
+        self._said("ready")
+        return self
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urlopen(self.site + path, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.site}/v1", api_key="none", max_retries=0)
+
+    def draw(self, seed: int) -> np.ndarray:
+        answer = self.client.images.generate(model="emoji", prompt="a red apple", extra_body={"seed": seed})
+        assert answer.data
+        assert answer.data[0].b64_json
+        return pixels_of(answer.data[0].b64_json)
+
+    def end(self) -> Finished:
+        os.kill(self.process.popen.pid, signal.SIGTERM)
+        return self.process.finish()
+
+
+def pixels_of(encoded: str) -> np.ndarray:
+    return np.asarray(Image.open(BytesIO(base64.b64decode(encoded))))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("serve"), "workload.batch_size=[1,2,4]")
+    yield made.until_ready()
+    assert made.end().code == 0
+    assert not made.process.left_behind()
+
+
+def test_openais_client_gets_images(server: Server) -> None:
+    answer = server.client.images.generate(
+        model="emoji", prompt="a red apple", n=2, size="auto", response_format="b64_json", extra_body={"seed": 5}
+    )
+    assert answer.data
+    first, second = (pixels_of(image.b64_json or "") for image in answer.data)
+    assert first.shape == (64, 64, 3)
+    assert error_of(first, server.draw(5)) <= SMALLEST_ERROR
+    assert error_of(second, server.draw(6)) <= SMALLEST_ERROR
+    assert error_of(first, second) > SMALLEST_ERROR
+    with pytest.raises(openai.UnprocessableEntityError, match="quality: not supported here"):
+        server.client.images.generate(prompt="a red apple", quality="hd")
+    with pytest.raises(openai.NotFoundError):
+        server.client.images.generate(model="dall-e-3", prompt="a red apple")
+
+
+def test_many_at_once_get_their_own_images(server: Server) -> None:
+    alone = [server.draw(seed) for seed in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(server.draw, range(6)))
+    assert max(map(error_of, alone, together)) <= SMALLEST_ERROR
+    assert "sdopt_compiled_graphs_total 0.0" in server.get("/metrics")[1]
+
+
+def test_a_killed_worker_is_replaced(server: Server) -> None:
+    before = server.draw(1)
+    pid = int(re.findall(r'"worker":(\d+)', server.get("/health/live")[1])[0])
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.draw, 2)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(openai.InternalServerError):
+            asked.result()
+    while server.get("/health/ready")[0] != 200:
+        time.sleep(0.1)
+    assert error_of(server.draw(1), before) <= SMALLEST_ERROR
+
+
+def test_idle_it_takes_no_processor_time(server: Server) -> None:
+    def taken_s() -> float:
+        fields = Path(f"/proc/{server.process.popen.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = taken_s()
+    time.sleep(3)
+    assert taken_s() - before <= 0.03
+
+
+def error_of(one: np.ndarray, other: np.ndarray) -> float:
+    """Mean squared difference of two images in 0…1."""
+    return float(np.mean((one / 255.0 - other / 255.0) ** 2))
+
+
+PROMPTS = [f"a {colour} {thing}" for colour in ("red", "blue", "green") for thing in ("apple", "car", "cat", "star")]
+
+
+def test_the_same_seed_gives_the_same_image_in_every_place(session: Load) -> None:
+    """And a server that mixed up its images, or drew all from one seed, would be found."""
+    host = session("workload.steps=2")
+    images = [Asked(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+
+    def draw(asked: Sequence[Asked], batch_size: int) -> list[np.ndarray]:
+        found = list(host.render(asked, batch_size, {}).pixels)
+        assert len(found) == len(asked)
+        return found
+
+    def worst(found: Sequence[np.ndarray], order: Sequence[int]) -> float:
+        return max(error_of(image, alone[number]) for image, number in zip(found, order, strict=True))
+
+    alone = [draw([image], 1)[0] for image in images]
+    for size in (2, 4):
+        for first in range(len(images)):
+            # Each image comes to each place, and every other batch is filled up.
+            order = [(first + offset) % len(images) for offset in range(size - first % 2)]
+            found = draw([images[number] for number in order], size)
+            assert worst(found, order) <= SMALLEST_ERROR
+    assert worst(found[::-1], order) > 100 * SMALLEST_ERROR
+    one_seed = [Asked(images[number].prompt, 0) for number in order]
+    assert worst(draw(one_seed, 4), order) > 100 * SMALLEST_ERROR
+
+
+def test_a_served_image_is_that_of_a_study(session: Load, tmp_path: Path) -> None:
+    """A request with a prompt and a seed of the quality pass gets its image."""
+    from sdopt.worker.draws import timed_draw
+
+    host = session("workload.prompt_count=3")
+    draw = timed_draw(host._variant)
+    records = [record for batch in range(draw.calls) for record in host.generate(batch, draw, tmp_path).records]
+    for record in records:
+        served = host.render([Asked(record.prompt, record.seed)], 1, {}).pixels[0]
+        assert np.array_equal(served, np.asarray(Image.open(tmp_path / record.path)))
+
+
+def test_a_measured_variant_is_served(finished: Finished, tmp_path: Path) -> None:
+    """With the work that was measured, but for what is named anew."""
+    server = Server(tmp_path, "--from", str(finished.folder), "--variant", "bfloat16", "workload.size=64")
+    assert '"variant":"bfloat16"' in server.until_ready().get("/v1/models")[1]
+    assert server.draw(1).shape == (64, 64, 3)
+    assert server.end().code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gate=default"], "gate=default: has no effect on a server; leave it out"),
+        (
+            ["workload.seed=3"],
+            "workload.seed=3: has no effect on a server; leave it out; of this section it",
+        ),
+        (["serving=fast"], "serving"),
+        (["serving.port=-1"], "serving.port=-1: must be at least 0"),
+        (["serving.que=1"], "serving.que: unknown key; did you mean serving.queue"),
+        (["precision=tf32"], "precision=tf32: TensorFloat-32 needs a CUDA device"),
+        (["serving.host=203.0.113.1"], "serving.host=203.0.113.1: "),
+        (["--variant", "x"], "--variant: name the run"),
+        (["--from", "nowhere/at/all"], "nowhere/at/all: no such folder"),
+    ],
+)
+def test_mistakes_end_it_before_anything_is_loaded(tmp_path: Path, arguments: list[str], said: str) -> None:
+    found = sdopt(tmp_path, "serve", "hardware=cpu", *arguments)
+    assert found.code == 2
+    assert said in found.shown
+    assert "Traceback" not in found.shown
+
+
+def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
+    found = sdopt(tmp_path, "serve", "hardware=cpu", f"serving.port={server.site.rpartition(':')[2]}")
+    assert found.code == 2
+    assert "choose another, or 0 for a free port" in found.shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_the_page_draws_in_a_browser(server: Server, tmp_path: Path) -> None:
+    """The page as it is, with a script of the test's at its end that presses the button; what it says is text."""
+    page = server.get("/")[1]
+    press = "<script>setTimeout(() => document.getElementById('draw').click(), 500)</script></body>"
+    prompt = "a red &lt;img src=x onerror=document.title=1&gt; apple"
+    (tmp_path / "page.html").write_text(
+        page.replace("</body>", press).replace("'/v1/", f"'{server.site}/v1/").replace("a red apple", prompt)
+    )
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-web-security",
+        f"--user-data-dir={tmp_path}/user",
+    ]
+    dumped = subprocess.run(
+        ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", (tmp_path / "page.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    assert "data:image/png;base64,iVBOR" in dumped
+    assert re.search(r"seed \d+: [\d.]+ s in the queue, [\d.]+ s computing", dumped)
+    assert "emoji (" in dumped
+    assert "<title>sdopt serve</title>" in dumped

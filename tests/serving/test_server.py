@@ -1,0 +1,474 @@
+"""A server with fake workers: what it takes, refuses and draws together, and how it ends."""
+
+import asyncio
+import base64
+import re
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import UnavailableError
+from sdopt.results.records import Status
+from sdopt.results.samples import Evidence
+from sdopt.schema import Serving
+from sdopt.serving.engine import Engine, unservable
+from sdopt.serving.server import listen, serve
+from sdopt.variant import Variant
+from sdopt.worker.protocol import WorkerError
+from tests.command import SMOKE
+from tests.fakes import Fakes, FakeWorker, fake_study
+from tests.fixtures import CPU
+
+GREEDY = {"port": 0, "queue": 8, "deadline_s": 10.0, "drain_s": 5.0}
+
+Scenario = Callable[["Client"], Awaitable[None]]
+Composers = type[HydraComposer]
+
+
+class Answer:
+    """What a server said."""
+
+    def __init__(self, status: int, headers: Any, body: Any) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def greys(self) -> list[int]:
+        """The grey of each image."""
+        images = [Image.open(BytesIO(base64.b64decode(each["b64_json"]))) for each in self.body["data"]]
+        return [int(np.asarray(image)[0, 0, 0]) for image in images]
+
+    @property
+    def param(self) -> str | None:
+        """The field that is at fault."""
+        found: str | None = self.body["error"]["param"]
+        return found
+
+
+class Client:
+    """Sends requests to a server."""
+
+    def __init__(self, session: aiohttp.ClientSession, fakes: Fakes) -> None:
+        self.session, self.fakes = session, fakes
+
+    async def draw(self, seed: int | None = None, **fields: Any) -> Answer:
+        body = {"prompt": "a red apple", **({} if seed is None else {"seed": seed}), **fields}
+        async with self.session.post("/v1/images/generations", json=body) as answer:
+            return Answer(answer.status, answer.headers, await answer.json())
+
+    def begin(self, seed: int | None = None, **fields: Any) -> "asyncio.Task[Answer]":
+        return asyncio.create_task(self.draw(seed, **fields))
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(path) as answer:
+            return answer.status, await answer.text()
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        while not what():
+            await asyncio.sleep(0.01)
+
+    async def until_waiting(self, count: int) -> None:
+        while f"sdopt_waiting_images {count}.0" not in (await self.get("/metrics"))[1]:
+            await asyncio.sleep(0.01)
+
+
+def served_variant() -> Variant:
+    """The baseline, at three batch sizes."""
+    baseline = fake_study()[0].baseline
+    return replace(baseline, name="served", workload=replace(baseline.workload, batch_size=[1, 2, 4]))
+
+
+@pytest.fixture
+def served() -> Variant:
+    return served_variant()
+
+
+class Gate:
+    """Holds the calls of fake workers until they may go on; those before it is closed are not held."""
+
+    def __init__(self) -> None:
+        self._open, self.held = threading.Event(), 0
+        self._open.set()
+
+    def __call__(self, worker: FakeWorker, name: str) -> None:
+        if name == "render" and not self._open.is_set():
+            self.held += 1
+            assert self._open.wait(20)
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def during(
+    scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | None = None, end: bool = True, **serving: Any
+) -> Fakes:
+    """Serves while a client asks, and ends the server as a supervisor does."""
+    fakes, settings = fakes or Fakes(), Serving(**{**GREEDY, **serving})
+
+    def start() -> FakeWorker:
+        return fakes(variant, tmp_path / "log", tmp_path, lambda seconds: None, print)
+
+    async def main() -> None:
+        ready, listening = asyncio.Event(), listen(settings)
+        site = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        running = asyncio.create_task(serve(Engine(variant, settings, start), settings, CPU, listening, ready.set))
+        first = asyncio.create_task(ready.wait())
+        await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if not running.done():
+            fakes.rendered.clear()
+            async with aiohttp.ClientSession(site, timeout=aiohttp.ClientTimeout(20)) as session:
+                await scenario(Client(session, fakes))
+            if end:
+                signal.raise_signal(signal.SIGTERM)
+        await running
+        assert not [worker for worker in fakes.started if worker.alive]
+
+    asyncio.run(main())
+    return fakes
+
+
+class TestImages:
+    def test_the_same_seed_gives_the_same_image(self, served: Variant, tmp_path: Path) -> None:
+        gate = Gate()
+
+        async def scenario(client: Client) -> None:
+            alone = await client.draw(7)
+            assert (alone.status, alone.greys) == (200, [7])
+            gate.close()
+            first = client.begin(1)
+            await client.until(lambda: gate.held == 1)
+            others = [client.begin(seed) for seed in (5, 6, 7)]
+            await client.until_waiting(3)
+            gate.open()
+            assert [(await each).greys for each in (first, *others)] == [[1], [5], [6], [7]]
+            assert [image["batch_size"] for image in (await others[0]).body["data"]] == [3]
+            assert (await others[0]).body["data"][0]["queue_s"] > 0
+
+        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}))
+        assert fakes.rendered == [([7], 1, {}), ([1], 1, {}), ([5, 6, 7], 3, {})]
+
+    def test_a_request_may_ask_for_several_and_learns_their_seeds(self, served: Variant, tmp_path: Path) -> None:
+        async def scenario(client: Client) -> None:
+            asked = await client.draw(10, n=3)
+            assert asked.greys == [10, 11, 12]
+            assert [image["seed"] for image in asked.body["data"]] == [10, 11, 12]
+            drawn = await client.draw()
+            assert drawn.greys == [drawn.body["data"][0]["seed"] % 256]
+            assert len(drawn.headers["X-Request-Id"]) == 16
+
+        during(scenario, served, tmp_path)
+
+    def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(
+        self, composer: Composers, tmp_path: Path
+    ) -> None:
+        variant = composer([*SMOKE, "workload.batch_size=[1,4]", "compiler=inductor"]).variant("served")
+
+        async def scenario(client: Client) -> None:
+            assert (await client.draw(1, n=3)).greys == [1, 2, 3]
+
+        assert during(scenario, variant, tmp_path).rendered == [([1, 2, 3], 4, {})]
+
+    def test_an_image_without_numbers_is_not_sent(self, served: Variant, tmp_path: Path) -> None:
+        async def scenario(client: Client) -> None:
+            assert (await client.draw(1, prompt="not finite")).status == 500
+
+        during(scenario, served, tmp_path)
+
+
+class TestBatches:
+    @pytest.mark.parametrize(
+        ("serving", "batches"),
+        [({"max_batch": 1}, [1, 1, 1, 1, 1, 1]), ({}, [1, 4, 1]), ({"window_ms": 200.0}, [4, 2])],
+    )
+    def test_are_formed_as_the_policy_says(
+        self, served: Variant, tmp_path: Path, serving: dict[str, Any], batches: list[int]
+    ) -> None:
+        fakes = Fakes(render_s=0.1)
+
+        async def scenario(client: Client) -> None:
+            first = client.begin(0)
+            await asyncio.sleep(0.05)
+            await asyncio.gather(first, *(client.begin(seed) for seed in range(1, 6)))
+
+        assert [len(seeds) for seeds, *_ in during(scenario, served, tmp_path, fakes, **serving).rendered] == batches
+
+    def test_what_differs_is_drawn_apart(self, served: Variant, tmp_path: Path) -> None:
+        gate = Gate()
+
+        async def scenario(client: Client) -> None:
+            gate.close()
+            asked = [client.begin(0)]
+            await client.until(lambda: gate.held == 1)
+            others: list[dict[str, Any]] = [{}, {"num_inference_steps": 2}, {"negative_prompt": "blue"}, {}]
+            for number, fields in enumerate(others, 1):
+                asked.append(client.begin(number, **fields))
+                await client.until_waiting(number)
+            gate.open()
+            assert [each.status for each in await asyncio.gather(*asked)] == [200] * 5
+
+        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}), mixed=True)
+        assert fakes.rendered == [([0], 1, {}), ([1, 4], 2, {}), ([2], 1, {"num_inference_steps": 2}), ([3], 1, {})]
+
+
+WRONG: list[tuple[dict[str, Any], int, str]] = [
+    ({"prompt": " "}, 422, "prompt"),
+    ({"prompt": "a \u0007 bell"}, 422, "prompt"),
+    ({"prompt": "x" * 10_001}, 422, "prompt"),
+    ({"prompt": "x" * 70_000}, 413, "body"),
+    ({"prompt": 3}, 422, "prompt"),
+    ({"model": "other"}, 404, "model"),
+    ({"n": 0}, 422, "n"),
+    ({"n": 5}, 422, "n"),
+    ({"size": "512x512"}, 422, "size"),
+    ({"num_inference_steps": 2}, 422, "num_inference_steps"),
+    ({"guidance_scale": 2}, 422, "guidance_scale"),
+    ({"guidance_scale": -1}, 422, "guidance_scale"),
+    ({"seed": -1}, 422, "seed"),
+    ({"seed": 2**53, "n": 2}, 422, "seed"),
+    ({"negative_prompt": "\u0007"}, 422, "negative_prompt"),
+    ({"response_format": "url"}, 422, "response_format"),
+    ({"output_format": "webp"}, 422, "output_format"),
+    ({"quality": "hd"}, 422, "quality"),
+]
+
+
+class TestRefusals:
+    def test_name_the_field(self, served: Variant, tmp_path: Path) -> None:
+        async def scenario(client: Client) -> None:
+            for fields, status, param in WRONG:
+                found = await client.draw(**fields)
+                assert (found.status, found.param) == (status, param), found.body
+                assert found.body["error"]["message"].startswith(f"{param}: ")
+
+        assert not during(scenario, served, tmp_path).rendered
+
+    def test_limits_hold_where_requests_may_differ(self, served: Variant, tmp_path: Path) -> None:
+        async def scenario(client: Client) -> None:
+            assert (await client.draw(num_inference_steps=11)).param == "num_inference_steps"
+            assert (await client.draw(guidance_scale=1)).param == "guidance_scale"
+            assert (await client.draw(num_inference_steps=10, guidance_scale=2)).status == 200
+
+        during(scenario, served, tmp_path, mixed=True, max_steps=10)
+
+    @pytest.mark.parametrize(
+        ("body", "kind", "status"), [(b"{", "application/json", 422), (b'{"prompt": "x"}', "text/plain", 415)]
+    )
+    def test_what_is_no_request(self, served: Variant, tmp_path: Path, body: bytes, kind: str, status: int) -> None:
+        async def scenario(client: Client) -> None:
+            answer = await client.session.post("/v1/images/generations", data=body, headers={"Content-Type": kind})
+            assert answer.status == status
+
+        during(scenario, served, tmp_path)
+
+    def test_a_full_queue_says_when_to_come_again(self, served: Variant, tmp_path: Path) -> None:
+        gate = Gate()
+
+        async def scenario(client: Client) -> None:
+            gate.close()
+            asked = [client.begin(1)]
+            await client.until(lambda: gate.held == 1)
+            asked.append(client.begin(2, n=2))
+            await client.until_waiting(2)
+            refused = await client.draw(3)
+            assert refused.status == 429
+            assert int(refused.headers["Retry-After"]) >= 1
+            gate.open()
+            assert [each.status for each in await asyncio.gather(*asked)] == [200, 200]
+
+        during(scenario, served, tmp_path, Fakes({"served": gate}), queue=2, max_n=2)
+
+    def test_what_waited_too_long_is_never_drawn(self, served: Variant, tmp_path: Path) -> None:
+        gate = Gate()
+
+        async def scenario(client: Client) -> None:
+            gate.close()
+            running = client.begin(1)
+            await client.until(lambda: gate.held == 1)
+            assert (await client.draw(2)).status == 504
+            gate.open()
+            assert (await running).status == 200, "the deadline is for the queue"
+
+        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}), deadline_s=0.3)
+        assert fakes.rendered == [([1], 1, {})]
+
+
+class TestClientsThatLeave:
+    def test_are_forgotten_if_they_wait_and_harm_nobody_if_they_do_not(self, served: Variant, tmp_path: Path) -> None:
+        gate = Gate()
+
+        async def scenario(client: Client) -> None:
+            gate.close()
+            running = client.begin(1)
+            await client.until(lambda: gate.held == 1)
+            queued, stays = client.begin(2), client.begin(3)
+            await client.until_waiting(2)
+            queued.cancel()
+            await client.until_waiting(1)
+            running.cancel()
+            await asyncio.sleep(0.1)
+            gate.open()
+            assert (await stays).greys == [3]
+            assert (await client.draw(4)).greys == [4]
+            text = (await client.get("/metrics"))[1]
+            assert 'sdopt_answers_total{status="499"} 2.0' in text
+
+        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}))
+        assert [seeds for seeds, *_ in fakes.rendered] == [[1], [3], [4]]
+
+
+class TestWorkers:
+    def test_one_that_dies_is_replaced_and_its_batch_answered(self, served: Variant, tmp_path: Path) -> None:
+        deaths = [Status.KILLED]
+        armed, may_start = threading.Event(), threading.Event()
+
+        def fault(worker: FakeWorker, name: str) -> None:
+            if name == "render" and armed.is_set() and deaths:
+                raise WorkerError(deaths.pop(), "killed by SIGKILL during 'render'")
+            if name == "prepare" and armed.is_set():
+                assert may_start.wait(20)
+
+        async def scenario(client: Client) -> None:
+            armed.set()
+            assert [(await each).status for each in (client.begin(1, n=2),)] == [500]
+            while (await client.get("/health/ready"))[1] != '{"status":"restarting"}':
+                await asyncio.sleep(0.01)
+            assert (await client.draw(2)).status == 503
+            assert (await client.get("/health/live"))[0] == 200
+            may_start.set()
+            while (await client.get("/health/ready"))[0] != 200:
+                await asyncio.sleep(0.01)
+            assert (await client.draw(3)).greys == [3]
+            assert "sdopt_worker_restarts_total 1.0" in (await client.get("/metrics"))[1]
+
+        assert len(during(scenario, served, tmp_path, Fakes({"served": fault})).started) == 2
+
+    def test_a_call_that_fails_fails_its_batch_alone(self, served: Variant, tmp_path: Path) -> None:
+        failing = [True]
+
+        def fault(worker: FakeWorker, name: str) -> None:
+            if name == "render" and "prove" in worker.requests and failing:
+                failing.pop()
+                raise WorkerError(Status.OUT_OF_MEMORY, "out of memory")
+
+        async def scenario(client: Client) -> None:
+            assert (await client.draw(1)).status == 500
+            assert (await client.draw(2)).greys == [2]
+
+        fakes = during(scenario, served, tmp_path, Fakes({"served": fault}))
+        assert len(fakes.started) == 1
+
+    def test_one_that_cannot_be_started_ends_the_server(self, served: Variant, tmp_path: Path) -> None:
+        def fault(worker: FakeWorker, name: str) -> None:
+            raise WorkerError(Status.OUT_OF_MEMORY, "CUDA out of memory")
+
+        with pytest.raises(UnavailableError, match="CUDA out of memory; fewer or smaller"):
+            during(_nothing, served, tmp_path, Fakes({"served": fault}))
+
+    def test_an_option_without_effect_is_not_served(
+        self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from sdopt.worker.protocol import TracedCall
+
+        none = TracedCall([Evidence("precision", "bf16", False, "all products in float32")], None, {}, [])
+        monkeypatch.setattr(FakeWorker, "_prove", lambda self: none)
+        with pytest.raises(UnavailableError, match="precision=bf16: has no effect here: all products in float32"):
+            during(_nothing, served, tmp_path)
+
+
+class TestTheEnd:
+    def test_finishes_what_runs_and_refuses_what_waits_and_comes(self, served: Variant, tmp_path: Path) -> None:
+        gate = Gate()
+
+        async def scenario(client: Client) -> None:
+            gate.close()
+            running = client.begin(1)
+            await client.until(lambda: gate.held == 1)
+            waits = client.begin(2)
+            await client.until_waiting(1)
+            signal.raise_signal(signal.SIGTERM)
+            assert (await waits).status == 503
+            assert (await client.get("/health/ready")) == (503, '{"status":"draining"}')
+            assert (await client.draw(3)).status == 503
+            gate.open()
+            assert (await running).greys == [1]
+
+        during(scenario, served, tmp_path, Fakes({"served": gate}), end=False)
+
+    def test_does_not_wait_for_ever(self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        gate = Gate()
+
+        def kill(self: FakeWorker) -> None:
+            self.stop()
+            gate.open()
+
+        monkeypatch.setattr(FakeWorker, "kill", kill)
+
+        async def scenario(client: Client) -> None:
+            gate.close()
+            running = client.begin(1)
+            await client.until(lambda: gate.held == 1)
+            signal.raise_signal(signal.SIGTERM)
+            with suppress(aiohttp.ClientError):
+                await running
+
+        during(scenario, served, tmp_path, Fakes({"served": gate}), end=False, drain_s=0.2)
+
+
+async def _nothing(client: Client) -> None:
+    pass
+
+
+def test_what_is_served_and_how(served: Variant, tmp_path: Path) -> None:
+    async def scenario(client: Client) -> None:
+        await client.draw(1, n=2)
+        async with client.session.get("/v1/models") as answer:
+            [model] = (await answer.json())["data"]
+        assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == ("emoji", "served", 4, "greedy")
+        assert (await client.get("/health/ready")) == (200, '{"status":"ready"}')
+        text = (await client.get("/metrics"))[1]
+        for line in ("sdopt_ready 1.0", "sdopt_images_total 2.0", "sdopt_compiled_graphs_total 0.0"):
+            assert line in text
+        assert (await client.get("/docs"))[0] == 404
+
+    during(scenario, served, tmp_path)
+
+
+def test_the_page_loads_nothing_else(served: Variant, tmp_path: Path) -> None:
+    async def scenario(client: Client) -> None:
+        async with client.session.get("/") as answer:
+            page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'")
+        assert not re.search(r"https?://|innerHTML|src=\"|@import|url\(", page)
+
+    during(scenario, served, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "serving", "reason"),
+    [
+        (["workload.size=[32,64]"], {}, "workload.size=[32, 64]: a server draws images of one size"),
+        (["task=img2img", "workload.steps=2"], {}, "task=img2img: a server draws images from prompts alone"),
+        (["workload.images_per_prompt=2"], {}, "workload.images_per_prompt=2: a request names its number as n"),
+        (["memory=[precomputed_embeddings]"], {}, "memory.precomputed_embeddings: needs all prompts"),
+        (["workload.batch_size=[1,2]"], {"max_batch": 3}, "serving.max_batch=3: larger than any batch size"),
+        ([], {"window_ms": 5.0}, "serving.window_ms: has no effect on calls of one image"),
+        ([], {"queue": 3}, "serving.max_n=4: at most serving.queue=3"),
+    ],
+)
+def test_what_cannot_be_served(composer: Composers, overrides: list[str], serving: dict[str, Any], reason: str) -> None:
+    found = unservable(composer([*SMOKE, *overrides]).variant(None), Serving(**serving), CPU)
+    assert [each for each in found if each.startswith(reason)], found

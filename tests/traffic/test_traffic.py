@@ -1,0 +1,275 @@
+"""Load: traces, the simulated queue against theory, the generator against a server of known times, and figures."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.traffic.figures import interval_of, max_rate, percentile, window_of
+from sdopt.traffic.generator import Schedule, Sent, generate
+from sdopt.traffic.traces import unit_trace
+from sdopt.traffic.twin import batched, highest_rate, lindley
+
+STUB = """
+import asyncio, json, sys
+from aiohttp import web
+
+async def main():
+    service_s, lock = json.loads(sys.argv[1]), asyncio.Lock()
+    loop = asyncio.get_running_loop()
+    async def draw(request):
+        await request.read()
+        async with lock:
+            begun = loop.time()
+            await asyncio.sleep(service_s - 0.002)
+            while loop.time() < begun + service_s: pass
+        return web.json_response({"data": [{"batch_size": 1, "compute_s": loop.time() - begun}]})
+    app = web.Application()
+    app.router.add_post("/v1/images/generations", draw)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(site._server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class Stub:
+    """A server in a process of its own that serves one request at a time, each in the same time."""
+
+    def __init__(self, service_s: float) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", STUB, json.dumps(service_s)], stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def stubs() -> Iterator[Any]:
+    made: list[Stub] = []
+
+    def make(service_s: float) -> Stub:
+        made.append(Stub(service_s))
+        return made[-1]
+
+    yield make
+    for stub in made:
+        stub.end()
+
+
+def schedule(stub: Stub, times_s: np.ndarray, timeout_s: float = 30) -> Schedule:
+    return Schedule(stub.url, times_s.tolist(), [{"prompt": "x"}] * len(times_s), timeout_s)
+
+
+class TestTraces:
+    @pytest.mark.parametrize("kind", ["poisson", "constant"])
+    def test_have_a_mean_rate_of_one(self, kind: str) -> None:
+        trace = unit_trace(kind, 10_000, seed=1)
+        assert len(trace) == 10_000
+        assert trace[0] == 0
+        assert (np.diff(trace) > 0).all()
+        assert trace[-1] / 9999 == pytest.approx(1, abs=0.05)
+        assert np.diff(trace).std() == pytest.approx(1 if kind == "poisson" else 0, abs=0.05)
+
+    def test_depend_on_their_seed_alone(self) -> None:
+        assert np.array_equal(unit_trace("poisson", 9, 3), unit_trace("poisson", 9, 3))
+        assert not np.array_equal(unit_trace("poisson", 9, 3), unit_trace("poisson", 9, 4))
+
+    def test_may_be_recorded(self, tmp_path: Path) -> None:
+        (tmp_path / "arrivals").write_text("10\n10.5\n14\n20\n")
+        assert unit_trace(str(tmp_path / "arrivals"), 3, 0).tolist() == [0, 0.25, 2]
+
+    @pytest.mark.parametrize("content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1"])
+    def test_that_are_none_are_refused(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "arrivals").write_text(content)
+        with pytest.raises(UsageError, match=r"load\.arrivals="):
+            unit_trace(str(tmp_path / "arrivals"), 3, 0)
+
+
+class TestTheSimulatedQueue:
+    @pytest.mark.parametrize("load", [0.5, 0.8])
+    def test_agrees_with_theory(self, load: float) -> None:
+        """M/M/1: the 99th percentile is S·ln 100 / (1 - ρ). M/D/1: the mean is S·(1 + ρ / (2·(1 - ρ)))."""
+        random, count = np.random.default_rng(2), 10_000_000
+        arrivals = np.cumsum(random.exponential(1 / load, count))
+        exponential = lindley(arrivals, random.exponential(1.0, count))
+        assert np.quantile(exponential, 0.99) == pytest.approx(math.log(100) / (1 - load), rel=0.02)
+        constant = lindley(arrivals, np.ones(count))
+        assert constant.mean() == pytest.approx(1 + load / (2 * (1 - load)), rel=0.02)
+
+    def test_of_batches_of_one_is_lindleys(self) -> None:
+        arrivals = unit_trace("poisson", 500, 3)
+        found = batched(arrivals, lambda images: 0.8, 1)
+        assert found == pytest.approx(lindley(arrivals, np.full(500, 0.8)))
+
+    @pytest.mark.parametrize(
+        ("arrivals", "window_s", "latencies"),
+        [
+            ([0, 0.1, 0.2, 0.3], 0, [1.1, 2.3, 2.2, 2.1]),  # one alone, then three together
+            ([0, 0.1, 0.2, 5], 0.15, [1.35, 1.25, 2.25, 1.25]),  # the oldest waits for the second
+            ([0, 0.1, 0.2, 0.25, 5], 10, [1.65, 1.55, 1.45, 1.4, 11.1]),  # a full batch does not wait
+        ],
+    )
+    def test_forms_batches_as_a_server_does(
+        self, arrivals: list[float], window_s: float, latencies: list[float]
+    ) -> None:
+        def service(images: int) -> float:
+            return 1 + images / 10
+
+        assert batched(arrivals, service, 4, window_s) == pytest.approx(latencies)
+
+    def test_refuses_what_does_not_fit(self) -> None:
+        found = batched([0, 0.1, 0.2, 0.3], lambda images: 1.0, 1, queue=1)
+        assert found == pytest.approx([1, 1.9, math.inf, math.inf])
+
+    def test_finds_the_highest_rate(self) -> None:
+        assert highest_rate(lambda rate: float(rate <= 3), 0.99, 0.01, 100) == pytest.approx(3, rel=0.011)
+        assert highest_rate(lambda rate: 1.0, 0.99, 0.01, 100) == 100
+
+
+class TestTheGenerator:
+    def test_counts_from_the_scheduled_arrival(self, stubs: Any) -> None:
+        """500 ms a request and ten a second: a clock that starts when the server is free would show 500 ms."""
+        sent = generate(schedule(stubs(0.5), np.arange(8) / 10))
+        latencies = [each.latency_s for each in sent]
+        assert max(latencies) >= 3.3 - 0.001
+        assert np.mean(latencies) >= 1.9
+        exact = lindley(np.arange(8) / 10, np.array([each.compute_s for each in sent]))
+        assert latencies == pytest.approx(exact, abs=0.25), "a busy machine delays each hop"
+
+    @pytest.mark.slow
+    def test_every_latency_is_lindleys(self, stubs: Any) -> None:
+        """On an idle machine, to 5 ms; one of three attempts, because anything else may run meanwhile."""
+        times_s, errors = unit_trace("poisson", 300, 5) / 35, []
+        for _ in range(3):
+            sent = generate(schedule(stubs(0.02), times_s))
+            exact = lindley(times_s, np.array([each.compute_s for each in sent]))
+            errors.append(np.abs(np.array([each.latency_s for each in sent]) - exact).max())
+        assert min(errors) <= 0.005
+
+    def test_a_server_that_stands_still_makes_all_that_arrive_late(self, stubs: Any) -> None:
+        stub = stubs(0.01)
+        stop = threading.Timer(0.7, stub.process.send_signal, [signal.SIGSTOP])
+        go_on = threading.Timer(2.7, stub.process.send_signal, [signal.SIGCONT])
+        sent: list[Sent] = []
+        sending = threading.Thread(target=lambda: sent.extend(generate(schedule(stub, np.arange(60) / 10))))
+        sending.start()
+        while not stub.process.poll() and not _connected(stub):
+            time.sleep(0.01)
+        stop.start()
+        go_on.start()
+        sending.join()
+        assert [each.status for each in sent] == [200] * 60, "none is missing"
+        late = [each for each in sent if each.latency_s > 0.3]
+        assert len(late) >= 14, "a second and more of arrivals"
+        assert max(each.latency_s for each in late) >= 1.5
+
+    def test_notes_who_gives_no_answer(self, stubs: Any) -> None:
+        stub = stubs(0.5)
+        sent = generate(schedule(stub, np.arange(4) / 10, timeout_s=0.7))
+        assert (sent[0].status, sent[-1].status) == (200, 0)
+        assert sent[-1].latency_s == math.inf
+        stub.end()
+        assert [each.status for each in generate(schedule(stub, np.arange(2) / 10))] == [0, 0]
+
+
+def _connected(stub: Stub) -> bool:
+    """Whether a client has a connection to a server."""
+    port = f":{int(stub.url.rpartition(':')[2]):04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(fields[1].endswith(port) and fields[3] == "01" for fields in lines)
+
+
+def sent(latencies: list[float], lag_s: float = 0.0, status: int = 200) -> list[Sent]:
+    return [
+        Sent(number / 10, number / 10 + lag_s, number / 10 + latency, status if latency < 9 else 429, 2, 0.1, 0.2)
+        for number, latency in enumerate(latencies)
+    ]
+
+
+class TestFigures:
+    def test_of_a_window(self) -> None:
+        found = window_of(sent([0.3] * 90 + [0.6] * 8 + [9.0] * 2), 10.0, limit_s=0.5, lag_limit_s=0.02)
+        assert (found.attainment, found.rejected, found.errors, found.void) == (0.9, 2, 0, False)
+        assert found.p50_s == pytest.approx(0.3)
+        assert found.p95_s == pytest.approx(0.6)
+        assert found.p99_s is None
+        assert found.batch == 2
+        assert found.goodput == pytest.approx(90 / (9.9 + 9.0), rel=0.01)
+
+    def test_no_percentile_below_the_requests_that_it_needs(self) -> None:
+        assert percentile(np.ones(458), 99) is None
+        assert percentile(np.ones(459), 99) == 1
+        assert percentile(np.ones(58), 95) is None
+        assert percentile(np.array([1.0] * 90 + [math.inf] * 10), 95) is None, "a refused request has no latency"
+
+    def test_what_was_sent_late_is_void(self) -> None:
+        assert window_of(sent([0.3] * 50, lag_s=0.05), 10.0, 0.5, 0.02).void
+        assert not window_of(sent([0.3] * 50, lag_s=0.01), 10.0, 0.5, 0.02).void
+
+    @pytest.mark.parametrize(
+        ("attained", "expected"),
+        [
+            ([1.0, 0.99, 0.98], (2.0, "=")),
+            ([1.0, 1.0, 0.98], (2.5, "=")),
+            ([1, 1, 1], (3, ">")),
+            ([0.9, 0, 0], (1, "<")),
+        ],
+    )
+    def test_the_highest_rate_is_interpolated_or_a_bound(
+        self, attained: list[float], expected: tuple[float, str]
+    ) -> None:
+        windows = [
+            window_of(sent([0.1] * round(100 * share) + [9.0] * (100 - round(100 * share))), rate, 0.5, 1.0)
+            for rate, share in enumerate(attained, 1)
+        ]
+        rate, bound = max_rate(windows, 0.99)
+        assert rate == pytest.approx(expected[0])
+        assert bound == expected[1]
+
+    def test_the_interval_covers_what_it_should(self) -> None:
+        random = np.random.default_rng(0)
+        covered = 0
+        for _ in range(1000):
+            found = interval_of(list(np.exp(random.normal(0.3, 0.1, 3))))
+            assert found.low is not None
+            assert found.high is not None
+            covered += found.low <= math.exp(0.3) <= found.high
+        assert 930 <= covered <= 970
+        assert interval_of([2.0, 2.0]).low is None
+
+
+@pytest.mark.slow
+def test_a_busy_generator_says_so(stubs: Any) -> None:
+    """Programs that take all processor time beside the generator delay what it sends, and the window is void."""
+    stub = stubs(0.001)
+    hogs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=lambda: os.nice(-15))  # noqa: PLW1509
+        for _ in range(8 * (os.cpu_count() or 1))
+    ]
+    try:
+        found = window_of(generate(schedule(stub, np.arange(200) / 200)), 200.0, 1.0, 0.02)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert found.void
