@@ -115,7 +115,8 @@ def refused(_number: int = 0) -> str:
     return "not refused"
 
 
-@pytest.mark.parametrize("where", ["a thread", pytest.param("a daemonic process", marks=pytest.mark.slow)])
+@pytest.mark.slow  # each call imports PyTorch in a process of its own
+@pytest.mark.parametrize("where", ["a thread", "a daemonic process"])
 def test_it_may_be_called_in(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said: list[str] = []

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdopt.analysis.ratios import compare
+from sdopt.analysis.measures import SPEEDUP
+from sdopt.analysis.ratios import LogRatio, compare
 from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Calibration, Fit
 from sdopt.gate.judge import exit_code, judge
+from sdopt.gate.paying import Answer, Claim, answer_claims
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
@@ -332,6 +334,12 @@ class TestItMustPay:
             result.variant("control").measurements = result.variant("baseline").measurements
             (ruling,) = [r for r in verdict(result, rule).rulings if r.metric == "memory_ratio"]
             assert ruling.verdict is expected
+
+    @pytest.mark.parametrize(("floor", "answer"), [(1.1, Answer.GAIN), (1.3, Answer.OPEN)])
+    def test_a_gain_must_exceed_that_of_two_equal_baselines(self, floor: float, answer: Answer) -> None:
+        claim = Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, floor)
+        [found] = answer_claims([claim], 0.95)
+        assert found.answer is answer
 
     def test_a_gain_must_hold_among_all_claims_of_the_study(self) -> None:
         """Alone it would pay; beside nine that gain nothing it may be the luckiest of ten."""

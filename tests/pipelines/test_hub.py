@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import HfApi
 from huggingface_hub.hf_api import ModelInfo
 
@@ -19,10 +20,11 @@ from sdopt.errors import UsageError
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_folder
+from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.features import PUBLISHED, fetch_features
 from sdopt.reference import CLIP
 from sdopt.results.records import Status
-from sdopt.schema import Model
+from sdopt.schema import Model, Scheduler, Task
 from tests.command import SMOKE, sdopt, start
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -47,6 +49,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 class TestCache:
+    @pytest.mark.slow  # it imports PyTorch anew
     def test_is_all_that_a_study_needs(self, tmp_path: Path, cache: Path) -> None:
         # In a process of its own: huggingface_hub reads its environment when it is imported.
         environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
@@ -129,6 +132,8 @@ class TestCache:
         assert hub_folder(model, fetch=False) == hub_folder(model, fetch=True)
         fetch_models([model, model])
         assert download_bytes(model) == 0
+        loaded = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
+        assert loaded.unet.config.in_channels == 8
         [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
         file.unlink()
         with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)"):

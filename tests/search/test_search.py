@@ -11,6 +11,7 @@ from sdopt.analysis.ratios import compare
 from sdopt.results.files import read_result, write_result
 from sdopt.search.studies import FINAL, Studies
 from tests.command import Finished, sdopt
+from tests.fakes import fake_workers
 from tests.records import retime
 
 SEARCH = (
@@ -57,14 +58,14 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
             raise KeyboardInterrupt
         return measure(self, stage, *rest, **named)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch:
+    with fake_workers(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Studies, "measure", interrupted)
-        # Whatever was measured to be fastest goes on, and on a busy machine that may be the baseline.
+        # Whatever was measured to be fastest goes on, and that may be the baseline.
         patch.setattr("sdopt.search.racing.is_gain", lambda _: True)
         first = sdopt(cwd, *SEARCH, "tracking=none")
     [folder] = (cwd / "outputs" / "searches").iterdir()
     said = (folder / "search.md").read_text()
-    with pytest.MonkeyPatch.context() as patch:
+    with fake_workers(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.search.racing.is_gain", lambda _: True)
         # MLflow keeps a connection for each address, and another test may have used a relative one.
         second = sdopt(cwd, *SEARCH, f"tracking.uri=sqlite:///{cwd}/outputs/mlflow.db")

@@ -246,14 +246,19 @@ class TestRefused:
 
     def test_another_machine_and_other_versions_all_at_once(self, broken_off: Path) -> None:
         result = read_result(broken_off)
-        result.environment.device["name"] = "NVIDIA A10"
+        result.environment.host, result.environment.device["name"] = "another", "NVIDIA A10"
         result.environment.packages["torch"] = "2.0.0"
         result.environment.code = "older"
         write_result(result, broken_off)
         before = (broken_off / "result.json").read_bytes()
         resumed = resume(broken_off)
         assert resumed.code == 2
-        named = ["packages.torch: was 2.0.0", "device.name: was NVIDIA A10", "it was measured by another sdopt (0.1.0"]
+        named = [
+            "it was measured on another, but this is",
+            "packages.torch: was 2.0.0",
+            "device.name: was NVIDIA A10",
+            "it was measured by another sdopt (0.1.0",
+        ]
         for line, said in zip(resumed.err.splitlines(), named, strict=True):
             assert line.partition("the study: ")[2].startswith(said)
         assert "was NVIDIA A10, now" in resumed.err

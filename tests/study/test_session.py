@@ -171,6 +171,18 @@ class TestBlocks:
         assert statuses(result) == {"baseline": "killed", "a": "failed", CONTROL: "failed"}
         assert "no baseline after it" in result.variant(CONTROL).reason
 
+    def test_say_how_far_the_baseline_drifted_meanwhile(self, tmp_path: Path) -> None:
+        """Each process of it, and of the control, which is the same variant, is a tenth slower than the one before."""
+        seconds = {"baseline": 0.1}
+
+        def slower(_worker: FakeWorker, name: str) -> None:
+            if name == "hello":
+                seconds["baseline"] *= 1.1
+
+        study = fake_study(["a"], rounds=8, schedule="blocks")
+        result, _ = run_fake(tmp_path, study, Fakes({"baseline": slower}, seconds))
+        assert sorted(result.schedule.drift.values()) == [pytest.approx(1.1, rel=0.03), pytest.approx(1.21, rel=0.03)]
+
 
 class TestFaults:
     @pytest.mark.parametrize(
