@@ -65,6 +65,10 @@ class Model:
     """Height and width of the training images, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0, le=1000)
     """The default of `workload.guidance_scale`."""
+    steps: int = bounded(25, ge=1, le=10_000)
+    """The default of `workload.steps`."""
+    distilled: bool = False
+    """Whether the model itself was distilled to a few steps, so that such a scheduler needs no LoRA."""
     threads: int | None = bounded(None, ge=1, le=4096)
     """The default of `hardware.threads`."""
 
@@ -106,8 +110,11 @@ class Scheduler:
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the class that override the configuration of the model's own scheduler."""
     distilled: bool = False
-    """Whether the scheduler needs a model distilled to a few steps; a variant without a LoRA is then a conflict. Set
-    this to false if the model itself is distilled."""
+    """Whether the scheduler needs a model distilled to a few steps: a variant without a LoRA is then a conflict, unless
+    `model.distilled` says that the model itself is."""
+    timesteps: list[int] | None = None
+    """Timesteps, from the noisiest on, in place of the class's own spacing. For another number of steps, others are set
+    between them, evenly in the logarithm of the noise level."""
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,10 @@ class Variant:
 
     def _unsampled(self) -> list[str]:
         """Returns the conflicts of a scheduler that would sample the model in another way than it was trained for."""
-        return sampling_problems(self.model, self.scheduler)
+        found, spaced = sampling_problems(self.model, self.scheduler), self.scheduler.timesteps
+        if spaced and self.workload.steps > (most := 10 * len(spaced)):
+            found.append(f"workload.steps={self.workload.steps}: at most {most} fit between scheduler.timesteps")
+        return found
 
     def _crowded(self, device: Device) -> list[str]:
         """Returns the conflict, if any, of too many threads: thousands of them would block each other indefinitely."""
@@ -149,8 +152,8 @@ class Variant:
     def undistilled(self) -> list[str]:
         """Returns the conflict, if any, of a few-step scheduler with a model that was not distilled for it."""
         lora = self.optimizations.get("lora")
-        if not self.scheduler.distilled or not isinstance(lora, NoLora | None):
+        if not self.scheduler.distilled or self.model.distilled or not isinstance(lora, NoLora | None):
             return []
         chosen = as_choice("scheduler", self.choices["scheduler"])
-        solution = "choose lora=fused with such a LoRA (see experiment=lcm_lora), or set scheduler.distilled=false"
+        solution = "choose lora=fused with such a LoRA (see experiment=few_steps_sd15), or set model.distilled=true"
         return [f"{chosen}: needs a model distilled to a few steps: {solution} if the model itself is distilled"]

@@ -4,7 +4,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.assumptions import no_lora, plain_weights
 from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
 from sdopt.pipelines.loras import (
     is_on_hub,
     lora_file,
@@ -193,6 +194,70 @@ class Fused(Lora):
             return Finding(whole and not left, summary, {"weights": changed})
 
         return proof
+
+
+@dataclass(frozen=True)
+class Distilled(Fused):
+    """Fuses a LoRA with which a model draws in a few steps.
+
+    Scheduler, steps and guidance scale go with it: they are part of the distillation.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+
+    text_width: int = bounded(768, ge=1, le=1_000_000)
+    """Channels of the states of text that the LoRA's model reads: 768 in Stable Diffusion 1.x, 2048 in SDXL."""
+    scheduler: str = "lcm"
+    """The option of the group `scheduler` for which it was distilled."""
+    sampler: dict[str, Any] = field(default_factory=dict)
+    """What that option sets: the class, and keys of its configuration."""
+    steps: list[int] = field(default_factory=lambda: [2, 8])
+    """The fewest and the most steps."""
+    guidance_scale: float = bounded(1.0, ge=0, le=1000)
+    """The highest guidance scale: guidance is in the weights, and more of it overstates."""
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        if self._of_another_model(ctx):
+            return []
+        own = part_config(ctx.model, "scheduler") or {}
+        given = {**own, **ctx.scheduler.options, "class_name": ctx.scheduler.class_name}
+        found = []
+        if any(given.get(key) != value for key, value in self.sampler.items()):
+            found.append(f"it was distilled for another scheduler: choose scheduler={self.scheduler}")
+        if isinstance(ctx.model, LoadedModel):
+            return found  # each call of a program says its own steps and guidance
+        return found + self._problems(ctx.workload.steps, ctx.workload.guidance(ctx.model), "workload.", "workload.")
+
+    def _problems(self, steps: int, guidance: float, of_steps: str, of_guidance: str) -> list[str]:
+        fewest, most = self.steps
+        found = []
+        if not fewest <= steps <= most:
+            span = f"{fewest} to {most} steps" if fewest < most else f"{most} steps"
+            found.append(f"it was distilled to {span}: set {of_steps}steps={min(max(fewest, 4), most)}")
+        if guidance > self.guidance_scale:
+            found.append(f"guidance is in its weights: set {of_guidance}guidance_scale={self.guidance_scale:g} or less")
+        return found
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if found := self._of_another_model(ctx):
+            return found
+        if ctx.model.distilled:
+            return [f"model={ctx.model.name} is distilled to a few steps itself: choose lora=none"]
+        return super().conflicts(ctx)
+
+    def _of_another_model(self, ctx: Context) -> list[str]:
+        unet = part_config(ctx.model, "unet") or architecture_config(ctx.model, "unet")
+        if unet is None or unet.get("cross_attention_dim") == self.text_width:
+            return []
+        has = unet.get("cross_attention_dim")
+        return [f"it is for models that read {self.text_width} channels of text, and this one reads {has}"]
+
+    @override
+    def refusals(self, call: Inputs) -> list[str]:
+        steps, guidance = call.get("num_inference_steps", 50), call.get("guidance_scale", 7.5)
+        return [*super().refusals(call), *self._problems(steps, guidance, "num_inference_", "")]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", ALT_DIFFUSI
 _NAMED = {"altdiffusion": ALT_DIFFUSION}
 """Class name of the pipeline, by the name of a model whose architecture does not come with sdopt."""
 
+_ARCHITECTURE_OF = {"sd_turbo": "sd21_base", "sdxl_turbo": "sdxl"}
+"""Models that were distilled from another, and have its architecture."""
+
 _DEPRECATED = "diffusers.pipelines.deprecated.alt_diffusion"
 
 _ENCODER = "RobertaSeriesModelWithTransformation"
@@ -57,7 +60,7 @@ def names_in_folder(folder: Path) -> str:
 
 def architecture_folder(model: Model) -> Path | None:
     """Returns the folder with the configurations of the model's architecture; None if sdopt does not have it."""
-    folders = (PACKAGED / model.name, ARCHITECTURES / model.name)
+    folders = (PACKAGED / model.name, ARCHITECTURES / _ARCHITECTURE_OF.get(model.name, model.name))
     return next((folder for folder in folders if (folder / "model_index.json").is_file()), None)
 
 

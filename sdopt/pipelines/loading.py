@@ -67,6 +67,12 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     return dict(json.loads(path.read_text())) | (marks_of(model) if part == "scheduler" else {})
 
 
+def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
+    """Returns the configuration of a part as the model's name says, local or not; None if sdopt does not have it."""
+    folder = architecture_folder(model)
+    return None if folder is None else network_config(folder / part)
+
+
 def marks_of(model: Model) -> dict[str, Any]:
     """Returns what the file of a model says of how it was trained; {} for a folder, which has a configuration."""
     return marks_in(Path(str(model.path)).expanduser()) if _is_file(model) else {}

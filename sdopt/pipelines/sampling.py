@@ -7,8 +7,9 @@ draws other images, and nothing fails.
 import difflib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,58 @@ def _scheduler_named(name: object) -> Any:
 
 def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None) -> Any:
     """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it."""
-    return scheduler_class(scheduler).from_config(own.config, **{**(marks or {}), **scheduler.options})
+    cls = scheduler_class(scheduler)
+    if scheduler.timesteps is not None:
+        cls = _spaced(cls, scheduler.timesteps)
+    return cls.from_config(own.config, **{**(marks or {}), **scheduler.options})
+
+
+def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:
+    """Returns a scheduler's class that takes its timesteps from `spread`.
+
+    A class, because schedulers are copied: a method set on an object would go on to change the original.
+    """
+
+    class Spaced(cls):  # type: ignore[misc]
+        def set_timesteps(self, num_inference_steps: int, device: Any = None, **_others: Any) -> None:
+            super().set_timesteps(timesteps=spread(timesteps, num_inference_steps, self), device=device)
+
+    Spaced.__name__ = cls.__name__
+    return Spaced
+
+
+def spread(timesteps: Sequence[int], steps: int, scheduler: Any) -> list[int]:
+    """Returns `steps` timesteps between given ones, evenly in the logarithm of the noise level; or these themselves.
+
+    As the authors of Align Your Steps do it (Sabour et al. 2024, section 4).
+    """
+    import numpy as np
+
+    alphas = scheduler.alphas_cumprod.double().numpy()
+    levels = np.log((1 - alphas) / alphas)
+    places = np.linspace(0, len(timesteps) - 1, steps)
+    wanted = np.interp(places, np.arange(len(timesteps)), levels[list(timesteps)])
+    return [round(each) for each in np.interp(wanted, levels, np.arange(len(levels))).tolist()]
 
 
 def require_options(scheduler: Scheduler) -> None:
-    """Raises UsageError for options that the scheduler does not have: diffusers would ignore them."""
-    known = _arguments(scheduler_class(scheduler))
-    unknown = [name for name in scheduler.options if name not in known]
-    if unknown:
-        has = ", ".join(name for name in known if name != "self")
-        problems = [f"scheduler.options.{name}: unknown option; {scheduler.class_name} has: {has}" for name in unknown]
+    """Raises UsageError for options and timesteps that the scheduler does not take: diffusers would ignore them."""
+    cls = scheduler_class(scheduler)
+    known, name = _arguments(cls), scheduler.class_name
+    has = ", ".join(each for each in known if each != "self")
+    unknown = [each for each in scheduler.options if each not in known]
+    problems = [f"scheduler.options.{each}: unknown option; {name} has: {has}" for each in unknown]
+    if (spaced := scheduler.timesteps) is not None:
+        if "timesteps" not in inspect.signature(cls.set_timesteps).parameters:
+            problems.append(f"scheduler.timesteps: {name} takes none; choose scheduler=ays, or dpmpp_2m or euler")
+        if (
+            len(spaced) < 2
+            or any(low >= high for high, low in pairwise(spaced))
+            or min(spaced) < 0
+            or max(spaced) > 999
+        ):
+            problems.append(f"scheduler.timesteps={spaced}: must be two or more, falling, from 999 to 0")
+    if problems:
         raise UsageError(problems)
 
 

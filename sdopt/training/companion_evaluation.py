@@ -1,4 +1,4 @@
-"""Evaluates the tiny autoencoder against the full one, and the LoRAs by the style of their pictures."""
+"""Evaluates the tiny autoencoder against the full one, and the LoRAs by the style or the steps of their pictures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sdopt.quality.features import feature_extractor
+from sdopt.quality.images import channels_first
 from sdopt.training.autoencoder import encode_all, peak_signal_to_noise
 from sdopt.training.data import Dataset, draw_style
-from sdopt.training.evaluation import Figure
+from sdopt.training.evaluation import JUDGE, Figure, share
+from sdopt.training.generator_evaluation import NEAREST, concept_ranks
 from sdopt.training.packages import STYLES
-from sdopt.training.sheet import generate, generate_latents
+from sdopt.training.prompts import real_pictures, records_of
+from sdopt.training.sheet import STEPS, generate, generate_latents
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, AutoencoderTiny, StableDiffusionPipeline
@@ -137,3 +141,49 @@ def evaluate_loras(folder: Path, pipeline: StableDiffusionPipeline, base: Datase
                 Figure(f"{what}: nearer to it than to the flat drawing", tuple(nearer), "%"),
             ]
     return figures
+
+
+FEW_STEPS = (8, 4)
+"""Numbers of steps with and without the LoRA for few steps."""
+
+
+def evaluate_few_steps(
+    folder: Path, pipeline: StableDiffusionPipeline, dataset: Dataset, captions: Sequence[str], seed: int
+) -> list[Figure]:
+    """Returns the figures of the LoRA for few steps against the pipeline in few and in all steps.
+
+    Args:
+        folder: the LoRA.
+        pipeline: in single precision; the LoRA is loaded and unloaded with diffusers' public functions.
+        dataset: the drawings.
+        captions: those of `gate`; picture i starts from the noise of seed + i.
+        seed: the seed.
+    """
+    from diffusers import LCMScheduler
+
+    extractor = feature_extractor(JUDGE)
+    records = records_of(dataset, captions)
+    real = extractor(channels_first(real_pictures(dataset, records)))
+    names = [record.label for record in records]
+    whole = generate(pipeline, captions, seed=seed)
+
+    def figures(what: str, pictures: np.ndarray) -> list[Figure]:
+        found = share(concept_ranks(extractor(channels_first(pictures)), names, real, names) < NEAREST[-1])
+        near = f"{what}: own concept among the {NEAREST[-1]} nearest of {len(set(names))}"
+        if pictures is whole:
+            return [Figure(near, (found,), "%")]
+        error = np.square((pictures.astype(np.float64) - whole) / 255).mean(axis=(1, 2, 3))
+        psnr = float(np.mean(-10 * np.log10(np.maximum(error, 1e-10))))
+        return [Figure(near, (found,), "%"), Figure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB")]
+
+    made = figures(f"{STEPS} steps", whole)
+    for steps in FEW_STEPS:
+        made += figures(f"{steps} steps", generate(pipeline, captions, seed=seed, steps=steps))
+    own = pipeline.scheduler
+    pipeline.load_lora_weights(folder)
+    pipeline.scheduler = LCMScheduler.from_config(own.config)
+    for steps in FEW_STEPS:
+        made += figures(f"{steps} steps with it", generate(pipeline, captions, seed=seed, steps=steps, guidance=1))
+    pipeline.unload_lora_weights()
+    pipeline.scheduler = own
+    return made

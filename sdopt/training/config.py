@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sdopt.schema import SEEDS, bounded
 
-STAGES = ("data", "tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "clip", "export")
+STAGES = ("data", "tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "few_steps", "clip", "export")
 """The stages in order. Each stage writes to the folder of its name."""
 
 
@@ -87,6 +87,18 @@ class LorasConfig(DiffusionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FewStepsConfig(TrainingConfig):
+    """The stage of the LoRA for few steps, which distils the guided denoiser."""
+
+    trajectories: int = bounded(ge=1, le=10**7)
+    """Number of the teacher's runs whose states the LoRA learns from; `batch_size` counts states."""
+    snr_gamma: float = bounded(gt=0, le=1e6)
+    """Signal-to-noise ratio at which the weight of the loss is clipped."""
+    rank: int = bounded(ge=1, le=100_000)
+    """Rank of the LoRA."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClipConfig(TrainingConfig):
     """The CLIP stage, which also exports the model. All pictures of a step have different concepts."""
 
@@ -113,7 +125,7 @@ class ExportConfig:
     target: str
     """Output folder for a diffusers pipeline; `prompts.json` and the reference pictures are written next to it."""
     companions: str
-    """Output folder for `tiny_autoencoder/` and `loras/`."""
+    """Output folder for `tiny_autoencoder/`, `loras/` and `loras/few_steps/`."""
     contact_sheet: str
     """Output PNG file of the contact sheet."""
 
@@ -139,7 +151,7 @@ class TrainReferenceConfig:
     resume: bool
     """Whether to continue from the stage's last checkpoint, if there is one."""
     start_from: str | None
-    """Pipeline folder with initial weights and tokenizer for a training without a checkpoint, and the base of the LoRAs
+    """Pipeline folder with initial weights and tokenizer for a training without a checkpoint, and the base of all LoRAs
     if `folder` has no denoiser; null: random weights."""
     checkpoint_minutes: float = bounded(gt=0, le=1e6)
     """Minutes between checkpoints."""
@@ -148,5 +160,6 @@ class TrainReferenceConfig:
     tiny_autoencoder: TinyAutoencoderConfig
     denoiser: DenoiserConfig
     loras: LorasConfig
+    few_steps: FewStepsConfig
     clip: ClipConfig
     export: ExportConfig

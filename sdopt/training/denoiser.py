@@ -65,6 +65,13 @@ def spread_timesteps(count: int, timesteps: int, random: np.random.Generator) ->
     return random.permutation((places * timesteps).astype(np.int64))
 
 
+def picture_chances(dataset: Dataset, flat_weight: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the indices of the training pictures, int64 (n,), and the probability of each, (n,), with sum 1."""
+    chosen = dataset.indices(held_out=False)
+    chances = np.array([flat_weight if dataset.records[i].style == "flat" else 1.0 for i in chosen])
+    return chosen, chances / chances.sum()
+
+
 @dataclass(frozen=True)
 class Sampling:
     """The distribution from which training steps draw.
@@ -164,10 +171,7 @@ def train_denoiser(
     from diffusers.models.attention_processor import AttnProcessor
 
     options, device = config.denoiser, pick_device(config.device)
-    chosen = dataset.indices(held_out=False)
-    records = [dataset.records[i] for i in chosen]
-    chances = np.array([options.flat_weight if record.style == "flat" else 1.0 for record in records])
-    chances /= chances.sum()
+    chosen, chances = picture_chances(dataset, options.flat_weight)
 
     torch.manual_seed(config.seed)
     denoiser, text_encoder = start_networks(config.start_from)
@@ -189,5 +193,5 @@ def train_denoiser(
     loss = diffusion_loss(config, options, sampling, tokenizer, autoencoder, predict)
     train(
         config, "denoiser", join(denoiser, text_encoder), loss,
-        start_from=config.start_from, pictures=len(records),
+        start_from=config.start_from, pictures=len(chosen),
     )  # fmt: skip

@@ -110,7 +110,7 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
     from diffusers import StableDiffusionPipeline
 
     from sdopt.training.clip_evaluation import evaluate_clip
-    from sdopt.training.companion_evaluation import evaluate_loras, evaluate_tiny
+    from sdopt.training.companion_evaluation import evaluate_few_steps, evaluate_loras, evaluate_tiny
     from sdopt.training.generator_evaluation import evaluate_generator
 
     recipe = json.loads((model / "recipe.json").read_text())
@@ -123,9 +123,10 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
         "clip": lambda folder: evaluate_clip(folder, dataset),
         "tiny_autoencoder": lambda folder: evaluate_tiny(folder, pipeline, dataset, prompts["training"], seed),
         "loras": lambda folder: evaluate_loras(folder, pipeline, dataset, work / "packages"),
+        "loras/few_steps": lambda folder: evaluate_few_steps(folder, pipeline, dataset, prompts["gate"], seed),
     }
     for name, evaluate in companions.items():
-        for folder in (model.with_name(name), model.parent / "companions" / name):
+        for folder in (model.parent / name, model.parent / "companions" / name):
             if (folder / "recipe.json").is_file():
                 note(name.replace("_", " "))
                 figures[folder] = evaluate(folder)

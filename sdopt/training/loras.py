@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "pro
 """The layers of the denoiser's transformers that the LoRAs update, the same for all styles."""
 
 
-def add_lora(denoiser: UNet2DConditionModel, rank: int) -> nn.ParameterList:
+def add_lora(denoiser: UNet2DConditionModel, rank: int, targets: Sequence[str] = TARGETS) -> nn.ParameterList:
     """Freezes the denoiser, adds untrained LoRA layers, and returns their parameters.
 
     The scale is 1 (alpha equals the rank), the default of loaders for files without alpha.
@@ -38,9 +39,34 @@ def add_lora(denoiser: UNet2DConditionModel, rank: int) -> nn.ParameterList:
 
     denoiser.requires_grad_(False)
     denoiser.add_adapter(
-        LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=list(TARGETS))
+        LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=list(targets))
     )
     return nn.ParameterList(parameter for parameter in denoiser.parameters() if parameter.requires_grad)
+
+
+def save_lora(denoiser: UNet2DConditionModel, updates: nn.ParameterList, average: nn.Module, file: Path) -> None:
+    """Writes a trained LoRA to a safetensors file in half precision.
+
+    Args:
+        denoiser: with the LoRA's layers.
+        updates: their parameters, as `add_lora` returned them.
+        average: the weights to save, in the same order.
+        file: the file to write.
+    """
+    import torch
+    from diffusers import StableDiffusionPipeline
+    from peft import get_peft_model_state_dict
+
+    with torch.no_grad():
+        for live, kept in zip(updates.parameters(), average.parameters(), strict=True):
+            live.copy_(kept)
+    # Keeps PEFT's names: diffusers' converter would rename only attention layers, which its loader then skips.
+    weights = get_peft_model_state_dict(denoiser.cpu())
+    StableDiffusionPipeline.save_lora_weights(
+        file.parent,
+        unet_lora_layers={name: tensor.half().contiguous() for name, tensor in weights.items()},
+        weight_name=file.name,
+    )
 
 
 def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDiffusionPipeline) -> None:
@@ -70,9 +96,7 @@ def _train(
 ) -> None:
     """Trains one LoRA on a copy of the pipeline's denoiser and saves it in half precision."""
     import torch
-    from diffusers import StableDiffusionPipeline
     from diffusers.models.attention_processor import AttnProcessor
-    from peft import get_peft_model_state_dict
 
     options, device = config.loras, pick_device(config.device)
     torch.manual_seed(config.seed)
@@ -99,13 +123,4 @@ def _train(
         config, "loras", updates, loss, part=style.name, parts=len(STYLES),
         pictures=len(chosen), held_out_pictures=len(dataset) - len(chosen),
     )  # fmt: skip
-    with torch.no_grad():
-        for live, kept in zip(updates.parameters(), average.parameters(), strict=True):
-            live.copy_(kept)
-    # Keeps PEFT's names: diffusers' converter would rename only attention layers, which its loader then skips.
-    weights = get_peft_model_state_dict(denoiser.cpu())
-    StableDiffusionPipeline.save_lora_weights(
-        Path(config.folder) / "loras" / "model",
-        unet_lora_layers={name: tensor.half().contiguous() for name, tensor in weights.items()},
-        weight_name=f"{style.name}.safetensors",
-    )
+    save_lora(denoiser, updates, average, Path(config.folder) / "loras" / "model" / f"{style.name}.safetensors")

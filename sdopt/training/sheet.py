@@ -28,11 +28,17 @@ MARGIN = 12
 
 
 def generate(
-    pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int, steps: int = STEPS, batch_size: int = 24
+    pipeline: StableDiffusionPipeline,
+    captions: Sequence[str],
+    *,
+    seed: int,
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
+    batch_size: int = 24,
 ) -> np.ndarray:
     """Generates one picture per caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
     pictures = [
-        _call(pipeline, captions[start : start + batch_size], seed + start, steps, "np")
+        _call(pipeline, captions[start : start + batch_size], seed + start, steps, guidance, "np")
         for start in range(0, len(captions), batch_size)
     ]
     return (np.concatenate(pictures) * 255).round().astype(np.uint8)
@@ -40,17 +46,19 @@ def generate(
 
 def generate_latents(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int) -> Tensor:
     """Generates one picture per caption in one call; returns scaled latents, float32 (n, 8, 8, 8)."""
-    latents: Tensor = _call(pipeline, captions, seed, STEPS, "latent")
+    latents: Tensor = _call(pipeline, captions, seed, STEPS, GUIDANCE, "latent")
     return latents
 
 
-def _call(pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int, steps: int, output: str) -> Any:
+def _call(
+    pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int, steps: int, guidance: float, output: str
+) -> Any:
     import torch
 
     pipeline.set_progress_bar_config(disable=True)
     noise = [torch.Generator().manual_seed(seed + i) for i in range(len(captions))]
     return pipeline(
-        list(captions), num_inference_steps=steps, guidance_scale=GUIDANCE, generator=noise, output_type=output
+        list(captions), num_inference_steps=steps, guidance_scale=guidance, generator=noise, output_type=output
     ).images
 
 

@@ -19,6 +19,7 @@ from sdopt.training.clip import train_clip
 from sdopt.training.config import STAGES, TrainReferenceConfig
 from sdopt.training.data import IMAGE_SIZE, Dataset, build
 from sdopt.training.denoiser import join, train_denoiser
+from sdopt.training.few_steps import FILE, train_few_steps
 from sdopt.training.loop import load_average, missing_stage
 from sdopt.training.loras import train_loras
 from sdopt.training.networks import (
@@ -90,15 +91,17 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     elif stage == "denoiser":
         tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
         train_denoiser(config, dataset, tokenizer, autoencoder)
-    elif stage == "loras":
-        train_loras(config, dataset, find_pipeline(config))
-        export_loras(config, dataset)
+    elif stage in ("loras", "few_steps"):
+        train, export = {"loras": (train_loras, export_loras), "few_steps": (train_few_steps, export_few_steps)}[stage]
+        train(config, dataset, find_pipeline(config))
+        export(config, dataset)
     elif stage == "clip":
         train_clip(config, dataset, load_tokenizer(work / "tokenizer"))
         export_clip(config, dataset)
     elif stage == "export":
         export_tiny_autoencoder(config, dataset)
         export_loras(config, dataset)
+        export_few_steps(config, dataset)
         export_pipeline(config, dataset)
 
 
@@ -233,6 +236,21 @@ def export_loras(config: TrainReferenceConfig, dataset: Dataset) -> None:
             shutil.copy(file, fresh)
         write_recipe(fresh, config, dataset, {style.name: folder / style.name for style in STYLES})
         write_card(fresh, "loras")
+
+
+def export_few_steps(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Exports the LoRA for few steps to `export.companions`.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    folder = Path(config.folder) / "few_steps"
+    if not (file := folder / "model" / FILE).exists():
+        raise missing_stage("few_steps", file)
+    with replaced(Path(config.export.companions) / "loras" / folder.name) as fresh:
+        shutil.copy(file, fresh)
+        write_recipe(fresh, config, dataset, {folder.name: folder})
+        write_card(fresh, folder.name)
 
 
 def write_recipe(fresh: Path, config: TrainReferenceConfig, dataset: Dataset, trainings: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Finding
 from sdopt.optimizations.compiler import TorchScript
-from sdopt.optimizations.lora import Hotswap, Loaded
+from sdopt.optimizations.lora import Distilled, Hotswap, Loaded
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
 from sdopt.results.samples import Evidence
@@ -25,6 +25,9 @@ from tests.fixtures import CPU, Compose, Load
 
 OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
+
+FEW_STEPS = [f"{kind}_{model}" for kind in ("lcm", "tcd", "hyper") for model in ("sd15", "sdxl")]
+FEW_STEPS += ["lightning_sdxl", "dmd2_sdxl"]
 
 
 def evidence(session: PipelineHost, axis: str = "lora") -> Evidence:
@@ -390,22 +393,59 @@ def test_another_lora_takes_the_place_of_a_compiled_one(session: Load) -> None:
 class TestFewSteps:
     """A scheduler for few steps and the LoRA that was made for it are two choices."""
 
-    @pytest.mark.parametrize("scheduler", ["lcm", "turbo"])
-    def test_need_a_lora(self, variant: Compose, scheduler: str) -> None:
+    @pytest.mark.parametrize("scheduler", ["lcm", "turbo", "tcd", "dmd2"])
+    def test_need_a_distilled_model(self, variant: Compose, scheduler: str) -> None:
         [found] = variant(f"scheduler={scheduler}").conflicts(CPU)
         assert found.startswith(f"scheduler={scheduler}: needs a model distilled to a few steps")
         assert variant(f"scheduler={scheduler}", "lora=fused").conflicts(CPU) == []
-        assert variant(f"scheduler={scheduler}", "scheduler.distilled=false").conflicts(CPU) == []
+        assert variant(f"scheduler={scheduler}", "model.distilled=true").conflicts(CPU) == []
 
-    @pytest.mark.parametrize("experiment", ["lcm_lora", "lightning_lora"])
-    def test_are_one_choice_in_an_experiment(self, composer: type[HydraComposer], experiment: str) -> None:
+    @pytest.mark.parametrize("model", ["sd_turbo", "sdxl_turbo"])
+    def test_a_distilled_model_says_how_it_is_sampled(
+        self, variant: Compose, composer: type[HydraComposer], model: str
+    ) -> None:
+        few = composer([f"model={model}"]).variant(None)
+        assert (few.workload.steps, few.guidance_scale, few.shapes[0].size) == (4, 0, 512)
+        assert variant(f"model={model}", "model.weights=random", "scheduler=turbo").conflicts(CPU) == []
+        width = {"sd_turbo": "sd15", "sdxl_turbo": "sdxl"}[model]
+        assert variant(f"model={model}", f"lora=lcm_{width}").conflicts(CPU) != []
+
+    @pytest.mark.parametrize("option", FEW_STEPS)
+    def test_a_lora_for_few_steps_names_what_goes_with_it(self, variant: Compose, option: str) -> None:
+        model = option.rpartition("_")[2]
+        given = [f"model={model}", f"lora={option}"] + ([] if model == "emoji" else ["model.weights=random"])
+        option_made = variant(*given).optimizations["lora"]
+        assert isinstance(option_made, Distilled)
+        found = variant(*given).conflicts(CPU)
+        keys = [reason.partition(": ")[2] for reason in found]
+        [scheduler, steps, guidance] = keys
+        assert scheduler == f"it was distilled for another scheduler: choose scheduler={option_made.scheduler}"
+        assert "set workload.steps=4" in steps
+        assert f"set workload.guidance_scale={option_made.guidance_scale:g} or less" in guidance
+        few = [f"scheduler={option_made.scheduler}", "workload.steps=4", "workload.guidance_scale=1"]
+        assert variant(*given, *few).conflicts(CPU) == []
+        other = "sd15" if model == "sdxl" else "sdxl"
+        [found_there] = variant(f"model={other}", f"lora={option}", *few).conflicts(CPU)
+        assert "it is for models that read" in found_there
+
+    def test_a_call_of_a_program_is_refused_other_steps(self) -> None:
+        option = Distilled(steps=[2, 8])
+        assert option.refusals({"num_inference_steps": 4, "guidance_scale": 1}) == []
+        assert option.refusals({"num_inference_steps": 4}) == [
+            "guidance is in its weights: set guidance_scale=1 or less"
+        ]
+        assert "set num_inference_steps=4" in option.refusals({"guidance_scale": 0})[0]
+
+    @pytest.mark.parametrize(("experiment", "distilled"), [("few_steps_sd15", 4), ("few_steps_sdxl", 5)])
+    def test_are_one_choice_in_an_experiment(
+        self, composer: type[HydraComposer], experiment: str, distilled: int
+    ) -> None:
         plan = (chosen := composer([f"experiment={experiment}"])).current.study.plan(chosen)
-        few = plan.variants[1]
-        assert few.scheduler.distilled
-        assert few.workload.steps == 4
-        assert few.guidance_scale <= 1
-        assert few.conflicts(CPU) == []
-        assert plan.variants[0].workload.steps > 4
+        assert plan.variants[0].workload.steps == 25
+        assert all(each.conflicts(CPU) == [] for each in plan.variants)
+        few = [each for each in plan.variants if isinstance(each.optimizations["lora"], Distilled)]
+        assert len(few) == distilled
+        assert all(each.workload.steps <= 8 and each.guidance_scale <= 1 for each in few)
 
     def test_draw_the_same_noise_in_each_call_and_any_batch(self, session: Load) -> None:
         """Latent consistency draws noise at every step but the last."""

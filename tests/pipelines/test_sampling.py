@@ -1,21 +1,26 @@
 """How a model wants to be sampled: its own scheduler and the marks in its file are kept, or the choice is refused."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler
+from diffusers.schedulers import AysSchedules
 from safetensors.torch import load_file, save_file
 
-from sdopt.errors import ConflictError
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.loading import load_pipeline, sampling_problems, sampling_remarks
-from sdopt.pipelines.sampling import marks_in, unsuited
+from sdopt.pipelines.sampling import marks_in, scheduler_like, unsuited
 from sdopt.schema import Model, Scheduler, Task
+from tests.fixtures import CPU, Compose, Load
 from tests.pipelines.single_file import original_layout
 
 EMOJI = PACKAGED / "emoji"
@@ -183,3 +188,55 @@ def test_a_program_s_own_pipeline_keeps_its_family() -> None:
     pipe.scheduler = EDMEulerScheduler()
     with pytest.raises(ConflictError, match="has other noise levels than the model's own EDMEulerScheduler"):
         plan_for(pipe, {"scheduler": "ddim"}, (), (), None)
+
+
+def test_align_your_steps_is_diffusers_own(composer: type[HydraComposer]) -> None:
+    for option, family in (("ays", "StableDiffusion"), ("ays_xl", "StableDiffusionXL")):
+        chosen = composer([f"scheduler={option}"]).current.scheduler
+        assert chosen.timesteps == AysSchedules[f"{family}Timesteps"]
+
+
+def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> None:
+    chosen = composer(["scheduler=ays"]).current.scheduler
+    made = scheduler_like(DDIMScheduler.from_pretrained(EMOJI, subfolder="scheduler"), chosen)
+    assert type(made).__name__ == "DPMSolverMultistepScheduler"
+    for scheduler in (made, copy.deepcopy(made)):
+        scheduler.set_timesteps(10, device="cpu")
+        assert scheduler.timesteps.tolist() == chosen.timesteps
+        scheduler.set_timesteps(4)
+        few = scheduler.timesteps.tolist()
+        assert (few[0], few[-1], len(few)) == (999, 24, 4)
+        assert few == sorted(few, reverse=True)
+    assert made.timesteps.tolist() == few
+    scheduler.set_timesteps(10)
+    assert len(made.timesteps) == 4, "a copy has its own"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["scheduler.timesteps=[999,500]"], "scheduler.timesteps: DDIMScheduler takes none; choose scheduler=ays"),
+        (["scheduler=ays", "scheduler.timesteps=[500,999]"], "must be two or more, falling, from 999 to 0"),
+        (["scheduler=ays", "scheduler.timesteps=[1000,2]"], "must be two or more, falling, from 999 to 0"),
+    ],
+)
+def test_timesteps_that_cannot_be_are_refused(composer: type[HydraComposer], overrides: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        composer(overrides)
+    assert said in " ".join(raised.value.problems)
+
+
+def test_more_steps_than_fit_between_the_given_ones_are_a_conflict(variant: Compose) -> None:
+    assert variant("scheduler=ays", "workload.steps=100").conflicts(CPU) == []
+    assert variant("scheduler=ays", "workload.steps=101").conflicts(CPU) == [
+        "workload.steps=101: at most 100 fit between scheduler.timesteps"
+    ]
+
+
+def test_few_aligned_steps_come_nearer_than_others(session: Load) -> None:
+    def image(*overrides: str) -> np.ndarray:
+        drawn: np.ndarray = session(*overrides)._call(output_type="np").images
+        return drawn
+
+    whole = image("scheduler=dpmpp_2m", "workload.steps=50")
+    assert np.abs(image("scheduler=ays", "workload.steps=10") - whole).mean() < 0.1
