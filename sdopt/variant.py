@@ -155,5 +155,5 @@ class Variant:
         if not self.scheduler.distilled or self.model.distilled or not isinstance(lora, NoLora | None):
             return []
         chosen = as_choice("scheduler", self.choices["scheduler"])
-        solution = "choose lora=fused with such a LoRA (see experiment=few_steps_sd15), or set model.distilled=true"
+        solution = "choose lora=fused with such a LoRA (see experiment=few_steps), or set model.distilled=true"
         return [f"{chosen}: needs a model distilled to a few steps: {solution} if the model itself is distilled"]

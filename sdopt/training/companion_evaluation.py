@@ -146,6 +146,9 @@ def evaluate_loras(folder: Path, pipeline: StableDiffusionPipeline, base: Datase
 FEW_STEPS = (8, 4)
 """Numbers of steps with and without the LoRA for few steps."""
 
+JUDGED = 96
+"""Number of captions on which it is evaluated."""
+
 
 def evaluate_few_steps(
     folder: Path, pipeline: StableDiffusionPipeline, dataset: Dataset, captions: Sequence[str], seed: int
@@ -162,6 +165,7 @@ def evaluate_few_steps(
     from diffusers import LCMScheduler
 
     extractor = feature_extractor(JUDGE)
+    captions = captions[:JUDGED]
     records = records_of(dataset, captions)
     real = extractor(channels_first(real_pictures(dataset, records)))
     names = [record.label for record in records]

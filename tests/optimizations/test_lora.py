@@ -27,7 +27,7 @@ OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
 
 FEW_STEPS = [f"{kind}_{model}" for kind in ("lcm", "tcd", "hyper") for model in ("sd15", "sdxl")]
-FEW_STEPS += ["lightning_sdxl", "dmd2_sdxl"]
+FEW_STEPS += ["lcm_emoji", "lightning_sdxl", "dmd2_sdxl"]
 
 
 def evidence(session: PipelineHost, axis: str = "lora") -> Evidence:
@@ -436,7 +436,9 @@ class TestFewSteps:
         ]
         assert "set num_inference_steps=4" in option.refusals({"guidance_scale": 0})[0]
 
-    @pytest.mark.parametrize(("experiment", "distilled"), [("few_steps_sd15", 4), ("few_steps_sdxl", 5)])
+    @pytest.mark.parametrize(
+        ("experiment", "distilled"), [("few_steps", 2), ("few_steps_sd15", 4), ("few_steps_sdxl", 5)]
+    )
     def test_are_one_choice_in_an_experiment(
         self, composer: type[HydraComposer], experiment: str, distilled: int
     ) -> None:
@@ -446,6 +448,13 @@ class TestFewSteps:
         few = [each for each in plan.variants if isinstance(each.optimizations["lora"], Distilled)]
         assert len(few) == distilled
         assert all(each.workload.steps <= 8 and each.guidance_scale <= 1 for each in few)
+
+    def test_the_packaged_one_draws_nearer_to_the_whole_run(self, session: Load) -> None:
+        whole, plain = image(session("workload.steps=25")), image(session("workload.steps=4"))
+        few = ("lora=lcm_emoji", "scheduler=lcm", "workload.steps=4", "workload.guidance_scale=1")
+        distilled = session(*few)
+        assert evidence(distilled).engaged
+        assert np.square(image(distilled) - whole).mean() < np.square(plain - whole).mean()
 
     def test_draw_the_same_noise_in_each_call_and_any_batch(self, session: Load) -> None:
         """Latent consistency draws noise at every step but the last."""

@@ -188,6 +188,7 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     with pytest.raises(UsageError, match="stage=loras"):
         run(training_config([*common, "stage=export"]))
     run(training_config([*common, "stage=loras", "loras.steps=1"]))
+    run(training_config([*common, "stage=few_steps", "few_steps.steps=2", "few_steps.trajectories=2"]))
     run(training_config([*common, "stage=export"]))
     exported = StableDiffusionPipeline.from_pretrained(work_folder / "emoji", local_files_only=True)
     assert exported.text_encoder.dtype == exported.unet.dtype == torch.float32
@@ -211,6 +212,7 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
         "loras/recipe.json",
         "loras/fxemoji.safetensors",
         "loras/high_contrast.safetensors",
+        "loras/few_steps",
     }
     tiny, data = work_folder / "companions/tiny_autoencoder", Dataset.load(work_folder / "data")
     assert "40 steps of 8 pictures" in (tiny / "README.md").read_text()
