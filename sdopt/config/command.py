@@ -40,8 +40,8 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(*flags, action="store_true")
     for flags in (("--cfg", "-c"), ("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn")):
         parser.add_argument(*flags)
-    for flags in (("--config-dir", "-cd"), ("--experimental-rerun",)):
-        parser.add_argument(*flags)
+    parser.add_argument("--config-dir", "-cd", action="append")
+    parser.add_argument("--experimental-rerun")
     parser.add_argument("--info", "-i", nargs="?", const="all")
     return parser
 
@@ -72,7 +72,10 @@ class CommandLine:
                     f"--{flag.replace('_', '-')}: sdopt composes its own configuration; add groups with --config-dir, "
                     "and presets with experiment=…"
                 )
-        folder = Path(given.config_dir).expanduser() if given.config_dir is not None else None
+        if given.config_dir and len(given.config_dir) > 1:
+            further = f"hydra.searchpath=[file://{Path(given.config_dir[1]).expanduser().absolute()}]"
+            raise UsageError(f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}")
+        folder = Path(given.config_dir[0]).expanduser() if given.config_dir else None
         if folder is not None and not folder.is_dir():
             raise UsageError(f"--config-dir {folder}: no such folder")
         if folder is not None and not os.access(folder, os.R_OK | os.X_OK):

@@ -13,7 +13,7 @@ from sdopt.config.command import CommandLine, run_hydra
 from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import Compositions, composition_errors
 from sdopt.config.groups import require_overrides
-from sdopt.config.overrides import key_of, parsed_override, quoted
+from sdopt.config.overrides import key_of, listed, parsed_override, quoted
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
 
@@ -91,20 +91,18 @@ def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
 
 def _first(override: str) -> str | None:
     """Returns the override for the first of the values that it sweeps; None if they cannot be told."""
-    parsed = parsed_override(override)
-    if not parsed.is_sweep_override():
+    if not parsed_override(override).is_sweep_override():
         return override
-    if not parsed.is_choice_sweep():
-        return None
-    return f"{override.partition('=')[0]}={next(iter(parsed.sweep_string_iterator()))}"
+    values = listed(override)
+    return f"{override.partition('=')[0]}={values[0]}" if values else None
 
 
 def _require_options(line: CommandLine, compositions: Compositions) -> None:
     """Raises UsageError if a sweep names an option that does not exist, before its other jobs are measured."""
     for override in line.task:
-        parsed, key = parsed_override(override), override.partition("=")[0]
-        if parsed.is_choice_sweep() and compositions.options(key_of(override)):
-            for value in parsed.sweep_string_iterator():
+        values, key = listed(override), override.partition("=")[0]
+        if values and compositions.options(key_of(override)):
+            for value in values:
                 if value != "[]" and compositions.axes(f"{key}={value}") is None:
                     compositions.of([f"{key}={value}"])
 

@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from hydra import compose
@@ -45,6 +48,9 @@ class Compositions:
 
     Args:
         hydra_overrides: overrides of Hydra's own keys; a search path among them leads to the user's own groups.
+
+    Raises:
+        UsageError: a folder of the user's own cannot be read, or has files that Hydra would pass over.
     """
 
     def __init__(self, hydra_overrides: Sequence[str]) -> None:
@@ -53,6 +59,8 @@ class Compositions:
         sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
         self.packaged = not self._searchpath and sources <= PACKAGED
         """Whether there are no groups and presets of the user's own."""
+        given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
+        _require_own_names([*sources - _PACKAGED, *(str(path) for paths in given for path in paths or ())])
         self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
         self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}
         self._options: dict[str, list[str]] = _packaged_options if self.packaged else {}
@@ -143,6 +151,38 @@ class Compositions:
                 OmegaConf.update(cfg, package, found.config, force_add=True)
                 return cfg
         return compose(None, [*self._searchpath, f"+{group}={option}"])
+
+
+def _require_own_names(folders: Iterable[str]) -> None:
+    """Checks the user's own folders: of two files of one name Hydra reads the packaged one, without a word.
+
+    Raises:
+        UsageError: a folder is not there, or has a file of a packaged name that says something else.
+    """
+    problems = []
+    for folder in dict.fromkeys(folders):
+        scheme, _, place = folder.rpartition("://")
+        try:
+            root = files(place) if scheme == "pkg" else Path(place)
+        except ImportError:
+            root = Path("/nowhere")
+        if scheme not in ("pkg", "file") or not root.is_dir():
+            problems.append(f"hydra.searchpath: {folder} is no folder; write file:///folder, or pkg://package.folder")
+            continue
+        names = [path.relative_to(CONF) for path in sorted(CONF.rglob("*.yaml"))]
+        passed = [name for name in names if _differs(root.joinpath(str(name)), CONF / name)]
+        if passed:
+            more = f" (and {len(passed) - 1} more)" if len(passed) > 1 else ""
+            problems.append(
+                f"{root.joinpath(str(passed[0]))}{more}: Hydra would read sdopt's own file of this name instead: "
+                "rename yours"
+            )
+    if problems:
+        raise UsageError(problems)
+
+
+def _differs(own: Traversable, packaged: Path) -> bool:
+    return own.is_file() and OmegaConf.create(own.read_text(encoding="utf-8")) != OmegaConf.load(packaged)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from sdopt.config.overrides import parsed_override, quoted
+from sdopt.config.overrides import listed, parsed_override, quoted
 from sdopt.config.paths import CONF, options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.functions import FUNCTION, absolute
@@ -97,8 +97,10 @@ def _values(override: str) -> list[str]:
         parsed = parsed_override(override)
     except UsageError:
         return [raw]
-    if parsed.is_choice_sweep():
-        return [re.sub(r"^(['\"])(.*)\1$", r"\2", str(value)) for value in parsed.sweep_string_iterator()]
+    if (values := listed(override)) is not None:
+        return [re.sub(r"^(['\"])(.*)\1$", r"\2", value) for value in values]
+    if parsed.is_sweep_override():
+        return []
     value = parsed.value()
     return [value] if isinstance(value, str) else []
 

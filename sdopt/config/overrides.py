@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from sdopt.errors import UsageError, shell_word
@@ -59,6 +59,16 @@ def parsed_override(override: str) -> Override:
         reason = str(error).splitlines()[0]
         way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
         raise UsageError(f"{override}: not an override ({reason}); {way}") from error
+
+
+def listed(override: str) -> list[str] | None:
+    """Returns the values that an override sweeps over, as they are written; None if it does not list them.
+
+    Options that a pattern names, as in `precision=glob(*)`, are known to Hydra alone.
+    """
+    parsed = parsed_override(override)
+    lists = parsed.value_type in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP)
+    return [str(value) for value in parsed.sweep_string_iterator()] if lists else None
 
 
 def _within_list(override: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from sdopt.config.command import CommandLine
+from sdopt.config.composed import Command
 from sdopt.config.composer import HydraComposer, tracking_of
 from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
@@ -457,6 +459,28 @@ class TestOwnOptions:
         finished = sdopt(shading, "run", *path, *SMOKE, "+shading=mine", "dry_run=true")
         assert finished.code == 0, finished.err
         assert "shading=mine" in finished.out
+
+    @pytest.mark.parametrize("name", ["precision/bf16", "experiment/quickstart", "config"])
+    @pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
+    def test_of_a_packaged_name_would_be_passed_over(self, shading: Path, way: str, name: str) -> None:
+        file = shading / "conf" / f"{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        packaged = (CONF / f"{name}.yaml").read_text()
+        own = f"{shading}/conf"
+        path = [way, own] if way == "--config-dir" else [f"{way}=[file://{own}]"]
+
+        def composed() -> Command:
+            return Command.of(CommandLine.of([*path, "precision=bf16"]))
+
+        file.write_text(packaged)
+        assert not composed().sweep
+        file.write_text(packaged + "\nmine: 3\n")
+        with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
+            composed()
+
+    def test_lie_in_one_folder(self) -> None:
+        with pytest.raises(UsageError, match=r"only one folder can be given; add it with hydra\.searchpath="):
+            CommandLine.of(["--config-dir", "/tmp", "--config-dir", "/"])
 
     def test_run_and_prove_themselves_or_are_denied(self, shading: Path) -> None:
         finished = sdopt(
