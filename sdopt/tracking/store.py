@@ -156,7 +156,8 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         experiment: the name of the experiment that the result will belong to.
 
     Returns:
-        a warning, if a server does not answer now: it may answer when the study has ended.
+        a warning, if a server does not answer now: it may answer when the study has ended; or if MLflow's own variable
+        names another store, which is not read.
 
     Raises:
         UsageError: only the user can change what keeps a result from being logged.
@@ -179,7 +180,10 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
     finally:
         end_process()
-    return None
+    named = os.environ.get("MLFLOW_TRACKING_URI", tracking.uri)
+    if tracking.uri != Tracking().uri or named == tracking.uri:
+        return None
+    return f"MLFLOW_TRACKING_URI={named}: is not read, and results go to {tracking.uri}; tracking.uri={named} uses it"
 
 
 def _why_unwritable(path: Path) -> str | None:

@@ -335,6 +335,15 @@ class TestPlaces:
         with pytest.raises(UsageError, match=r"artifacts cannot be written .*tracking\.artifacts"):
             require_store(Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "file")), "shared")
 
+    def test_another_store_that_the_environment_names_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert require_store(Tracking(), "shared") is None
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
+        assert "tracking.uri=http://team:5000 uses it" in str(require_store(Tracking(), "shared"))
+        assert require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared") is None
+
     def test_of_two_that_log_the_same_at_once_one_is_kept(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
         """The other had begun, or had even ended."""
         result, folder = copied
