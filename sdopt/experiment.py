@@ -253,7 +253,7 @@ class Experiment:
         for variant in variants:
             count = max(len(variant.prompts), len(variant.pictured))
             workload, model = replace(variant.workload, prompt_count=count), variant.model
-            found |= dict.fromkeys(sampling_remarks(model, variant.scheduler))
+            found |= dict.fromkeys([*sampling_remarks(model, variant.scheduler), *variant.overdone()])
             found |= dict.fromkeys(remarks_on_prompts(workload, model))
             found |= dict.fromkeys(remarks_on(variant.task, model, workload))
             if workload.prompts != "packaged" or workload.negative_prompt:

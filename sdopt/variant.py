@@ -9,10 +9,11 @@ from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Optimization
-from sdopt.optimizations.lora import NoLora
+from sdopt.optimizations.lora import Lora, NoLora
 from sdopt.optimizations.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
-from sdopt.pipelines.loading import pipeline_of, sampling_problems
+from sdopt.pipelines.loading import name_of, pipeline_of, sampling_problems
+from sdopt.pipelines.sampling import few_steps
 from sdopt.results.choices import PATCH, as_choice
 from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -157,3 +158,12 @@ class Variant:
         chosen = as_choice("scheduler", self.choices["scheduler"])
         solution = "choose lora=fused with such a LoRA (see experiment=few_steps), or set model.distilled=true"
         return [f"{chosen}: needs a model distilled to a few steps: {solution} if the model itself is distilled"]
+
+    def overdone(self) -> list[str]:
+        """Returns a line for a model or a LoRA whose name says that it takes fewer steps and less guidance."""
+        lora = self.optimizations.get("lora")
+        names = {f"model={self.model.name}": name_of(self.model)}
+        if isinstance(lora, Lora):
+            names["lora"] = " ".join(filter(None, (Path(lora.path or "").name, lora.weight_name)))
+        found = {key: few_steps(name, self.workload.steps, self.guidance_scale) for key, name in names.items()}
+        return [f"{key}: {problem}" for key, problem in found.items() if problem]

@@ -21,6 +21,7 @@ from sdopt.optimizations.lora import Loaded
 from sdopt.optimizations.memory import LayerwiseCasting, TinyVae
 from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.factory import configs_of
+from sdopt.pipelines.families import side_of
 from sdopt.pipelines.loading import LoadedModel
 from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
@@ -116,7 +117,7 @@ def _as_value(chosen: str | Sequence[str]) -> str:
 def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
     """Describes the model of a loaded pipeline: its origin and the configurations of its parts."""
     name = str(getattr(pipe, "name_or_path", "") or "")
-    size = int(denoiser_of(pipe).config.get("sample_size", 64)) * int(getattr(pipe, "vae_scale_factor", 8))
+    size = (side_of(denoiser_of(pipe).config) or 64) * int(getattr(pipe, "vae_scale_factor", 8))
     networks = networks_of(pipe)
     described = LoadedModel(
         "pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs_of(pipe), networks=networks

@@ -20,6 +20,7 @@ from sdopt.optimizations.assumptions import no_lora, plain_weights
 from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
 from sdopt.pipelines.loras import (
+    has_biases,
     is_on_hub,
     lora_file,
     lora_layers,
@@ -159,6 +160,14 @@ class Fused(Lora):
 
     scale: float = bounded(1.0, ge=-100, le=100)
     """Scale of the update."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if found or self.path is None or (is_on_hub(self.path) and not self._cached):
+            return found
+        file = lora_file(self.path, self.names[0])
+        return [f"{file.name} has biases, which peft cannot fuse: choose lora=loaded"] if has_biases(file) else []
 
     @override
     def refusals(self, call: Inputs) -> list[str]:

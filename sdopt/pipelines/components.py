@@ -114,6 +114,10 @@ def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
         tokenizer = name.replace("text_encoder", "tokenizer")
         if (words := len(parts.get(tokenizer, ()))) > config.vocab_size:
             yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {config.vocab_size}: they are of two models"
+        reads = getattr(parts.get(tokenizer), "model_max_length", 0)
+        if reads > config.max_position_embeddings:
+            longest = f"{name}/ has places for {config.max_position_embeddings} tokens"
+            yield f"{longest}, and {tokenizer}/ gives it {reads}: set model_max_length in its tokenizer_config.json"
     # AltDiffusion projects the states of its text encoder.
     width = sum(getattr(config, "project_dim", None) or config.hidden_size for config in encoders.values())
     if not unet.encoder_hid_dim and unet.cross_attention_dim not in (width, [width]):

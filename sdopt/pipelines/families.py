@@ -93,9 +93,16 @@ def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[
         unet: the configuration of its denoiser.
         vae: the configuration of its VAE, which scales images down by two at each level but the last.
     """
-    sample, levels = unet.get("sample_size"), vae.get("block_out_channels")
-    size = sample * 2 ** (len(levels) - 1) if isinstance(sample, int) and isinstance(levels, list) else 512
+    sample, levels = side_of(unet), vae.get("block_out_channels")
+    size = sample * 2 ** (len(levels) - 1) if sample and isinstance(levels, list) else 512
     return {"size": size, "guidance_scale": 5.0 if "XL" in text_to_image(index.get("_class_name")) else 7.5}
+
+
+def side_of(unet: Mapping[str, Any]) -> int | None:
+    """Returns the height of the latents that a denoiser was made for, which is a number or a pair; None if unknown."""
+    size = unet.get("sample_size")
+    height = size[0] if isinstance(size, list | tuple) and size else size
+    return height if isinstance(height, int) else None
 
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:

@@ -83,15 +83,17 @@ def sampling_problems(model: Model, scheduler: Scheduler) -> list[str]:
     own = part_config(model, "scheduler")
     if own is None:
         return []
-    named = misnamed(_name_of(model), own, scheduler)
+    named = misnamed(name_of(model), own, scheduler)
     return [*unsuited(own, scheduler), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
 
 
-def _name_of(model: Model) -> str:
-    """Returns what the author called a model: the name of its file or its folder, or of its repository."""
+def name_of(model: Model) -> str:
+    """Returns what the author called a model: its function, file, folder or repository; "" of those of sdopt."""
     if model.factory is not None:
         return model.factory.rpartition(":")[2]
-    return str(model.hub_id) if model.weights == "hub" else Path(str(model.path or "")).expanduser().absolute().name
+    if model.weights == "hub":
+        return str(model.hub_id)
+    return "" if model.path is None else Path(model.path).expanduser().absolute().name
 
 
 def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:

@@ -27,7 +27,9 @@ _MATRIX = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)\.weight"
 _ALPHA = ".alpha"
 """The suffix of the number that, divided by the rank, scales a module's update."""
 
-_BESIDE = (".lora_B.bias", "lora_magnitude_vector")
+_BIAS = ".lora_B.bias"
+
+_BESIDE = (_BIAS, "lora_magnitude_vector")
 """Parts of the names of what peft keeps beside the two matrices: a bias, and the magnitudes of DoRA."""
 
 _KINDS = {
@@ -99,6 +101,11 @@ def rank_of(file: Path) -> int:
     """Returns the highest rank among the matrices of a LoRA."""
     found = ((_MATRIX.fullmatch(name), shape) for name, shape in _shapes(file).items())
     return max((shape[0] for match, shape in found if match and match[2] in ("A", "down")), default=0)
+
+
+def has_biases(file: Path) -> bool:
+    """Returns whether a LoRA adds to biases, too."""
+    return any(name.endswith(_BIAS) for name in _shapes(file))
 
 
 def trains_text_encoder(file: Path) -> bool:

@@ -116,6 +116,12 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
         raise UsageError(
             f"{at}: {part}/ lacks {len(lost)} tensors that {index.name} names, such as {lost[0]}; fetch them again"
         )
+    if twice := sorted((key, name) for name, key in there if places.get(key, name) != name):
+        key, name = twice[0]
+        raise UsageError(
+            f"{at}: {part}/{name} holds {key} too, which {index.name} places in {places[key]}: two savings were mixed; "
+            "fetch them again"
+        )
     return [folder / name for name in files]
 
 

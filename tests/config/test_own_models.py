@@ -126,6 +126,10 @@ class TestFamilies:
     def test_settings_of_a_pipeline_that_says_nothing(self) -> None:
         assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}
 
+    @pytest.mark.parametrize("size", [96, [96, 96], (96, 64)])
+    def test_a_size_may_be_a_pair(self, size: Any) -> None:
+        assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768
+
 
 class TestLora:
     """The keys of a LoRA stay with another way to use it: no other file takes its place."""

@@ -256,6 +256,16 @@ class TestArrival:
         assert "it.safetensors " in found
         assert words in found
 
+    def test_biases_cannot_be_fused(self, variant: Compose, tmp_path: Path) -> None:
+        biases = {n.replace("B.weight", "B.bias"): t.float().sum(1) for n, t in packaged().items() if "B.weight" in n}
+        save_file(
+            {name: each.flatten() if "bias" in name else each for name, each in (packaged() | biases).items()},
+            tmp_path / "it.safetensors",
+        )
+        loaded, fused = (variant(f"lora={how}", f"lora.path={tmp_path}/it.safetensors") for how in ("loaded", "fused"))
+        assert loaded.conflicts(CPU) == []
+        assert "has biases, which peft cannot fuse: choose lora=loaded" in str(fused.conflicts(CPU))
+
     @pytest.mark.parametrize("tensors", [other_ranks, some_without_alpha, in_8_bits, with_convolution])
     def test_what_arrives_is_the_formula(
         self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]

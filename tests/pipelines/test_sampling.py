@@ -17,8 +17,8 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.loading import load_pipeline, sampling_problems, sampling_remarks
-from sdopt.pipelines.sampling import marks_in, scheduler_like, unsuited
+from sdopt.pipelines.loading import load_pipeline, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
 from sdopt.schema import Model, Scheduler, Task
 from tests.fixtures import CPU, Compose, Load
 from tests.pipelines.single_file import original_layout
@@ -47,6 +47,7 @@ def own(**values: Any) -> dict[str, Any]:
         ({"rescale_betas_zero_snr": True}, PLMS, "has no rescale_betas_zero_snr"),
         ({"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, DDIM, "choose scheduler=unipc"),
         ({"prediction_type": "flow_prediction"}, EULER, "cannot sample prediction_type=flow_prediction"),
+        ({"timestep_type": "continuous", "prediction_type": "v_prediction"}, DDIM, "has no timestep_type"),
     ],
 )
 def test_what_would_draw_other_images_is_refused(values: dict[str, Any], scheduler: Scheduler, said: str) -> None:
@@ -145,6 +146,31 @@ def test_a_name_that_says_velocity_is_not_passed_over(tmp_path: Path, name: str)
     other = tmp_path / f"other-{name}"
     save_file({"a": torch.zeros(1), "v_pred": torch.zeros(0)}, other)
     assert not sampling_problems(Model("sd15", "path", str(other)), DDIM)
+
+
+def test_the_working_folder_names_no_packaged_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "v-pred").mkdir()
+    monkeypatch.chdir(folder)
+    assert not sampling_problems(Model(), DDIM)
+    file = Path(shutil.copytree(EMOJI, folder / "model")).parent
+    assert name_of(Model(weights="path", path=".")) == file.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sdxlTurbo_v1", "dreamshaperXL_lightningDPMSDE", "dreamshaper_8LCM", "lcm-lora-sdv1-5", "sd_xl_turbo_1.0"),
+        *("Hyper-SD15-8steps-lora", "realvisxlV40_v40LightningBakedvae", "pcm_sd15", "dmd2_sdxl_4step"),
+    ],
+)
+def test_a_name_that_says_few_steps_is_told(name: str) -> None:
+    assert "here is workload.steps=25 and workload.guidance_scale=7.5" in str(few_steps(name, 25, 7.5))
+    assert few_steps(name, 4, 1) is None
+
+
+@pytest.mark.parametrize("name", ["sd_v1-5", "hyperrealism", "lcmania", "juggernautXL_v9", "", "calcm"])
+def test_other_names_are_not(name: str) -> None:
+    assert few_steps(name, 25, 7.5) is None
 
 
 def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ class TestFolder:
         )
         assert "text_encoder/ gives 96 channels, and unet/ takes 144" in refusal(folder)
 
+    def test_with_a_tokenizer_that_gives_too_much(self, folder: Path) -> None:
+        edit(folder / "tokenizer" / "tokenizer_config.json", model_max_length=77)
+        assert "text_encoder/ has places for 24 tokens, and tokenizer/ gives it 77" in refusal(folder)
+
     def test_for_inpainting_only(self, folder: Path) -> None:
         def widen(tensors: Tensors) -> None:
             tensors["conv_in.weight"] = torch.zeros(96, 17, 3, 3)
@@ -182,6 +186,14 @@ class TestShards:
     def test_of_a_text_encoder(self, folder: Path) -> None:
         shard(folder / TEXT, "model-{}.safetensors", "model.safetensors.index.json")
         check(folder)
+
+    def test_of_two_savings(self, folder: Path) -> None:
+        """Diffusers takes the tensor of the file that it reads last, whatever the index says."""
+        shard(folder / UNET, "diffusion_pytorch_model-{}.safetensors", f"{NETWORK_WEIGHTS}.index.json")
+        first, last = (folder / "unet" / f"diffusion_pytorch_model-0000{n}-of-00002.safetensors" for n in (1, 2))
+        name = min(load_file(first))
+        rewrite(last, lambda tensors: tensors.update({name: load_file(first)[name]}))
+        assert f"{last.name} holds {name} too, which" in refusal(folder)
 
     def test_without_their_index(self, folder: Path) -> None:
         shard(folder / UNET, "diffusion_pytorch_model-{}.safetensors", None)
