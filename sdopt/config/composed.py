@@ -48,13 +48,14 @@ class Command:
         # A sweep's folder depends on no more than one of its jobs.
         single = [first for override in line.overrides if (first := _first(override)) is not None]
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            compositions = Compositions(path)
             with composition_errors():
                 cfg = compose(CONFIG_NAME, [*path, *_without(single, "hydra.searchpath")], return_hydra_config=True)
                 sweep = line.multirun or cfg.hydra.mode == RunMode.MULTIRUN
                 folder = Path(cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir).expanduser()
                 _require_job(cfg.hydra)
             if sweep:
-                _require_options(line, Compositions(path))
+                _require_options(line, compositions)
                 return cls(line, True, folder, bool(cfg.get("dry_run")), None)
             composed = (cfg, cfg.hydra) if single == list(line.overrides) else None
             composer = HydraComposer(line.task, [*path, *rest], composed)
