@@ -60,7 +60,7 @@ class Compositions:
         self.packaged = not self._searchpath and sources <= PACKAGED
         """Whether there are no groups and presets of the user's own."""
         given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
-        _require_own_names([*sources - _PACKAGED, *(str(path) for paths in given for path in paths or ())])
+        _require_own_names([*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())])
         self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
         self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}
         self._options: dict[str, list[str]] = _packaged_options if self.packaged else {}
@@ -166,7 +166,7 @@ def _require_own_names(folders: Iterable[str]) -> None:
             root = files(place) if scheme == "pkg" else Path(place)
         except ImportError:
             root = Path("/nowhere")
-        if scheme not in ("pkg", "file") or not root.is_dir():
+        if scheme not in ("pkg", "file", "") or not root.is_dir():
             problems.append(f"hydra.searchpath: {folder} is no folder; write file:///folder, or pkg://package.folder")
             continue
         names = [path.relative_to(CONF) for path in sorted(CONF.rglob("*.yaml"))]
