@@ -5,6 +5,7 @@ room, and shrink when there is none. So two figures are given, *at least* and *l
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
@@ -19,16 +20,18 @@ from sdopt.foresight.software import Software
 from sdopt.foresight.trace import Costs, trace
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.optimizations.attention import FusedProjections, Sliced, Vanilla
+from sdopt.optimizations.base import Optimization
 from sdopt.optimizations.memory import (
     LayerwiseCasting,
     PrecomputedEmbeddings,
+    SequentialGuidance,
     TinyVae,
     VaeSlicing,
     VaeTiling,
 )
 from sdopt.optimizations.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.optimizations.precision import FixedVae, FullVae, Precision
-from sdopt.optimizations.quantization import Quantized, Sdnq
+from sdopt.optimizations.quantization import Quantized, QuantizedTextEncoders, Sdnq
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.parts import TEXT_ENCODERS
@@ -118,21 +121,14 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         if isinstance(option, _STRUCTURAL):
             option.apply(pipe)
     images = shape.batch_size * variant.workload.images_per_prompt
-    samples = images * (2 if variant.guidance_scale > 1 else 1)
+    samples = images * (2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1)
     upcast = _upcasts(variant, vae) and dtype == torch.float16 and not isinstance(precision, FixedVae)
     vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
     vae = torch.nn.Module.to(vae, "meta", vae_type)
     inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
     latents = torch.empty(images, _channels(vae), shape.size // 8, shape.size // 8, dtype=vae_type, device="meta")
     notes = []
-    weights = {name: _bytes(part) / 2**30 for name, part in networks.items()}
-    if LayerwiseCasting in chosen or isinstance(precision, Quantized):
-        kinds = (
-            (torch.nn.Linear, torch.nn.Conv2d)
-            if LayerwiseCasting in chosen or isinstance(precision, Sdnq)
-            else (torch.nn.Linear,)
-        )
-        weights["unet"] = _in_8_bits(unet, kinds) / 2**30
+    weights = _stored(networks, options.values())
     if isinstance(precision, Precision) and precision.autocast and precision.weights == "float32":
         weights["autocast's copies"] = weights["unet"] / 2
     if "lora" in options and type(options["lora"]).__name__ in ("Loaded", "Hotswap"):
@@ -221,10 +217,25 @@ def _bytes(module: torch.nn.Module, recurse: bool = True) -> float:
     return float(sum(p.numel() * p.element_size() for p in module.parameters(recurse=recurse)))
 
 
-def _in_8_bits(module: torch.nn.Module, kinds: tuple[type, ...]) -> float:
-    """Returns the bytes of a network whose layers of some kinds are stored in 8 bits."""
+def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimization]) -> dict[str, float]:
+    """Returns the GiB of networks whose weights some options store in few bits, without the scales of these."""
+    weights = {name: _bytes(part) / 2**30 for name, part in networks.items()}
+    for option in options:
+        if not isinstance(option, LayerwiseCasting | Quantized | QuantizedTextEncoders):
+            continue
+        of_text = isinstance(option, QuantizedTextEncoders)
+        only_linear = of_text or (isinstance(option, Quantized) and not isinstance(option, Sdnq))
+        kinds = (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
+        bits = 4 if getattr(option, "weights", "") == "uint4" else 8
+        for name in weights.keys() & ({*TEXT_ENCODERS} if of_text else {"unet"}):
+            weights[name] = _in_bits(bits, networks[name], kinds) / 2**30
+    return weights
+
+
+def _in_bits(bits: int, module: torch.nn.Module, kinds: tuple[type, ...]) -> float:
+    """Returns the bytes of a network whose layers of some kinds are stored in few bits, without their scales."""
     stored = [layer.get_parameter("weight") for layer in module.modules() if isinstance(layer, kinds)]
-    return _bytes(module) - sum(weight.numel() * (weight.element_size() - 1) for weight in stored)
+    return _bytes(module) - sum(weight.numel() * (weight.element_size() - bits / 8) for weight in stored)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
-from sdopt.pipelines.parts import denoiser_of, hook_of, is_compiled, networks_of
+from sdopt.pipelines.parts import STEPS, denoiser_of, hook_of, is_compiled, networks_of, unwrapped
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class StageTrace:
     output_requires_grad: bool | None = None
     autocast_dtype: str | None = None
 
+    idle: int = 0
+    """Calls that an option answered without a run of the network."""
     batches: Counter[int] = field(default_factory=Counter)
     """Batch sizes of convolutions, each with its count; not seen in a replayed graph."""
     ran: Counter[str] = field(default_factory=Counter)
@@ -64,6 +66,11 @@ class StageTrace:
     """Number of CUDA graphs that were replayed."""
     graph_captures: int = 0
     """Number of CUDA graphs that were captured; a call in a warm process should capture none."""
+
+    @property
+    def runs(self) -> int:
+        """Number of calls that ran layers of the network."""
+        return self.calls - self.idle
 
     @property
     def compiled_regions(self) -> int:
@@ -198,6 +205,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         _profiled(torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe))) as profile,
     ):
         call()
+    trace.denoiser.idle = getattr(vars(unwrapped(denoiser_of(pipe))).get(STEPS), "idle", 0)
     with scratch_folder("trace") as folder:
         path = folder / "trace.json"
         profile.export_chrome_trace(str(path))

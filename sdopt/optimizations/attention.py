@@ -230,7 +230,7 @@ class Sliced(EquivalentAttention):
             softmaxes = sum(count for name, count in trace.kernels.items() if "softmax" in name.lower())
             products = trace.denoiser.operators["aten::baddbmm"] or softmaxes
             # There is one product per slice: with only one per attention layer, nothing was sliced.
-            calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.calls, 1)
+            calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.runs, 1)
             engaged = kinds == sliced and bool(kinds) and products > calls
             facts = {"processors": kinds, "score_products": products, "attention_calls": calls}
             return Finding(engaged, f"{', '.join(kinds)}; {products} score products in {calls} calls", facts)

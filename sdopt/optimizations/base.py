@@ -83,7 +83,8 @@ class Optimization:
         stage: when the option is applied.
         fixed_batch: whether another batch size would be compiled or captured again, or would give visibly different
             images. The quality pass then uses the batch size of the workload.
-        saves_operations: whether the denoiser skips operations, so that operations are counted with the option applied.
+        saves_operations: whether the denoiser skips operations, so that operations are counted with the option applied;
+            None if the images decide how many, so that none are counted.
         assumes: what the option takes for granted of a pipeline that a program has built; see `assumptions`.
         keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
         comes_after: methods of the pipeline that the option has to come after, each with what to say when it is called
@@ -94,7 +95,7 @@ class Optimization:
 
     stage: ClassVar[Stage] = Stage.CALL
     fixed_batch: ClassVar[bool] = False
-    saves_operations: ClassVar[bool] = False
+    saves_operations: ClassVar[bool | None] = False
     loads_on_host: ClassVar[bool] = False
     assumes: ClassVar[tuple[Assumption, ...]] = ()
     keeps_structure: ClassVar[bool] = False

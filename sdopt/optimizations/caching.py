@@ -1,13 +1,14 @@
 """caching: skips computations of the denoiser, or reuses those of an earlier step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
+from numpy.polynomial.chebyshev import chebvander
 from typing_extensions import override
 
 from sdopt.contract import Contract
@@ -17,12 +18,15 @@ from sdopt.optimizations.base import Assumption, Context, Finding, Optimization,
 from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.optimizations.deepspeed import Attention as DeepSpeedAttention
+from sdopt.optimizations.halves import halves
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+
+    from sdopt.optimizations.skipping import Skipping
 
 
 class State(Protocol):
@@ -57,7 +61,7 @@ class Caching(Optimization):
     """The base class of options that make a step cheaper than the whole denoiser."""
 
     stage: ClassVar[Stage] = Stage.CACHING
-    saves_operations: ClassVar[bool] = True
+    saves_operations: ClassVar[bool | None] = True
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
@@ -91,11 +95,9 @@ class Caching(Optimization):
 
 
 @dataclass(frozen=True)
-class DeepCaching(Caching):
-    """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
+class SkippedLayers(Caching):
+    """The base class of options under which a step runs the whole UNet, or some of its layers, or none."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks,)
-    keeps_structure: ClassVar[bool] = True
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {
         "inductor": Inductor,
         "regional": Regional,
@@ -105,6 +107,42 @@ class DeepCaching(Caching):
         "openvino": OpenVino,
         "onnxruntime": OnnxRuntime,
     }
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        unet = denoiser_of(pipe)
+        skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
+        unet.forward = skipping
+
+        def proof(trace: Trace) -> Finding:
+            calls, ran, facts = trace.denoiser.calls, trace.denoiser.ran, dict(skipping.calls)
+            whole = facts.setdefault("whole", 0)
+            engaged = whole < sum(facts.values()) == calls
+            if ran:  # each layer was recorded: the middle layers ran only on whole steps
+                facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
+                inner = whole + facts.get("part", 0)
+                engaged = engaged and min(ran.values()) == inner and ran["conv_in"] == (calls if self.begins else inner)
+            return Finding(engaged, f"of {calls} traced steps {whole} ran whole, {calls - whole} {self.others}", facts)
+
+        return proof
+
+    begins: ClassVar[bool] = True
+    """Whether every step runs the UNet's first layer."""
+    others: ClassVar[str]
+    """What the steps do that do not run the whole UNet."""
+
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        """Returns the function that replaces the UNet's forward."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DeepCaching(SkippedLayers):
+    """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks,)
+    keeps_structure: ClassVar[bool] = True
+    others: ClassVar[str] = "only the outer layers"
 
     interval: int = bounded(3, ge=2, le=1000)
     """The whole UNet runs once per this number of steps."""
@@ -123,30 +161,128 @@ class DeepCaching(Caching):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        if ctx.steps > 1:
-            return []
-        return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
+        return _needs_two_steps(ctx)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
         # This module imports the compiler, which takes seconds that other commands should not spend.
-        from sdopt.optimizations.deepcache import DeepCache
+        from sdopt.optimizations.skipping import DeepCache
 
-        unet = denoiser_of(pipe)
-        cached = unet.__dict__[STEPS] = DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
-        unet.forward = cached
+        return DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
 
-        def proof(trace: Trace) -> Finding:
-            calls, ran = trace.denoiser.calls, trace.denoiser.ran
-            facts = {"whole": cached.calls["whole"], "outer": cached.calls["outer"]}
-            engaged = facts["outer"] > 0 and sum(facts.values()) == calls
-            if ran:  # each layer was recorded: the middle layers ran only on whole steps
-                facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
-                engaged = engaged and min(ran.values()) == facts["whole"] < ran["conv_in"] == calls
-            summary = f"of {calls} traced steps {facts['whole']} ran whole, {facts['outer']} only the outer layers"
-            return Finding(engaged, summary, facts)
 
-        return proof
+@dataclass(frozen=True)
+class FirstBlockCaching(SkippedLayers):
+    """Runs the inner layers only if what the first layer adds has changed, and the outermost ones in each step.
+
+    How many steps that are depends on the image: one that changes much skips nothing, and `not_engaged` says so.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, two_halves)
+    keeps_structure: ClassVar[bool] = True
+    saves_operations: ClassVar[bool | None] = None
+    others: ClassVar[str] = "only the outermost layers, at least for some images"
+
+    threshold: float = bounded(0.2, gt=0, le=10)
+    """The change of what the first layer adds, relative to its mean, from which the inner layers run again."""
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return 20
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        images = ctx.workload.batch_size * ctx.workload.images_per_prompt
+        if images > 1 and compiles(ctx):
+            several = f"each of {images} images decides for itself, and a graph has a fixed batch"
+            found.append(f"{several}: choose compiler=eager, or workload.batch_size=1")
+        return found
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        return _needs_two_steps(ctx)
+
+    @override
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        from sdopt.optimizations.skipping import FirstBlock
+
+        return FirstBlock(pipe, unet, self.threshold)
+
+
+@dataclass(frozen=True)
+class SpectralForecast(SkippedLayers):
+    """Runs no layer on some steps, and forecasts the prediction by Chebyshev polynomials over the steps (Spectrum).
+
+    The steps that run lie closer at the start: `warmup` steps first, then one in `window`, which grows by `growth` with
+    each, and all steps from `stop` on.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps,)
+    begins: ClassVar[bool] = False
+    others: ClassVar[str] = "were forecast"
+
+    warmup: int = bounded(4, ge=2, le=1000)
+    """Number of steps at the start that run."""
+    window: float = bounded(2.0, ge=2, le=1000)
+    """After them, one step runs per this number of steps, rounded down."""
+    growth: float = bounded(0.5, ge=0, le=1000)
+    """What is added to `window` after each such step."""
+    stop: float = bounded(0.9, gt=0, le=1)
+    """Share of the steps after which all run."""
+    degree: int = bounded(3, ge=1, le=10)
+    """Degree of the polynomials."""
+    ridge: float = bounded(0.1, gt=0, le=100)
+    """Weight of the squared coefficients in the fit."""
+    blend: float = bounded(0.3, ge=0, le=1)
+    """Share of the polynomials in the forecast; the rest is a line through the last two steps that ran."""
+
+    def runs(self, steps: int) -> list[bool]:
+        """Returns for each of `steps` steps whether it runs."""
+        found, window, since = [], self.window, 0
+        for step in range(steps):
+            within = self.warmup <= step < self.stop * steps
+            since = since + 1 if within else 0
+            found.append(not within or since % int(window) == 0)
+            if found[-1] and within:
+                window, since = window + self.growth, 0
+        return found
+
+    def weights(self, known: Sequence[int], step: int, steps: int) -> list[float]:
+        """Returns the weights of the predictions of some steps in that of a later one.
+
+        Args:
+            known: the steps that ran, in their order; at least two.
+            step: the step to forecast.
+            steps: the number of steps of the image.
+        """
+        at = np.array([*known, step]) / max(steps - 1, 1) * 2 - 1
+        *basis, wanted = chebvander(at, self.degree)
+        design = np.array(basis)
+        fit = design @ np.linalg.solve(design.T @ design + self.ridge * np.eye(self.degree + 1), wanted)
+        line = np.zeros(len(known))
+        ahead = (step - known[-1]) / (known[-1] - known[-2])
+        line[-2:] = -ahead, 1 + ahead
+        return [float(weight) for weight in self.blend * fit + (1 - self.blend) * line]
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return next((n for n in range(2, 1000) if not all(self.runs(n))), 2)
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        if not all(self.runs(ctx.steps)):
+            return []
+        enough = ceil(self.traced_calls / ctx.task.strength)
+        return [f"all of {ctx.steps} steps run, and none is forecast: set workload.steps to {enough} or more"]
+
+    @override
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        from sdopt.optimizations.skipping import Spectrum
+
+        return Spectrum(pipe, unet, self)
 
 
 @dataclass(frozen=True)
@@ -341,14 +477,7 @@ class _HalfBatches:
             self.guided += 1
             return self._forward(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
         self.unguided += 1
-        whole = len(sample)
-
-        def second(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[whole // 2 :] if tensor.ndim and len(tensor) == whole else tensor
-
-        # Text states, further conditions, and what other networks (ControlNet) add have a row per sample too.
-        given = (sample, encoder_hidden_states), others
-        (samples, states), more = tree_map_only(torch.Tensor, second, given)
+        _, (samples, states, more) = halves((sample, encoder_hidden_states, others), len(sample))
         output = self._forward(samples, timestep, states, return_dict=return_dict, **more)
         if not return_dict:
             return (torch.cat([output[0]] * 2),)
@@ -406,6 +535,12 @@ class _Seeded(State):
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
+
+
+def _needs_two_steps(ctx: Context) -> list[str]:
+    if ctx.steps > 1:
+        return []
+    return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
 
 
 def _branches(config: Any) -> list[tuple[int, int]]:

@@ -18,9 +18,12 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import plain_weights, usual_encoding
+from sdopt.optimizations.assumptions import plain_weights, two_halves, usual_encoding
 from sdopt.optimizations.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.optimizations.caching import SpectralForecast, TokenMerging, WholeSteps
+from sdopt.optimizations.compiler import Inductor, Regional
 from sdopt.optimizations.conflicts import compiles
+from sdopt.optimizations.halves import EachHalf
 from sdopt.optimizations.lora import encoding_noted
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
@@ -322,6 +325,48 @@ def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> di
     """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
     found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
     return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
+
+
+@dataclass(frozen=True)
+class SequentialGuidance(Optimization):
+    """Runs the denoiser without and then with the prompt, on half of the samples each, instead of on both in a batch.
+
+    Halves what the denoiser's layers keep while they compute. A large GPU is slower on small batches.
+    """
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+    assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
+    contract: ClassVar[Contract] = Contract.EQUIVALENT  # another batch size computes in another order
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
+            found.append("the model takes the guidance scale as an input, so there are no halves: leave it out")
+        elif ctx.workload.guidance(ctx.model) <= 1:
+            found.append("there is no guidance, and so no second half: set workload.guidance_scale above 1")
+        if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
+            found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
+        if compiles(ctx, Inductor, Regional):
+            found.append("cannot be in this compiler's graph: choose compiler=eager, inductor or regional")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        denoiser.forward = each = EachHalf(pipe, denoiser.forward)
+
+        def proof(trace: Trace) -> Finding:
+            images = max((shape[0] for shape in trace.decoded), default=0)
+            # A graph hides the batches of its convolutions.
+            most = max(trace.denoiser.batches, default=0)
+            ran = f"on at most {most} samples at a time" if most else "in a graph"
+            summary = f"{images} images with guidance; the denoiser ran {ran}, and {each.halved} times on two halves"
+            facts = {"images": images, "samples": most, "halved": each.halved}
+            return Finding(each.halved > 0 and most <= images, summary, facts)
+
+        return proof
 
 
 @dataclass(frozen=True)

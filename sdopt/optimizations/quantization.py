@@ -1,4 +1,4 @@
-"""precision: stores weights of the denoiser in 8 bits, with TorchAO or SDNQ."""
+"""precision: stores weights of the denoiser in 8 or 4 bits, with TorchAO or SDNQ; memory: those of text encoders."""
 
 import os
 from collections import Counter
@@ -13,14 +13,15 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
+from sdopt.measure.stages import TEXT_ENCODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.assumptions import plain_weights, unchanged_layers
+from sdopt.optimizations.assumptions import no_lora, plain_weights, unchanged_layers
 from sdopt.optimizations.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import CudaGraphs, Regional
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
 from sdopt.optimizations.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
-from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
+from sdopt.pipelines.parts import denoiser_of, layers_with_weights, text_encoders_of, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 _PRODUCTS = {
     "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
     "float8_e4m3fn": ("aten::_scaled_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+    "uint4": (),
 }
-"""Operators that multiply 8-bit numbers: PyTorch's, and on a GPU SDNQ's."""
+"""Operators that multiply numbers of a type: PyTorch's, and on a GPU SDNQ's."""
 
 
 @dataclass(frozen=True)
 class Quantized(Optimization):
-    """The base class of options that store weights of the denoiser in 8 bits, and all other weights in another type."""
+    """The base class of options that store weights of the denoiser in few bits, and all others in another type."""
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
     assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, unchanged_layers)
@@ -64,7 +66,8 @@ class Quantized(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing_packages(ctx, self.package, self.package)
-        if self.activations and (ctx.device.is_cuda or self.weights != "int8"):
+        multiplied = ("int8", "float8_e4m3fn") if ctx.device.is_cuda else ("float8_e4m3fn",)
+        if self.activations and self.weights in multiplied:
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
             found += [f"{reason}; precision.activations=false quantizes only weights" for reason in lacking]
         if self.others == "bfloat16" and ctx.device.is_cuda:
@@ -193,7 +196,7 @@ def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Sdnq(Quantized):
-    """Quantizes linear layers and convolutions with SDNQ, with one scale per output channel.
+    """Quantizes linear layers and convolutions with SDNQ; in 8 bits with one scale per output channel.
 
     SDNQ does not quantize layers with fewer than 32 channels or 16,384 weights. SDNQ's own compilation is disabled:
     `compiler=inductor` compiles its layers with the rest of the denoiser.
@@ -201,11 +204,16 @@ class Sdnq(Quantized):
 
     package: ClassVar[str] = "sdnq"
     comes_after: ClassVar[Mapping[str, str]] = {
-        "load_lora_weights": "precision=int8_sdnq: SDNQ has replaced the layers that a LoRA wraps: fuse it before"
+        "load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"
     }
 
+    weights: str = bounded("int8", choices=("int8", "float8_e4m3fn", "uint4"))
+    """The type of the quantized weights; `uint4` has a scale for each group of weights."""
     convolutions: bool = True
     """Whether to quantize convolutions too."""
+    svd_rank: int | None = bounded(None, ge=1, le=512)
+    """Rank of a part of each weight that keeps its type, and holds what rounding would change most (SVDQuant, Li et al.
+    2024); null is no such part."""
 
     @property
     @override
@@ -215,6 +223,8 @@ class Sdnq(Quantized):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
+        if self.weights == "uint4" and self.activations:
+            found.append("4-bit weights are dequantized for each use: set precision.activations=false")
         if self.convolutions and is_channels_last(ctx):
             found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
         if isinstance(ctx.chosen.get("lora"), Loaded):
@@ -226,16 +236,11 @@ class Sdnq(Quantized):
 
     @override
     def _quantize(self, denoiser: Any) -> None:
-        # SDNQ reads these variables on import. The axis `compiler` alone controls compilation.
-        os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
-        from sdnq import sdnq_post_load_quant
-
-        if torch.cuda.is_available() and find_spec("triton") is not None:
-            _give_triton_memory()
-        sdnq_post_load_quant(
+        _quantize_by_sdnq(
             denoiser,
             weights_dtype=self.weights,
-            group_size=-1,
+            use_svd=self.svd_rank is not None,
+            svd_rank=self.svd_rank or 1,
             quant_conv=self.convolutions,
             use_quantized_matmul=self.activations,
             use_quantized_matmul_conv=self.activations and self.convolutions,
@@ -244,7 +249,72 @@ class Sdnq(Quantized):
 
     @override
     def _is_quantized(self, layer: torch.nn.Module) -> bool:
-        return hasattr(layer, "sdnq_dequantizer")
+        return _is_quantized_by_sdnq(layer)
+
+
+@dataclass(frozen=True)
+class QuantizedTextEncoders(Optimization):
+    """Stores the linear layers of the text encoders in 8 or 4 bits with SDNQ, and dequantizes them for each use."""
+
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora,)
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    comes_after: ClassVar[Mapping[str, str]] = {
+        "load_lora_weights": "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps: fuse it before"
+    }
+
+    weights: str = bounded("int8", choices=("int8", "uint4"))
+    """The type of the quantized weights; `uint4` has a scale for each group of weights."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing_packages(ctx, "sdnq", "sdnq")
+        if "memory.precomputed_embeddings" in ctx.chosen:
+            found.append("memory=precomputed_embeddings removes the text encoders: choose one of them")
+        if isinstance(ctx.chosen.get("lora"), Loaded | Hotswap):
+            found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused")
+        if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
+            found.append("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
+        return found + records_autograd(ctx, "a quantized weight")
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        for encoder in text_encoders_of(pipe):
+            _quantize_by_sdnq(encoder, weights_dtype=self.weights, torch_dtype=next(encoder.parameters()).dtype)
+
+        def layers() -> list[torch.nn.Module]:
+            return [layer for encoder in text_encoders_of(pipe) for layer in encoder.modules()]
+
+        wanted = sum(map(_is_quantized_by_sdnq, layers()))
+
+        def proof(trace: Trace) -> Finding:
+            done, calls = sum(map(_is_quantized_by_sdnq, layers())), trace.stages[TEXT_ENCODER].calls
+            left = sum(isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer) for layer in layers())
+            summary = f"{done} of {done + left} linear layers in {self.weights}; text encoders ran {calls} times"
+            facts = {"quantized": done, "left_alone": left, "calls": calls}
+            return Finding(0 < done == wanted and calls > 0, summary, facts)
+
+        return proof
+
+
+def _quantize_by_sdnq(network: Any, weights_dtype: str, **arguments: Any) -> None:
+    """Quantizes a network in place: with a scale for each output channel, in 4 bits for each group of weights."""
+    # SDNQ reads these variables on import. The axis `compiler` alone controls compilation.
+    os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
+    from sdnq import sdnq_post_load_quant
+
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        _give_triton_memory()
+    # PyTorch's `svd_lowrank` starts from random numbers: each process is to have the same weights.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        group_size = 0 if weights_dtype == "uint4" else -1
+        sdnq_post_load_quant(network, weights_dtype=weights_dtype, group_size=group_size, **arguments)
+
+
+def _is_quantized_by_sdnq(layer: torch.nn.Module) -> bool:
+    return hasattr(layer, "sdnq_dequantizer")
 
 
 def _give_triton_memory() -> None:

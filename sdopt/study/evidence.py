@@ -91,6 +91,8 @@ class Inspection:
 
     def _count_operations(self, process: VariantProcess) -> None:
         """Notes the TFLOP of one image, counted once for all variants of the same work."""
+        if any(option.saves_operations is None for _, option in process.variant.applied):
+            return
         savings = [option for _, option in process.variant.applied if option.saves_operations]
         work, operations = repr((process.variant.work, savings)), self._study.operations
         if work not in operations:

@@ -163,6 +163,8 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "fused_qkv": ((), {"attention": "fused_qkv"}),
     "math": ((), {"attention": "math"}),
     "deepcache": (("caching.interval=1000",), {"caching": "deepcache"}),
+    "first_block": ((), {"caching": "first_block"}),
+    "spectrum": ((), {"caching": "spectrum"}),
     "guidance_interval": (OFF, {"caching": "guidance_interval"}),
     "pyramid": ((), {"caching": "pyramid_attention"}),
     "trace": ((), {"compiler": "trace"}),
@@ -176,21 +178,22 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 REFUSED = {
     **dict.fromkeys((f"{part} {option}" for part in ("ip_adapter", "processor")
                      for option in ("default", "vanilla", "sliced", "fused_qkv")), "would replace the processors"),
-    **dict.fromkeys((f"{part} deepcache" for part in ("controlnet", "two_controlnets")), "without a ControlNet"),
+    **dict.fromkeys((f"{part} {option}" for part in ("controlnet", "two_controlnets")
+                     for option in ("deepcache", "first_block")), "without a ControlNet"),
     "t2i_adapter guidance_interval": "StableDiffusionAdapterPipeline has its own",
     "t2i_adapter pyramid": "needs the number of steps",
-    "t2i_adapter deepcache": "without a T2I-Adapter",
-    "freeu deepcache": "without FreeU",
-    "forward deepcache": "would replace the UNet's forward",
-    "hook deepcache": "hooks of up_blocks.0",
-    "pag guidance_interval": "StableDiffusionPAGPipeline has its own",
+    "t2i_adapter spectrum": "needs the number of steps",
+    **{f"{part} {option}": reason for option in ("deepcache", "first_block")
+       for part, reason in (("t2i_adapter", "without a T2I-Adapter"), ("freeu", "without FreeU"),
+                            ("forward", "would replace the UNet's forward"), ("hook", "hooks of up_blocks.0"),
+                            ("lora", "cannot pass cross_attention_kwargs on"))},
+    **{f"pag {option}": "StableDiffusionPAGPipeline has its own" for option in ("first_block", "guidance_interval")},
     "distillation guidance_interval": "takes the guidance scale as an input",
     "pag trace": "exchanges the attention processors",
     "processor trace": "would not run the Python code of Doubled",
     "hook trace": "would not run the hooks or the own forward of up_blocks.0",
     "forward trace": "own forward of the denoiser",
     "lora fused_qkv": "would ignore the LoRA",
-    "lora deepcache": "cannot pass cross_attention_kwargs on",
     "lora precomputed": "scales a LoRA in the text encoders too",
 }  # fmt: skip
 """What is refused, with the reason: when options are applied, or by the call whose arguments they cannot honour."""
@@ -204,7 +207,7 @@ def walk(part: str, options: list[str]) -> dict[str, str]:
     assert part == "nothing" or np.abs(before - drawn(loaded())).max() > 0.01, "the part changes the images"
     for option in options:
         words, groups = OPTIONS[option]
-        more = {"num_inference_steps": 1} if option in ("deepcache", "pyramid") else {}
+        more = {"num_inference_steps": 1} if option in ("deepcache", "first_block", "spectrum", "pyramid") else {}
         wanted = drawn(pipe, **call | more) if more else before
         prompts = call.get("prompt") or ["a red apple", "a blue fish"]
         state = (type(pipe), {name: id(each) for name, each in pipe.components.items()})
@@ -234,7 +237,7 @@ def require(part: str, options: list[str]) -> None:
 
 @pytest.mark.parametrize("part", ["ip_adapter", "controlnet"])
 def test_the_commonest_parts(part: str) -> None:
-    require(part, ["vanilla", "math", "deepcache", "guidance_interval", "precomputed"])
+    require(part, ["vanilla", "math", "deepcache", "spectrum", "guidance_interval", "precomputed"])
 
 
 @pytest.fixture
@@ -327,7 +330,7 @@ def test_prompts_are_not_encoded_twice_by_the_program_s_own_code(pipe: Pipe) -> 
         sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple"])
 
 
-@pytest.mark.parametrize("option", ["deepcache", "guidance_interval"])
+@pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "spectrum"])
 def test_another_pipeline_with_the_same_denoiser_reuses_nothing(pipe: Pipe, option: str) -> None:
     other = like("StableDiffusionImg2ImgPipeline", pipe)
 

@@ -19,10 +19,10 @@ from sdopt.config.paths import CONF
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.caching import Caching, _branches
+from sdopt.optimizations.caching import Caching, SpectralForecast, _branches
 from sdopt.optimizations.compiler.aot import digest
 from sdopt.optimizations.compiler.base import Tensors
-from sdopt.optimizations.deepcache import DeepCache
+from sdopt.optimizations.skipping import DeepCache, FirstBlock
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.samples import Evidence
 from sdopt.worker.host import PipelineHost
@@ -30,7 +30,7 @@ from tests.fixtures import CPU, Compose, Load
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
 STEPS = "workload.steps=10"
-FEWER = "workload.steps=5"
+SIX = "workload.steps=6"
 """Of the fewest that each option takes over in: a count of operations goes through every step."""
 needs_tomesd = pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
 needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
@@ -66,6 +66,11 @@ class TestConflicts:
         ("overrides", "reason"),
         [
             (["caching=deepcache"], "set workload.steps to 2 or more"),
+            (["caching=spectrum", "workload.steps=4"], "all of 4 steps run, and none is forecast: set workload.steps"),
+            (
+                ["caching=first_block", "compiler=trace", "workload.batch_size=2", STEPS],
+                "each of 2 images decides for itself, and a graph has a fixed batch",
+            ),
             (["caching=deepcache", "caching.branch=4", STEPS], "caching.branch=4: this model has the branches 0 to 3"),
             (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 reuses an output"),
             (
@@ -101,7 +106,7 @@ class TestConflicts:
         assert "workload.steps to 4 or more" in found or f" of {fewest - 1} " in found
 
     def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
-        for option in ("deepcache", "guidance_interval"):
+        for option in ("deepcache", "first_block", "guidance_interval", "spectrum"):
             assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
         assert variant("caching=deepcache", "compiler=regional", STEPS).conflicts(CPU) == []
 
@@ -133,12 +138,14 @@ class TestEveryOption:
         assert evidence(loaded).engaged
         assert np.isfinite(image(loaded)).all()
 
-    @pytest.mark.parametrize("option", ["deepcache", *map(slow, ("pyramid_attention", "guidance_interval"))])
+    @pytest.mark.parametrize(
+        "option", ["deepcache", "spectrum", *map(slow, ("pyramid_attention", "guidance_interval"))]
+    )
     def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load, option: str) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""
         found = []
         for chosen in ("none", option):
-            loaded = session(f"caching={chosen}", FEWER, "attention=vanilla")
+            loaded = session(f"caching={chosen}", SIX, "attention=vanilla")
             with FlopCounterMode(display=False) as counter:
                 loaded._call(output_type="latent")
             found.append((counter.get_total_flops() / 1e12, loaded.count_operations()))
@@ -157,7 +164,7 @@ class TestEveryOption:
 
 
 class TestUndone:
-    @pytest.mark.parametrize("option", ["deepcache", "guidance_interval"])
+    @pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "spectrum"])
     def test_forward_put_back(self, session: Load, option: str) -> None:
         loaded = session(f"caching={option}", STEPS)
         del pipeline(loaded).unet.forward
@@ -282,15 +289,6 @@ class TestDeepCache:
         assert loaded._assembly.proofs["caching"](trace).facts["whole"] == 2
         assert loaded._assembly.proofs["caching"](trace).facts["outer"] == 3
 
-    def test_is_traced_to_two_graphs(self, session: Load) -> None:
-        """What decides which of them a step is lies outside of both: the images are those of eager code."""
-        eager = image(session("caching=deepcache", STEPS))
-        loaded = session("caching=deepcache", "compiler=trace", STEPS)
-        assert np.array_equal(image(loaded), eager)
-        found = {item.axis: item for item in loaded.prove().evidence}
-        assert all(item.engaged for item in found.values()), found
-        assert found["compiler"].facts["graphs"] == 2
-
     def test_compiled_packages_of_its_steps_are_not_taken_for_each_other(self) -> None:
         unet, inputs = small_unet("emoji"), (torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 4, 144))
         steps = [DeepCache(unet, 3, *branch).whole for branch in _branches(unet.config)[:2]]
@@ -312,6 +310,104 @@ class TestDeepCache:
             assert item.engaged, item
         assert np.array_equal(image(loaded), image(loaded))
         assert counters["stats"]["unique_graphs"] == 2
+
+
+GUIDED, UNGUIDED = (SimpleNamespace(do_classifier_free_guidance=guided) for guided in (True, False))
+
+
+class TestFirstBlock:
+    @pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
+    def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
+        unet = small_unet(name)
+        [expected] = predictions(unet, 1, side)
+        unet.forward = FirstBlock(GUIDED, unet, 0.1)
+        assert torch.equal(predictions(unet, 1, side)[0], expected)
+
+    def test_what_has_changed_enough_runs_again(self) -> None:
+        unet = small_unet("emoji")
+        expected = predictions(unet, 5, 16)
+        own = unet.forward
+        unet.forward = cached = FirstBlock(GUIDED, unet, 1e-6)
+        cached.begin()
+        assert all(map(torch.equal, predictions(unet, 5, 16), expected))
+        assert cached.calls == {"whole": 5}
+        unet.forward = own
+        unet.forward = cached = FirstBlock(GUIDED, unet, 10)
+        cached.begin()
+        first, second, *_ = predictions(unet, 5, 16)
+        assert torch.equal(first, expected[0])
+        assert not torch.equal(second, expected[1])
+        assert cached.calls == {"whole": 1, "outer": 4}
+
+    def test_no_image_depends_on_its_neighbours(self) -> None:
+        """The second one changes so much in each step that its inner layers run, and those of the first do not."""
+        unet, generator = small_unet("emoji"), torch.Generator().manual_seed(0)
+        steady, states = torch.randn(1, 8, 8, 8, generator=generator), torch.randn(1, 24, 144, generator=generator)
+        wild = torch.randn(4, 1, 8, 8, 8, generator=generator)
+        unet.forward = cached = FirstBlock(UNGUIDED, unet, 0.3)
+
+        def run(samples: list[torch.Tensor]) -> torch.Tensor:
+            cached.begin()
+            with torch.no_grad():
+                found = [unet(each, 500, states.expand(len(each), -1, -1), return_dict=False)[0] for each in samples]
+            return torch.stack([each[0] for each in found])
+
+        still = [steady * (1 + 0.01 * step) for step in range(4)]
+        alone = run(still)
+        assert cached.calls == {"whole": 1, "outer": 3}
+        beside = run([torch.cat([each, wild[step]]) for step, each in enumerate(still)])
+        assert cached.calls == {"whole": 1, "part": 3}
+        assert torch.allclose(alone, beside, atol=1e-5)
+
+    def test_the_two_samples_of_an_image_decide_together(self) -> None:
+        cached = FirstBlock(GUIDED, small_unet("emoji"), 0.2)
+        before = torch.ones(4, 1, 1, 1)
+        added = torch.tensor([1.3, 1.1, 1.2, 1.1]).view(4, 1, 1, 1)
+        assert cached._changed(added, before).tolist() == [True, False, True, False]
+        cached = FirstBlock(UNGUIDED, small_unet("emoji"), 0.25)
+        assert cached._changed(added, before).tolist() == [True, False, False, False]
+
+
+class TestSpectrum:
+    def test_takes_the_published_steps(self) -> None:
+        """stable-diffusion.cpp, pull request 1322: 1.82× with 20 steps and 2.14× with 30."""
+        published = SpectralForecast(warmup=4, window=2, growth=0.5, stop=0.9)
+        assert [sum(published.runs(steps)) for steps in (20, 30)] == [11, 14]
+        assert all(published.runs(4))
+
+    def test_forecasts_polynomials_of_its_degree(self) -> None:
+        known, values = [0, 1, 2, 3, 5], [1 + 2 * step - 0.3 * step**3 for step in (0, 1, 2, 3, 5, 7)]
+        weights = SpectralForecast(degree=3, ridge=1e-12, blend=1).weights(known, 7, 20)
+        assert float(np.dot(weights, values[:5])) == pytest.approx(values[5], rel=1e-4)
+        assert SpectralForecast(blend=0).weights(known, 7, 20) == [0, 0, 0, -1, 2]
+
+    def test_runs_no_layer_where_it_forecasts(self, session: Load) -> None:
+        loaded = session("caching=spectrum", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        runs = sum(SpectralForecast().runs(10))
+        assert found.engaged
+        facts = {"whole": runs, "forecast": 10 - runs, "runs_of_the_first_layer": runs, "runs_of_the_middle": runs}
+        assert found.facts == facts
+
+
+@pytest.mark.parametrize("option", ["first_block", "spectrum"])
+@pytest.mark.parametrize("guidance", ["workload.guidance_scale=4.5", "workload.guidance_scale=1"])
+def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str, guidance: str) -> None:
+    work = [f"caching={option}", guidance, "workload.steps=12"]
+    [alone] = image(session(*work))
+    assert np.abs(image(session(*work, "workload.batch_size=3"))[0] - alone).max() < 1e-3
+
+
+@pytest.mark.parametrize(("option", "graphs"), [("deepcache", 2), ("first_block", 3), ("spectrum", 1)])
+def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int) -> None:
+    """What decides which of them a step runs lies outside of them: the images are those of eager code."""
+    eager = image(session(f"caching={option}", STEPS))
+    loaded = session(f"caching={option}", "compiler=trace", STEPS)
+    assert np.array_equal(image(loaded), eager)
+    found = {item.axis: item for item in loaded.prove().evidence}
+    assert all(item.engaged for item in found.values()), found
+    assert found["compiler"].facts["graphs"] == graphs
 
 
 class _Positional:

@@ -43,6 +43,42 @@ def evidence(session: PipelineHost) -> dict[str, Evidence]:
     return {item.axis: item for item in session.prove().evidence if item.axis.startswith("memory")}
 
 
+class TestSequentialGuidance:
+    OPTION = "memory=[sequential_guidance]"
+
+    def test_draws_the_same_image_on_half_of_the_samples(self, session: Load, inputs: dict[str, list[str]]) -> None:
+        for work in (["workload.steps=3"], ["workload.steps=3", *inputs["inpaint"]], ["scheduler=euler", *BATCH]):
+            halved, plain = session(self.OPTION, *work), session(*work)
+            ours, theirs = (host._call(output_type="np").images for host in (halved, plain))
+            assert np.abs(ours - theirs).max() < 1e-4
+            [found] = evidence(halved).values()
+            assert found.engaged, found
+            assert found.facts["samples"] == found.facts["images"] == halved._variant.workload.batch_size
+
+    def test_undone(self, session: Load) -> None:
+        loaded = session(self.OPTION)
+        del loaded._pipe.unet.forward
+        [found] = evidence(loaded).values()
+        assert not found.engaged
+
+    def test_beside_a_forecast(self, session: Load) -> None:
+        loaded = session(self.OPTION, "caching=spectrum", "workload.steps=10")
+        assert all(item.engaged for item in loaded.prove().evidence), loaded.prove().evidence
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["workload.guidance_scale=1"], "there is no guidance, and so no second half"),
+            (["caching=deepcache", "workload.steps=5"], "which this cache counts: choose caching=none or spectrum"),
+            (["caching=guidance_interval", "workload.steps=5"], "choose caching=none or spectrum"),
+            (["compiler=trace"], "choose compiler=eager, inductor or regional"),
+        ],
+    )
+    def test_with_what_cannot_work(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        [found] = variant(self.OPTION, *overrides).conflicts(CPU)
+        assert found.endswith(reason) or reason in found
+
+
 class TestConflicts:
     def test_slicing_needs_a_batch(self, variant: Compose) -> None:
         [found] = variant("memory=vae_slicing").conflicts(CPU)

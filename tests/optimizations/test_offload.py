@@ -115,7 +115,7 @@ class TestConflicts:
         without = ("memory=sequential_offload", "precision=autocast_fp16", "grad_mode=inference_mode")
         assert variant(*without).conflicts(GPU) == []
 
-    @pytest.mark.parametrize("caching", ["deepcache", "pyramid_attention"])
+    @pytest.mark.parametrize("caching", ["deepcache", "first_block", "pyramid_attention"])
     def test_streams_follow_an_order_in_which_no_layer_is_passed_over(self, variant: Compose, caching: str) -> None:
         options = ("memory=group_offload", f"caching={caching}", "workload.steps=10")
         [found] = variant(*options).conflicts(GPU)

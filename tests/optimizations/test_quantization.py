@@ -69,6 +69,21 @@ class TestConflicts:
             "choose grad_mode=no_grad or inference_mode"
         )
 
+    def test_4_bit_weights_have_no_product(self, variant: Compose) -> None:
+        assert variant("precision=uint4_sdnq").conflicts(CPU) == []
+        [found] = variant("precision=uint4_sdnq", "precision.activations=true").conflicts(CPU)
+        assert found.endswith("4-bit weights are dequantized for each use: set precision.activations=false")
+
+    def test_of_text_encoders(self, variant: Compose) -> None:
+        option = "memory=[quantized_text_encoders]"
+        [found] = variant("memory=[quantized_text_encoders,precomputed_embeddings]").conflicts(CPU)
+        assert found.endswith("memory=precomputed_embeddings removes the text encoders: choose one of them")
+        [found] = variant(option, "lora=loaded").conflicts(CPU)
+        assert found.endswith("SDNQ replaces the layers that a LoRA wraps: choose lora=fused")
+        [found] = variant(option, "compiler=inductor", "compiler.targets=[text_encoder]").conflicts(CPU)
+        assert found.endswith("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
+        assert variant(option, "compiler=trace").conflicts(CPU) == []
+
     def test_convolutions_that_are_matrices_have_no_layout(self, variant: Compose) -> None:
         chosen = ("precision=int8_sdnq", "layout=channels_last")
         [found] = variant(*chosen).conflicts(CPU)
@@ -168,6 +183,33 @@ class TestProof:
         assert found.facts["arithmetic"] == ["bfloat16"]
         assert not any(found.facts["kernels"].values())
 
+    def test_of_weights_in_4_bits(self, session: Load) -> None:
+        pytest.importorskip("sdnq")
+        found = evidence(session("precision=uint4_sdnq"))
+        assert found.engaged, found
+        assert found.facts["quantized"]["Conv2d"] > 20
+        assert "layers in uint4; no product in 8 bits" in found.summary
+        assert "uint4" not in found.facts["arithmetic"]
+
+    def test_a_part_of_low_rank_brings_4_bits_nearer_to_the_weights(self, session: Load) -> None:
+        """It starts from random numbers, which are the same each time."""
+        pytest.importorskip("sdnq")
+        inputs = (torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(0)), 500, torch.ones(2, 24, 144))
+
+        def predicted(*overrides: str) -> torch.Tensor:
+            unet = session(*overrides)._pipe.unet
+            with torch.no_grad():
+                found: torch.Tensor = unet(inputs[0].to(unet.dtype), 500, inputs[2].to(unet.dtype)).sample
+            return found.float()
+
+        plain, state = predicted("precision=bf16"), torch.get_rng_state()
+        ranked = predicted("precision=uint4_sdnq")
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(1)
+        assert torch.equal(predicted("precision=uint4_sdnq"), ranked)
+        unranked = predicted("precision=uint4_sdnq", "precision.svd_rank=null")
+        assert 0 < (ranked - plain).norm() < (unranked - plain).norm()
+
     @pytest.mark.parametrize("package", OPTIONS)
     def test_of_a_layer_that_was_put_back(self, session: Load, package: str) -> None:
         loaded = session(f"precision=int8_{package}")
@@ -210,6 +252,34 @@ class TestProof:
 
 
 @pytest.mark.gpu
+class TestTextEncoders:
+    @pytest.mark.parametrize("weights", ["int8", "uint4"])
+    def test_hold_fewer_bytes_and_show_it(self, session: Load, weights: str) -> None:
+        pytest.importorskip("sdnq")
+        option = ["memory=[quantized_text_encoders]", f"memory.quantized_text_encoders.weights={weights}"]
+        quantized, plain = session(*option), session()
+
+        def evidence() -> Evidence:
+            [found] = [item for item in quantized.prove().evidence if item.axis.startswith("memory")]
+            return found
+
+        def size(host: PipelineHost) -> int:
+            layers = (
+                host._pipe.text_encoder.text_model.encoder.parameters()
+                if hasattr(host._pipe.text_encoder, "text_model")
+                else host._pipe.text_encoder.encoder.parameters()
+            )
+            return sum(weight.numel() * weight.element_size() for weight in layers)
+
+        found = evidence()
+        assert found.engaged, found
+        assert found.facts == {"quantized": 18, "left_alone": 0, "calls": found.facts["calls"]}
+        assert size(quantized) < size(plain) * (0.3 if weights == "int8" else 0.25)
+        layer = next(m for m in quantized._pipe.text_encoder.modules() if hasattr(m, "sdnq_dequantizer"))
+        del layer.sdnq_dequantizer
+        assert not evidence().engaged
+
+
 class TestOnCuda:
     @pytest.mark.parametrize("kind", ["int8", "fp8"])
     @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def exports(ctx: Context, what: str) -> list[str]:
     """Returns the conflicts of a graph exported from a module with options that exported graphs do not support."""
     found = autocasts(ctx, what) + picks_kernels(ctx, what) + records_autograd(ctx, what)
     for axis, option in ctx.chosen.items():
-        if option.stage is Stage.QUANTIZE:
+        if option.stage is Stage.QUANTIZE and axis != "memory.quantized_text_encoders":
             found.append(f"{what} needs weights in the type of the arithmetic, which {axis} changes")
     if isinstance(ctx.chosen.get("lora"), Hotswap):
         # peft swaps weights and scales in place. An exported graph keeps the scales as constants, if not the weights.
@@ -154,7 +154,7 @@ def only_replays(stages: Iterable[StageTrace]) -> bool:
 
     If weights have moved, each call captures a graph and replays it once.
     """
-    return all(stage.graph_launches >= stage.calls > 0 and not stage.graph_captures for stage in stages)
+    return all(stage.graph_launches >= stage.runs > 0 and not stage.graph_captures for stage in stages)
 
 
 class StandIn(torch.nn.Module):

@@ -293,7 +293,7 @@ def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.dev
     """
     summary, facts = _regions(trace, targets)
     stages = {target: trace.stages[STAGE_OF[target]] for target in targets}
-    fewer = [target for target, stage in stages.items() if not stage.compiled_regions >= stage.calls > 0]
+    fewer = [target for target, stage in stages.items() if not stage.compiled_regions >= stage.runs > 0]
     if fewer and facts["compiled_regions_run"]:
         told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
         summary += f", which are not all of {told}"

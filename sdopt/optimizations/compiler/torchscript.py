@@ -45,7 +45,7 @@ class TorchScript(GraphCompiler):
             runs = seen.operators[_GRAPH]
             facts = {"graphs": shapes, "graphs_run": runs, "calls": seen.calls}
             summary = f"{shapes} traced graph{'s' if shapes != 1 else ''}, run {runs} times in {seen.calls} calls"
-            return Finding(runs >= seen.calls > 0 and shapes > 0, summary, facts)
+            return Finding(runs >= seen.runs > 0 and shapes > 0, summary, facts)
 
         return proof
 

@@ -1,0 +1,393 @@
+"""UNets that compute some steps from earlier ones: DeepCache, the first-block cache, and Spectrum.
+
+Python chooses between the kinds of step outside of the modules that compute them. Compilers get these modules, each
+free of branches.
+"""
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from typing_extensions import override
+
+from sdopt.errors import UsageError
+
+Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
+"""Arguments of a UNet: latents, timestep, text states, and the further conditions of distilled models and of SDXL."""
+
+
+class Skipping:
+    """Replaces the forward function of a UNet, and leaves out layers in some steps of an image.
+
+    Attributes:
+        calls: number of steps since `begin`, by what they ran: `whole` for all layers, and another name for fewer.
+    """
+
+    parts: ClassVar[tuple[str, ...]]
+    """Names of the attributes that a compiler may replace by graphs."""
+
+    def __init__(self) -> None:
+        self.begin()
+        self.end()
+
+    def begin(self) -> None:
+        """Resets the state: the next step is the first of an image."""
+        self._on = True
+        self.calls: Counter[str] = Counter()
+        self._forget()
+
+    def end(self) -> None:
+        """Lets each step run whole, until the next call begins."""
+        self._on = False
+        self._forget()
+
+    @property
+    def idle(self) -> int:
+        """Returns the number of steps that ran no layer."""
+        return self.calls["forecast"]
+
+    def _forget(self) -> None:
+        """Drops what was kept of earlier steps."""
+        raise NotImplementedError
+
+    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+        """Returns the prediction of a step, and counts it in `calls`."""
+        raise NotImplementedError
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(
+        self,
+        sample: Tensor,
+        timestep: Any,
+        encoder_hidden_states: Tensor,
+        return_dict: bool = True,
+        **others: Any,
+    ) -> Any:
+        """Replaces `UNet2DConditionModel.forward`. Raises UsageError for inputs that it cannot pass on."""
+        noise = self._predict(sample, timestep, encoder_hidden_states, others)
+        if not return_dict:
+            return (noise,)
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+        return UNet2DConditionOutput(sample=noise)
+
+
+def _conditions(name: str, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Conditions:
+    """Returns the arguments of blocks that an option runs itself. Raises UsageError for those that they do not take."""
+    unknown = [key for key in others.keys() - {"timestep_cond", "added_cond_kwargs"} if others[key] is not None]
+    if unknown:
+        raise UsageError(f"caching={name}: cannot pass {', '.join(sorted(unknown))} on to the UNet; leave it out")
+    return sample, timestep, states, others.get("timestep_cond"), others.get("added_cond_kwargs")
+
+
+class DeepCache(Skipping):
+    """Runs the whole UNet on every `interval`-th step, and only the outer layers on the others (Ma et al. 2024).
+
+    The features that the inner layers return to the outer ones change little from step to step, so they are cached. As
+    in the published implementation (https://github.com/horseee/DeepCache), the outer layers are those before layer
+    `layer` of block `block` on the way down, and those after it on the way up. No value is read from the device.
+    """
+
+    parts = ("whole", "outer")
+
+    def __init__(self, unet: Any, interval: int, block: int, layer: int) -> None:
+        self._interval = interval
+        self.whole: torch.nn.Module = Whole(unet, block, layer)
+        self.outer: torch.nn.Module = Outer(unet, block, layer)
+        super().__init__()
+
+    @override
+    def _forget(self) -> None:
+        self._kept: Tensor | None = None
+
+    @override
+    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+        inputs = _conditions("deepcache", sample, timestep, states, others)
+        # A callback may leave out a part of the batch.
+        fits = self._kept is not None and len(self._kept) == len(sample)
+        noise: Tensor
+        if fits and self.calls.total() % self._interval:
+            noise = self.outer(inputs, self._kept)
+            self.calls["outer"] += 1
+        else:
+            noise, kept = self.whole(inputs)
+            # The next replay of a CUDA graph overwrites its outputs.
+            self._kept = kept.clone() if self._on else None
+            self.calls["whole"] += 1
+        return noise
+
+
+class FirstBlock(Skipping):
+    """Runs the outermost layers of a UNet in each step, and the inner ones only if what the first layer adds changed.
+
+    The test is that of ParaAttention and Comfy-WaveSpeed (https://github.com/chengzeyi/Comfy-WaveSpeed): the mean
+    absolute difference of what the first layer adds to that of the last step that ran the inner layers, relative to its
+    mean. Below `threshold`, the features that the inner layers returned then are used again, as `DeepCache` does; the
+    former add what all later layers added instead, which is cheaper and draws far worse images.
+
+    Each image of a batch decides for itself, by its samples without and with the prompt; the inner layers run on the
+    samples of the images that need them. One value for each image is read from the device.
+    """
+
+    parts = ("first", "inner", "last")
+
+    def __init__(self, pipe: Any, unet: Any, threshold: float) -> None:
+        self._pipe, self._threshold = pipe, threshold
+        self.first: torch.nn.Module = First(unet, 0, 1)
+        self.inner: torch.nn.Module = Inner(unet, 0, 1)
+        self.last: torch.nn.Module = Last(unet, 0, 0)
+        super().__init__()
+
+    @override
+    def _forget(self) -> None:
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    @override
+    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+        further = self.first(_conditions("first_block", sample, timestep, states, others))
+        hidden, skips = further[0], further[3]
+        added = hidden - skips[0]
+        if self._kept is None or len(self._kept[0]) != len(sample):
+            kept, chosen = self.inner(*further).clone(), [True]
+        else:
+            before, kept = self._kept
+            stale = self._changed(added, before)
+            chosen = stale.tolist()
+            if all(chosen):
+                kept = self.inner(*further).clone()
+            elif any(chosen):
+                rows = stale.nonzero()[:, 0]
+                kept = kept.index_copy(0, rows, self.inner(*tree_map_only(Tensor, lambda each: each[rows], further)))
+                added = before.index_copy(0, rows, added[rows])
+            else:
+                added = before
+        self._kept = (added, kept) if self._on else None
+        self.calls["whole" if all(chosen) else "part" if any(chosen) else "outer"] += 1
+        noise: Tensor = self.last(kept, *further[1:3], skips[0])
+        return noise
+
+    def _changed(self, added: Tensor, before: Tensor) -> Tensor:
+        """Returns for each sample whether its image needs the inner layers."""
+        change = (added - before).abs().mean(dim=(1, 2, 3)) / before.abs().mean(dim=(1, 2, 3))
+        if self._pipe.do_classifier_free_guidance and len(change) % 2 == 0:
+            change = change.view(2, -1).mean(dim=0).repeat(2)
+        return change >= self._threshold
+
+
+class Spectrum(Skipping):
+    """Forecasts the prediction of a UNet on some steps, by a fit to those of the steps that ran it.
+
+    Han et al. 2026 (https://arxiv.org/abs/2603.01623) fit the features before the last layer. As in
+    stable-diffusion.cpp (#1322), it is the prediction here, so that no layer runs. All samples of a batch have the same
+    steps and weights.
+    """
+
+    parts = ("whole",)
+
+    def __init__(self, pipe: Any, unet: Any, chosen: Any) -> None:
+        self._pipe, self._chosen = pipe, chosen
+        self.whole: torch.nn.Module = Own(unet)
+        super().__init__()
+
+    @override
+    def _forget(self) -> None:
+        self._kept: list[tuple[int, Tensor]] = []
+
+    @override
+    def _predict(self, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Tensor:
+        step = self.calls.total()
+        if self._kept and len(self._kept[0][1]) != len(sample):
+            self._kept = []  # a callback has left out a part of the batch
+        steps = int(self._pipe.num_timesteps) if self._on else 0
+        if len(self._kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
+            weights = self._chosen.weights([known for known, _ in self._kept], step, steps)
+            forecast = torch.zeros_like(self._kept[0][1])
+            for (_, known), weight in zip(self._kept, weights, strict=True):
+                forecast.add_(known, alpha=weight)
+            self.calls["forecast"] += 1
+            return forecast.to(sample.dtype)
+        noise: Tensor = self.whole(sample, timestep, states, return_dict=False, **others)[0]
+        if self._on:
+            self._kept.append((step, noise.to(torch.float32, copy=True)))
+        self.calls["whole"] += 1
+        return noise
+
+
+class _Step(torch.nn.Module):
+    """The base class of the two kinds of step.
+
+    Args:
+        unet: the UNet whose layers run.
+        block: the block on the way down in which the inner layers begin.
+        layer: the first inner layer in that block.
+    """
+
+    def __init__(self, unet: Any, block: int, layer: int) -> None:
+        super().__init__()
+        self._unet = unet
+        self._block, self._layer = block, layer
+
+    @override
+    def extra_repr(self) -> str:
+        return f"block={self._block}, layer={self._layer}"
+
+    def _down(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Returns time embedding, text states, and the last and all outputs of the outer layers on the way down."""
+        unet = self._unet
+        sample, timestep, states, timestep_cond, added = inputs
+        temb = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=timestep), timestep_cond)
+        more = unet.get_aug_embed(emb=temb, encoder_hidden_states=states, added_cond_kwargs=added)
+        temb = temb if more is None else temb + more
+        temb = temb if unet.time_embed_act is None else unet.time_embed_act(temb)
+        states = unet.process_encoder_hidden_states(encoder_hidden_states=states, added_cond_kwargs=added)
+        hidden = unet.conv_in(2 * sample - 1.0 if unet.config.center_input_sample else sample)
+        skips = [hidden]
+        for block in unet.down_blocks[: self._block]:
+            hidden, outputs = block(hidden, temb, **_states_for(block, states))
+            skips += outputs
+        outputs = _layers(unet.down_blocks[self._block], slice(0, self._layer), hidden, temb, states)
+        return temb, states, [hidden, *outputs][-1], skips + outputs
+
+    def _inner(self, hidden: Tensor, outer: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+        """Returns the features that the inner layers return to the outer ones; uses only the sizes of `outer`."""
+        unet, block = self._unet, self._unet.down_blocks[self._block]
+        outputs = _layers(block, slice(self._layer, None), hidden, temb, states)
+        hidden, skips = [hidden, *outputs][-1], outer + outputs
+        for downsampler in block.downsamplers or ():
+            hidden = downsampler(hidden)
+            skips.append(hidden)
+        for block in unet.down_blocks[self._block + 1 :]:
+            hidden, outputs = block(hidden, temb, **_states_for(block, states))
+            skips += outputs
+        if unet.mid_block is not None:
+            hidden = unet.mid_block(hidden, temb, **_states_for(unet.mid_block, states))
+        last = len(unet.up_blocks) - 1 - self._block
+        for block in unet.up_blocks[:last]:
+            hidden = _up_block(block, hidden, skips, temb, states, odd)
+        inner = len(unet.up_blocks[last].resnets) - 1 - self._layer
+        return _up_layers(unet.up_blocks[last], slice(0, inner), hidden, skips, temb, states)
+
+    def _up(self, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+        """Returns the features of the last block from those of the inner layers."""
+        unet = self._unet
+        first = len(unet.up_blocks) - 1 - self._block
+        block = unet.up_blocks[first]
+        inner = len(block.resnets) - 1 - self._layer
+        hidden = _up_layers(block, slice(inner, None), hidden, skips, temb, states)
+        for upsampler in block.upsamplers or ():
+            hidden = upsampler(hidden, skips[-1].shape[2:] if odd else None)
+        for block in unet.up_blocks[first + 1 :]:
+            hidden = _up_block(block, hidden, skips, temb, states, odd)
+        return hidden
+
+    def _noise(self, features: Tensor) -> Tensor:
+        """Returns the predicted noise from the features that the last block returns."""
+        if self._unet.conv_norm_out:
+            features = self._unet.conv_act(self._unet.conv_norm_out(features))
+        noise: Tensor = self._unet.conv_out(features)
+        return noise
+
+
+class Whole(_Step):
+    """A step that runs every layer."""
+
+    def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
+        """Returns the predicted noise, and the features of the inner layers."""
+        odd = _is_odd(self._unet, inputs[0])
+        temb, states, hidden, skips = self._down(inputs)
+        kept = self._inner(hidden, skips, temb, states, odd)
+        return self._noise(self._up(kept, skips, temb, states, odd)), kept
+
+
+class Outer(_Step):
+    """A step that runs only the outer layers."""
+
+    def forward(self, inputs: Conditions, kept: Tensor) -> Tensor:
+        """Returns the predicted noise, given the features of the inner layers from an earlier step."""
+        temb, states, _, skips = self._down(inputs)
+        return self._noise(self._up(kept, skips, temb, states, _is_odd(self._unet, inputs[0])))
+
+
+class First(_Step):
+    """The first layers on the way down, which run in each step."""
+
+    def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Returns their features, and what later layers need too: time embedding, text states, skip connections."""
+        temb, states, hidden, skips = self._down(inputs)
+        return hidden, temb, states, skips
+
+
+class Inner(_Step):
+    """The layers between the first ones and the last one."""
+
+    def forward(self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]) -> Tensor:
+        """Returns the features that the last layer gets, from what `First` returns."""
+        odd, skips = _is_odd(self._unet, skips[0]), [*skips]
+        hidden = self._inner(hidden, skips, temb, states, odd)
+        block = self._unet.up_blocks[-1]
+        last = len(block.resnets) - 1
+        return _up_layers(block, slice(last - self._layer, last), hidden, skips, temb, states)
+
+
+class Last(_Step):
+    """The last layer on the way up, and those after all blocks, which run in each step."""
+
+    def forward(self, hidden: Tensor, temb: Tensor, states: Tensor, skip: Tensor) -> Tensor:
+        """Returns the predicted noise, given the first skip connection."""
+        return self._noise(self._up(hidden, [skip], temb, states, _is_odd(self._unet, skip)))
+
+
+class Own(torch.nn.Module):
+    """A UNet with the forward function that it had."""
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__()
+        self._unet, self._forward = unet, unet.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the UNet would."""
+        return self._forward(*args, **kwargs)
+
+
+def _is_odd(unet: Any, sample: Tensor) -> bool:
+    """Returns whether a side is odd on some level, so that upsampling blocks need the target size."""
+    return any(side % 2**unet.num_upsamplers for side in sample.shape[2:])
+
+
+def _states_for(block: Any, states: Tensor) -> dict[str, Tensor]:
+    return {"encoder_hidden_states": states} if getattr(block, "has_cross_attention", False) else {}
+
+
+def _layers(block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tensor) -> list[Tensor]:
+    """Returns the outputs of the layers `which` of a down block."""
+    outputs = []
+    for number in range(len(block.resnets))[which]:
+        hidden = _layer(block, number, hidden, temb, states)
+        outputs.append(hidden)
+    return outputs
+
+
+def _up_layers(block: Any, which: slice, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor) -> Tensor:
+    """Returns the output of the layers `which` of an up block; pops their skip connections from `skips`."""
+    for number in range(len(block.resnets))[which]:
+        hidden = _layer(block, number, torch.cat([hidden, skips.pop()], dim=1), temb, states)
+    return hidden
+
+
+def _layer(block: Any, number: int, hidden: Tensor, temb: Tensor, states: Tensor) -> Tensor:
+    hidden = block.resnets[number](hidden, temb)
+    if getattr(block, "has_cross_attention", False):
+        hidden = block.attentions[number](hidden, encoder_hidden_states=states, return_dict=False)[0]
+    return hidden
+
+
+def _up_block(block: Any, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+    """Returns the output of a whole up block; pops its skip connections from `skips`."""
+    count = len(block.resnets)
+    taken = tuple(skips[-count:])
+    del skips[-count:]
+    size = skips[-1].shape[2:] if odd and skips else None
+    output: Tensor = block(hidden, taken, temb, upsample_size=size, **_states_for(block, states))
+    return output
