@@ -121,7 +121,10 @@ class SkippedLayers(Caching):
             if ran:  # each layer was recorded: the middle layers ran only on whole steps
                 facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
                 inner = whole + facts.get("part", 0)
-                engaged = engaged and min(ran.values()) == inner and ran["conv_in"] == (calls if self.begins else inner)
+                # memory=sequential_guidance runs each layer twice.
+                each = 1 if self.begins or ran["conv_in"] == inner else 2
+                engaged = engaged and min(ran.values()) == each * inner
+                engaged = engaged and ran["conv_in"] == (calls if self.begins else each * inner)
             return Finding(engaged, f"of {calls} traced steps {whole} ran whole, {calls - whole} {self.others}", facts)
 
         return proof

@@ -55,8 +55,8 @@ class Layout(Optimization):
                 layer.weight
                 for module in modules
                 for layer in module.modules()
-                # A 1×1 or single-channel kernel has the same layout in both formats.
-                if isinstance(layer, torch.nn.Conv2d) and min(layer.weight.shape[1:]) > 1
+                # A 1×1 or single-channel kernel has the same layout in both formats, and packed weights have none.
+                if isinstance(layer, torch.nn.Conv2d) and layer.weight.ndim > 1 and min(layer.weight.shape[1:]) > 1
             ]
             last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
             wanted = len(weights) if self.memory_format == "channels_last" else 0
