@@ -31,6 +31,9 @@ _IMPORTS = ("import ", "from ")
 _WITHIN = "with "
 """Start of a line that wraps each call of the pipeline."""
 
+SPREAD = "from sdopt.pipelines.sampling import spread"
+"""Imports what sets timesteps between those that a scheduler names, for another number of steps."""
+
 
 def command_of(variant: VariantResult, baseline: VariantResult) -> str:
     """Returns the `sdopt run` command that compares a variant with the baseline of its study."""
@@ -94,7 +97,9 @@ def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
     differ = [axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option]
     imports, changes, contexts = code_of(variant, differ)
     scheduler = _scheduler(variant.config, reference.config)
-    call = _call(variant.config.workload, reference.config.workload)
+    call = _call(variant.config, reference.config)
+    if "spread(" in call:
+        imports = [*imports, SPREAD]
     if contexts:
         changes += [f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
     elif call:
@@ -127,12 +132,23 @@ def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
     return [f"from diffusers import {name}", f"pipe.scheduler = {name}.from_config(pipe.scheduler.config{given})"]
 
 
-def _call(mine: Workload, other: Workload) -> str:
-    """Returns the call of the pipeline with the arguments in which two workloads differ; "" if they do not differ."""
-    names = {"num_inference_steps": "steps", "height": "size", "width": "size"}
+def steps_argument(config: RecordedConfig) -> str:
+    """Returns the argument of the pipeline's call that sets its steps; what calls `spread` needs the line `SPREAD`."""
+    steps, spaced = config.workload.steps, config.scheduler.timesteps
+    if spaced is None:
+        return f"num_inference_steps={steps}"
+    return f"timesteps={spaced if len(spaced) == steps else f'spread({spaced}, {steps}, pipe.scheduler)'}"
+
+
+def _call(my_config: RecordedConfig, other_config: RecordedConfig) -> str:
+    """Returns the call of the pipeline with the arguments in which two variants differ; "" if they do not differ."""
+    mine, other = my_config.workload, other_config.workload
+    names = {"height": "size", "width": "size"}
     names |= {key: key for key in ("guidance_scale", "negative_prompt")}
     differ = {name: getattr(mine, key) for name, key in names.items() if getattr(mine, key) != getattr(other, key)}
-    given = [f"{name}={value!r}" for name, value in differ.items() if isinstance(value, int | float | str)]
+    steps = steps_argument(my_config)
+    given = [steps] if steps != steps_argument(other_config) else []
+    given += [f"{name}={value!r}" for name, value in differ.items() if isinstance(value, int | float | str)]
     return f"pipe(prompt, {', '.join(given)})" if given else ""
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sdopt.analysis.adoption import PLAIN, code_of
+from sdopt.analysis.adoption import PLAIN, SPREAD, code_of, steps_argument
 from sdopt.pipelines.catalog import class_name_of
 from sdopt.pipelines.loading import clip_skip_of, folder_of, marks_of
 from sdopt.pipelines.tokenizer import has_vocabulary, tokenizer_settings
@@ -43,6 +43,7 @@ def program_of(result: StudyResult, variant: VariantResult) -> str:
         *dict.fromkeys(["import torch", *imports] if threads or dtype else imports),
         f"from diffusers import {', '.join(sorted((kind, scheduler)))}",
         *(["from transformers import CLIPTokenizer"] if any(_tokenizers(config.model)) else []),
+        *([SPREAD] if "spread(" in call else []),
         "",
         *threads,
         *_loading(config.model, kind, dtype),
@@ -90,7 +91,7 @@ def _scheduler(config: RecordedConfig) -> list[str]:
 
 def _call(config: RecordedConfig) -> Iterator[str]:
     workload, size = config.workload, config.shapes[0].size
-    yield f"num_inference_steps={workload.steps}"
+    yield steps_argument(config)
     yield f"guidance_scale={workload.guidance(config.model)}"
     yield f"height={size}, width={size}"
     if workload.negative_prompt:

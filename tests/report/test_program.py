@@ -34,9 +34,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(composer: type[HydraComposer], *overrides: str) -> tuple[StudyResult, Any]:
+def planned(composer: type[HydraComposer], *overrides: str, steps: int = 3) -> tuple[StudyResult, Any]:
     """A study that is planned and not measured, and its variant."""
-    made = composer([*overrides, "workload.steps=3", "workload.prompts=[a red apple]", "workload.prompt_count=1"])
+    made = composer(
+        [*overrides, f"workload.steps={steps}", "workload.prompts=[a red apple]", "workload.prompt_count=1"]
+    )
     plan = made.current.study.plan(made)
     return plan_result(
         plan, "mine", "pair", made.current.recorded, Machine(CPU, CPU.attributes, preloaded=True, bad_fork=False), []
@@ -69,6 +71,15 @@ def test_leaves_to_sdopt_what_diffusers_does_not_have(composer: type[HydraCompos
     assert 'sdopt.optimize(pipe, caching="deepcache")' in program
     assert "dtype=torch.bfloat16" in program
     compile(program, "optimized.py", "exec")
+
+
+@pytest.mark.parametrize(("steps", "given"), [(10, "timesteps=[999, 850, "), (6, "timesteps=spread([999, 850, ")])
+def test_keeps_the_timesteps_of_a_scheduler(composer: type[HydraComposer], steps: int, given: str) -> None:
+    result, _ = planned(composer, "scheduler=ays", "precision=bf16", steps=steps)
+    program = program_of(result, result.candidates[0])
+    assert given in program
+    assert "num_inference_steps" not in program
+    assert ("import spread" in program) == ("spread(" in given)
 
 
 def test_a_published_file_is_given_clips_vocabulary() -> None:
