@@ -107,8 +107,8 @@ def printed() -> "type[BaseModel]":
 
 def answers(found: "Found | None", code: int) -> dict[str, Any]:
     """Returns the answer of each study of a result or a sweep, and the exit code of the command."""
-    from sdopt.analysis.summary import summary_of
     from sdopt.report.answer_json import answer_of, to_json
+    from sdopt.statistics.summary import summary_of
 
     studies = [to_json(answer_of(summary_of(result), folder)) for result, folder in (found.studies if found else ())]
     return {"exit_code": code, "studies": studies, **({"problems": found.damaged} if found and found.damaged else {})}

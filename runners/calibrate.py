@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from . import ENDED, end_with_code
 
 if TYPE_CHECKING:
-    from sdopt.results.records import StudyResult
+    from sdopt.record.records import StudyResult
 
 PROMPTS = 240
 
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         code = run([*_STUDY, *counts, *arguments.overrides, f"hydra.run.dir={folder}/run"])
         if code not in ENDED or not (folder / "run" / "result.json").is_file():
             return code
-        from sdopt.results.files import read_result
+        from sdopt.record.files import read_result
 
         return _write(read_result(folder / "run"), arguments.output)
 

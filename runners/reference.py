@@ -25,7 +25,7 @@ from sdopt.config.groups import default_options
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.report.markdown import markdown
 from sdopt.study.designs import Design
 

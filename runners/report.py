@@ -68,8 +68,8 @@ def main(argv: list[str]) -> int:
 def _embed(page: Path, check: bool) -> int:
     """Updates the results in a page, or with `check` only says whether they are up to date; returns the exit code."""
     from sdopt.errors import UsageError, command_line
+    from sdopt.record.files import write_atomically
     from sdopt.report.embedded import embed
-    from sdopt.results.files import write_atomically
 
     text = embed(page)
     if text == page.read_text(encoding="utf-8"):

@@ -33,12 +33,12 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.analysis.summary import summary_of
     from sdopt.errors import command_line
     from sdopt.exchange.scores import export, import_scores
+    from sdopt.record.files import write_result
     from sdopt.report.catalog import write_reports
-    from sdopt.results.files import write_result
     from sdopt.schema import Tracking
+    from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_result
 
     result, folder = find_result(arguments.result, Tracking(kind="none"))

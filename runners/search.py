@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from sdopt.results.records import StudyResult
+    from sdopt.record.records import StudyResult
     from sdopt.schema import Tracking
     from sdopt.search.record import SearchRecord
     from sdopt.search.run import Search
@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
     with only_json(arguments.json) as say:
 
         def told(record: "SearchRecord", judged: "StudyResult | None") -> "RenderableType":
-            from sdopt.analysis.summary import summary_of
             from sdopt.report.answer_json import answer_of, to_json
+            from sdopt.statistics.summary import summary_of
 
             studies = [to_json(answer_of(summary_of(judged), Path(record.folder)))] if judged else []
             say({"exit_code": 0 if record.winner else 3, "search": to_json(record), "studies": studies})

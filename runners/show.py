@@ -24,12 +24,12 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.analysis.summary import summary_of
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError, print_problems
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.terminal import sections_shown, shown
+    from sdopt.statistics.summary import summary_of
     from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
 

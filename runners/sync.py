@@ -108,7 +108,7 @@ def _logged(
 
 
 def _log_result(path: Path, tracking: "Tracking") -> tuple[str, bool]:
-    from sdopt.results.files import read_result
+    from sdopt.record.files import read_result
     from sdopt.tracking.runs import log_study
 
     logged = log_study(read_result(path), path.parent, tracking)

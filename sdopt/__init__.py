@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sdopt.foresight.planning import plan
     from sdopt.guest import run
     from sdopt.library import Report, load, optimize, prove, undo
+    from sdopt.record.records import StudyResult
     from sdopt.report.outcome import Outcome, load_result
-    from sdopt.results.records import StudyResult
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _PUBLIC = {
     "plan": ("sdopt.foresight.planning", "plan"),
     "Report": ("sdopt.library", "Report"),
     "Outcome": ("sdopt.report.outcome", "Outcome"),
-    "StudyResult": ("sdopt.results.records", "StudyResult"),
+    "StudyResult": ("sdopt.record.records", "StudyResult"),
     "UsageError": ("sdopt.errors", "UsageError"),
     "ConflictError": ("sdopt.errors", "ConflictError"),
     "UnavailableError": ("sdopt.errors", "UnavailableError"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Finding, Inputs, Optimization, Proof, loading_arguments
+from sdopt.options.base import Finding, Inputs, Optimization, Proof, loading_arguments
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.variant import Variant
 

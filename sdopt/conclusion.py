@@ -6,18 +6,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sdopt.analysis.summary import Summary, summary_of
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge, left_unjudged
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import write_at_last
+from sdopt.record.records import StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import write_reports
 from sdopt.report.verdicts import append_step_summary
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import write_at_last
-from sdopt.results.records import StudyResult
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
 from sdopt.terminal import working
 from sdopt.tracking.client import TrackingError

@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from sdopt.analysis.summary import summary_of
 from sdopt.conclusion import Conclusion
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
@@ -29,11 +28,12 @@ from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.tasks import remarks_on
 from sdopt.quality.features import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.dry_run import show_plan
 from sdopt.report.header import announce
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Status, StudyResult
+from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
 from sdopt.study.missing import missing_of

@@ -7,20 +7,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import GateConfig
 from sdopt.errors import UnavailableError, UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code, judge, judged_comparisons, worst_code
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import verdict_blocks, write_verdicts
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
-from sdopt.results.verdicts import Judgement
 from sdopt.schema import Tracking
+from sdopt.statistics.summary import summary_of
 from sdopt.terminal import console as terminal
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import find_result, find_results

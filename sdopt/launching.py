@@ -21,7 +21,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from sdopt.analysis.figures import flat_figures
 from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command
 from sdopt.config.composer import HydraComposer
@@ -43,9 +42,10 @@ from sdopt.errors import (
 from sdopt.experiment import Experiment
 from sdopt.guard import explained
 from sdopt.locks import lock_folder
+from sdopt.record.folders import JobError, write_error
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.outcome import Outcome, load_result
-from sdopt.results.folders import JobError, write_error
-from sdopt.results.records import Status, StudyResult
+from sdopt.statistics.figures import flat_figures
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_sweep

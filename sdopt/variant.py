@@ -8,14 +8,14 @@ from pathlib import Path
 from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Context, Optimization
-from sdopt.optimizations.lora import Lora, NoLora
-from sdopt.optimizations.patch import Patch
+from sdopt.options.base import Context, Optimization
+from sdopt.options.lora import Lora, NoLora
+from sdopt.options.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
 from sdopt.pipelines.loading import name_of, pipeline_of, sampling_problems
 from sdopt.pipelines.sampling import few_steps
-from sdopt.results.choices import PATCH, as_choice
-from sdopt.results.configuration import RecordedConfig
+from sdopt.record.choices import PATCH, as_choice
+from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
 
 _THREADS_PER_CORE = 4
@@ -25,7 +25,7 @@ _THREADS_PER_CORE = 4
 class Variant:
     """A named combination of options, with everything that a worker needs to run it.
 
-    `choices` names the option of each axis (see `sdopt.results.choices`). Keys that the user changed are part of the
+    `choices` names the option of each axis (see `sdopt.record.choices`). Keys that the user changed are part of the
     name: `inductor(mode=max-autotune)`.
     """
 

@@ -20,10 +20,10 @@ from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
 from sdopt.cli import main
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
 from sdopt.report.catalog import REPORTS
 from sdopt.report.page.files import HTML, MARKDOWN
-from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
 from tests.forked import Forked
 
 ROOT = Path(__file__).parents[1]

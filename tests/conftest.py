@@ -14,7 +14,7 @@ LONGEST = (
     "tracking/test_tracking_server.py",
     "library/test_applying.py",
     "study/test_resume.py",
-    "optimizations/test_pairs.py",
+    "options/test_pairs.py",
     "gate/test_commands.py",
     "library/test_loading.py",
 )

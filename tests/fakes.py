@@ -24,10 +24,10 @@ from typing_extensions import override
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.hardware.probe import probe_device
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import Status, StudyResult
-from sdopt.results.samples import Evidence, Memory
-from sdopt.results.scores import ImageRecord
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import Evidence, Memory
+from sdopt.record.scores import ImageRecord
 from sdopt.study.designs import Edge, Plan
 from sdopt.study.plan import plan_result
 from sdopt.study.progress import Progress

@@ -21,7 +21,7 @@ from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.operations import tflop_per_image
-from sdopt.results.records import StudyResult
+from sdopt.record.records import StudyResult
 from sdopt.variant import Variant
 from sdopt.worker import forkserver
 from sdopt.worker.host import PipelineHost

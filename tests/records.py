@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sdopt.results.records import StudyResult, VariantResult
-from sdopt.results.samples import Call, GpuState, Interference, ShapeSamples
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.samples import Call, GpuState, Interference, ShapeSamples
 
 
 def reconfigure(owner: StudyResult | VariantResult, section: str, **changes: Any) -> None:

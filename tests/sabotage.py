@@ -16,7 +16,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from sdopt.measure.compilation import note_package
-from sdopt.optimizations import Finding, Optimization, Proof, Stage
+from sdopt.options import Finding, Optimization, Proof, Stage
 
 _calls = itertools.count(1)
 """Calls of the pipeline in this worker."""

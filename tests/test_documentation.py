@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import HydraComposer
 from sdopt.config.overrides import group_of
 from sdopt.config.paths import CONF
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult
+from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, SMOKE, sdopt
 from tests.pipelines.test_hub import cache  # noqa: F401
 

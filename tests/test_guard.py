@@ -17,7 +17,7 @@ from sdopt.cli import COMMANDS, main
 from sdopt.config.hydra_job import hide_passwords
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems, shell_word
 from sdopt.guard import end_with_code
-from sdopt.results.files import read_result, to_json
+from sdopt.record.files import read_result, to_json
 from sdopt.terminal import console
 
 WAYS_OUT = {

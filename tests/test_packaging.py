@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from tests.command import ROOT, SMOKE
 
 pytestmark = pytest.mark.slow

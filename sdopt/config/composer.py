@@ -21,9 +21,9 @@ from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_negativ
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.results.choices import NONE, as_choice, as_override, listed
+from sdopt.record.choices import NONE, as_choice, as_override, listed
 from sdopt.schema import Gate, Tracking
 from sdopt.study.designs import difference
 from sdopt.variant import Variant

@@ -15,7 +15,7 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
 from sdopt.errors import UsageError, without_passwords
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from sdopt.study.resume import EXTENSIONS
 
 _OWN_CODE = ("patch", "model", "model.factory")

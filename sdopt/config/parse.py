@@ -7,13 +7,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sdopt.analysis.precision import require_precision
 from sdopt.config.typed import build_typed
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.rule_checks import require_rules
 from sdopt.hardware.cards import require_sheet
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.functions import absolute
 from sdopt.pipelines.latents import require_latents
@@ -22,7 +21,7 @@ from sdopt.pipelines.sampling import require_options
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.quality.metrics import features_of
 from sdopt.quality.settings import require_quality
-from sdopt.results.configuration import RecordedConfig
+from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import (
     Gate,
     Hardware,
@@ -36,6 +35,7 @@ from sdopt.schema import (
     Workload,
     wrong_name,
 )
+from sdopt.statistics.precision import require_precision
 from sdopt.study.designs import Design
 
 SECTIONS: dict[str, type] = {

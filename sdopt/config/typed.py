@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.schema import out_of_range
 from sdopt.study.designs import Design
 

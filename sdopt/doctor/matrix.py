@@ -6,15 +6,15 @@ from enum import StrEnum
 from itertools import product
 from pathlib import Path
 
-from sdopt.analysis.outcomes import ORDER, Outcome, Standing, outcomes_of
 from sdopt.doctor.options import compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
 from sdopt.pipelines.catalog import architecture_folder
-from sdopt.results.files import read_result
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
+from sdopt.statistics.outcomes import ORDER, Outcome, Standing, outcomes_of
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant
 

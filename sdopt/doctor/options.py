@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.schema import Sheet
 from sdopt.study.designs import Composer
 from sdopt.variant import Variant

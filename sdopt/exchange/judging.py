@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from sdopt.analysis.ratios import compare
 from sdopt.conclusion import Conclusion
 from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
@@ -13,9 +12,10 @@ from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_prob
 from sdopt.exchange.study import Given, import_study, judgeable
 from sdopt.quality.metrics import features_of
 from sdopt.quality.settings import require_quality
+from sdopt.record.files import write_result
+from sdopt.record.records import StudyResult
 from sdopt.report.sweep import exit_code
-from sdopt.results.files import write_result
-from sdopt.results.records import StudyResult
+from sdopt.statistics.ratios import compare
 from sdopt.study.environment import describe_environment
 from sdopt.study.status import now
 from sdopt.worker.forkserver import start_fork_server

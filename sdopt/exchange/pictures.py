@@ -18,7 +18,7 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.images import image_files, read_image
-from sdopt.results.images import open_image
+from sdopt.record.images import open_image
 
 _SIDE = 16
 """Side in pixels to which images are reduced to see whether they show the same."""

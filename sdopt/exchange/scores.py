@@ -16,9 +16,9 @@ from sdopt.exchange.study import TIMES
 from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.inputs import by_prompt
 from sdopt.quality.metrics import slug
-from sdopt.results.folders import inside
-from sdopt.results.records import StudyResult, VariantResult
-from sdopt.results.scores import ImageRecord
+from sdopt.record.folders import inside
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.scores import ImageRecord
 
 _IMAGES = "images.csv"
 

@@ -9,11 +9,11 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.exchange.pictures import Picture, numbered, of_other_noise, partners, read_folder, require_alike
 from sdopt.exchange.tables import Row, read_table
-from sdopt.results.comparisons import Comparison
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
-from sdopt.results.samples import Call, Measurement, Memory, ShapeSamples
-from sdopt.results.scores import ImageRecord
+from sdopt.record.comparisons import Comparison
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.record.samples import Call, Measurement, Memory, ShapeSamples
+from sdopt.record.scores import ImageRecord
 from sdopt.schema import Model, Protocol, Rule, Workload
 
 BASELINE, AGAIN = "baseline", "baseline again"

@@ -19,9 +19,9 @@ from sdopt.foresight.published import Work
 from sdopt.foresight.software import Software
 from sdopt.foresight.trace import Costs, trace
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
-from sdopt.optimizations.attention import FusedProjections, Sliced, Vanilla
-from sdopt.optimizations.base import Optimization
-from sdopt.optimizations.memory import (
+from sdopt.options.attention import FusedProjections, Sliced, Vanilla
+from sdopt.options.base import Optimization
+from sdopt.options.memory import (
     LayerwiseCasting,
     PrecomputedEmbeddings,
     SequentialGuidance,
@@ -29,9 +29,9 @@ from sdopt.optimizations.memory import (
     VaeSlicing,
     VaeTiling,
 )
-from sdopt.optimizations.offload import GroupOffload, ModelOffload, SequentialOffload
-from sdopt.optimizations.precision import FixedVae, FullVae, Precision
-from sdopt.optimizations.quantization import Quantized, QuantizedTextEncoders, Sdnq
+from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
+from sdopt.options.precision import FixedVae, FullVae, Precision
+from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.parts import TEXT_ENCODERS

@@ -1,11 +1,11 @@
 """Reads a variant's options as the latency model needs them: its class of software, or why it has none."""
 
 from sdopt.foresight.software import FUSED, SCORES, Software
-from sdopt.optimizations.attention import Sliced, Vanilla
-from sdopt.optimizations.base import Optimization
-from sdopt.optimizations.caching import WholeSteps
-from sdopt.optimizations.lora import Fused, NoLora
-from sdopt.optimizations.precision import Precision
+from sdopt.options.attention import Sliced, Vanilla
+from sdopt.options.base import Optimization
+from sdopt.options.caching import WholeSteps
+from sdopt.options.lora import Fused, NoLora
+from sdopt.options.precision import Precision
 from sdopt.variant import Variant
 
 _TORCH = 2.1

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sdopt.analysis.words import gib_text
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu
 from sdopt.foresight.fitting import (
@@ -25,9 +24,10 @@ from sdopt.foresight.software import Software
 from sdopt.foresight.transfer import Observed
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.optimizations.memory import TinyVae
+from sdopt.options.memory import TinyVae
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.schema import Shape, Sheet
+from sdopt.statistics.words import gib_text
 from sdopt.variant import Variant
 
 REFUSED = "refused"

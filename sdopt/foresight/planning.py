@@ -22,7 +22,7 @@ from sdopt.foresight.options import software_of
 from sdopt.foresight.plan import Prediction, predict
 from sdopt.foresight.transfer import Observed, learn
 from sdopt.hardware.cards import sheet_of
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from sdopt.schema import Sheet
 from sdopt.variant import Variant
 from sdopt.worker.preload import import_all

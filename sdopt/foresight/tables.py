@@ -7,11 +7,11 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from sdopt.analysis.words import seconds_text
 from sdopt.foresight.check import Check
 from sdopt.foresight.fitting import EXTRAPOLATED
 from sdopt.foresight.plan import REFUSED, Prediction, ranks
-from sdopt.results.comparisons import Interval
+from sdopt.record.comparisons import Interval
+from sdopt.statistics.words import seconds_text
 
 TIE = 0.75
 """Below this probability, two neighbours in a ranking are called a tie."""

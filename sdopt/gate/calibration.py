@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import write_atomically
-from sdopt.results.records import StudyResult
-from sdopt.results.scores import Spread
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import write_atomically
+from sdopt.record.records import StudyResult
+from sdopt.record.scores import Spread
 from sdopt.schema import Task
 
 FOLDER = Path(__file__).parent / "calibrations"

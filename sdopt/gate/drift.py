@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sdopt.analysis.measures import RULED, SPEEDUP
-from sdopt.analysis.ratios import speedup_drift
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
@@ -19,11 +17,13 @@ from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.results.comparisons import Comparison, Interval
-from sdopt.results.records import StudyResult, VariantResult
-from sdopt.results.scores import Score, Spread
-from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.comparisons import Comparison, Interval
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.scores import Score, Spread
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
+from sdopt.statistics.measures import RULED, SPEEDUP
+from sdopt.statistics.ratios import speedup_drift
 
 WAIVERS = ("versions", "sdopt", "options")
 """Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and the

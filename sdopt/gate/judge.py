@@ -16,11 +16,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sdopt.analysis.bounds import Bounds, subtract
-from sdopt.analysis.changes import changes_of
-from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.ratios import exceeds
-from sdopt.analysis.rounding import precision_of
 from sdopt.contract import Contract, weakest
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
@@ -43,11 +38,16 @@ from sdopt.gate.rulings import (
 from sdopt.gate.trust import disturbances, repeated_prompts, trust_rulings, uncounted
 from sdopt.gate.work import comparable, effect_seen, same_work, tripwires
 from sdopt.quality.metrics import family_of
-from sdopt.results.comparisons import Comparison, Interval
-from sdopt.results.records import Promise, Status, StudyResult, VariantResult
-from sdopt.results.scores import Score, Spread
-from sdopt.results.verdicts import Judgement, Look, Ruling, Verdict
+from sdopt.record.comparisons import Comparison, Interval
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult
+from sdopt.record.scores import Score, Spread
+from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.bounds import Bounds, subtract
+from sdopt.statistics.changes import changes_of
+from sdopt.statistics.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
+from sdopt.statistics.ratios import exceeds
+from sdopt.statistics.rounding import precision_of
 
 
 def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:

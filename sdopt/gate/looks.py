@@ -9,11 +9,11 @@ import hashlib
 import json
 from datetime import UTC, datetime
 
-from sdopt.analysis.ratios import paired
-from sdopt.results.comparisons import Comparison
-from sdopt.results.records import StudyResult
-from sdopt.results.verdicts import Look, Ruling, Verdict
+from sdopt.record.comparisons import Comparison
+from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Look, Ruling, Verdict
 from sdopt.schema import Gate
+from sdopt.statistics.ratios import paired
 
 
 def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.analysis.claims import holm
-from sdopt.analysis.measures import SPEEDUP, Measure, with_shape
-from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
-from sdopt.results.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.statistics.claims import holm
+from sdopt.statistics.measures import SPEEDUP, Measure, with_shape
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 
 
 class Answer(StrEnum):
@@ -155,7 +155,7 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
 
     Args:
         results: the answer to each claim.
-        changes: how the option's trace differs from the reference's (`sdopt.analysis.changes`); None if not known.
+        changes: how the option's trace differs from the reference's (`sdopt.statistics.changes`); None if not known.
     """
     reason = "; ".join(result.reason for result in results)
     doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sdopt.analysis.measures import RULED
-from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import read_calibration
 from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
+from sdopt.statistics.measures import RULED
+from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from sdopt.study.designs import Plan
 
 _THRESHOLDS = {

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds, prompts_to_exclude, share_bounds
 from sdopt.quality.metrics import family_of
-from sdopt.results.scores import Score
-from sdopt.results.verdicts import Ruling, Verdict
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
+from sdopt.statistics.bounds import Bounds, jackknife_bounds, mean_bounds, prompts_to_exclude, share_bounds
 
 _TOO_MANY_PROMPTS = 10_000
 """Above this number of prompts, a ruling does not suggest more prompts; MLPerf judges a whole model by 5,000 images."""

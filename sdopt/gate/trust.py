@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from scipy import special
 
-from sdopt.analysis.bounds import share_bounds
-from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
-from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.gate.rulings import unjudged
-from sdopt.results.records import MeasurementSession, StudyResult, VariantResult
-from sdopt.results.samples import Measurement
-from sdopt.results.verdicts import Ruling, Verdict
+from sdopt.record.records import MeasurementSession, StudyResult, VariantResult
+from sdopt.record.samples import Measurement
+from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.statistics.bounds import share_bounds
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, paired
+from sdopt.statistics.rounding import UNIT_ROUNDOFF, precision_of
 
 SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from sdopt.gate.rulings import find_scores, unjudged
-from sdopt.results.records import Status, VariantResult
-from sdopt.results.scores import Score
-from sdopt.results.verdicts import Ruling, Verdict
+from sdopt.record.records import Status, VariantResult
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Ruling, Verdict
 
 
 def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -68,7 +68,7 @@ def effect_seen(changes: Sequence[str] | None, paired: Mapping[str, Score]) -> l
     """Rules on options whose evidence is only their own word, such as that a hook is attached.
 
     Args:
-        changes: how the trace of the candidate differs from the reference's (`sdopt.analysis.changes`).
+        changes: how the trace of the candidate differs from the reference's (`sdopt.statistics.changes`).
         paired: distances between the images of both, pair by pair.
     """
     errors = [error for score in find_scores(paired, "mse").values() for error in score.per_prompt]

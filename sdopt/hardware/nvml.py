@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from sdopt.results.samples import GpuState
+from sdopt.record.samples import GpuState
 
 if TYPE_CHECKING:
     from sdopt.hardware.device import Device

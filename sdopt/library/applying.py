@@ -15,11 +15,11 @@ from sdopt.library.planning import Plan, plan_for
 from sdopt.library.process import ProcessChanges
 from sdopt.library.state import OPTIMIZED, Optimized, keep, require_plain, state_of
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.pipelines.parts import device_of, place
 from sdopt.pipelines.snapshot import Snapshot
-from sdopt.results.choices import as_choice
-from sdopt.results.samples import Evidence
+from sdopt.record.choices import as_choice
+from sdopt.record.samples import Evidence
 
 if TYPE_CHECKING:
     import pandas as pd

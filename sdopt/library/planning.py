@@ -14,12 +14,12 @@ from sdopt.config.parse import SECTIONS
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import require_prompts
-from sdopt.optimizations.assumptions import as_loaded
-from sdopt.optimizations.base import Context, Optimization, loading_arguments
-from sdopt.optimizations.layout import Layout
-from sdopt.optimizations.lora import Loaded
-from sdopt.optimizations.memory import LayerwiseCasting, TinyVae
-from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
+from sdopt.options.assumptions import as_loaded
+from sdopt.options.base import Context, Optimization, loading_arguments
+from sdopt.options.layout import Layout
+from sdopt.options.lora import Loaded
+from sdopt.options.memory import LayerwiseCasting, TinyVae
+from sdopt.options.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.factory import configs_of
 from sdopt.pipelines.families import side_of
 from sdopt.pipelines.loading import LoadedModel
@@ -27,8 +27,8 @@ from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
 from sdopt.pipelines.sampling import scheduler_like, unsuited
 from sdopt.pipelines.tasks import task_of
+from sdopt.record.choices import as_choice
 from sdopt.reference import MODEL
-from sdopt.results.choices import as_choice
 from sdopt.schema import Scheduler, Workload
 
 if TYPE_CHECKING:

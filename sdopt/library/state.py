@@ -11,11 +11,11 @@ from sdopt.assembly import Assembly
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.process import ProcessChanges
 from sdopt.measure.compilation import runs_eagerly
-from sdopt.optimizations.assumptions import structure_of
-from sdopt.optimizations.base import Context, Optimization
+from sdopt.options.assumptions import structure_of
+from sdopt.options.base import Context, Optimization
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.snapshot import Snapshot
-from sdopt.results.choices import as_choice
+from sdopt.record.choices import as_choice
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

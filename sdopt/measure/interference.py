@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.measure.processes import PROC, started_by
-from sdopt.results.samples import Interference
+from sdopt.record.samples import Interference
 
 _CPUS = Path("/sys/devices/system/cpu")
 

@@ -15,7 +15,7 @@ from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import process_gib
 from sdopt.measure.processes import held_elsewhere, started_by
-from sdopt.results.samples import Memory
+from sdopt.record.samples import Memory
 
 _STATUS = Path("/proc/self/status")
 

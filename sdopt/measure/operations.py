@@ -20,7 +20,7 @@ _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 
 
 class Saving(Protocol):
-    """An option that makes the denoiser leave out operations: `sdopt.optimizations.base.Optimization` describes it."""
+    """An option that makes the denoiser leave out operations: `sdopt.options.base.Optimization` describes it."""
 
     def apply(self, pipe: "DiffusionPipeline") -> Any:
         """Applies the option to the pipeline's denoiser."""

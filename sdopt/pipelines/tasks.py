@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.results.images import open_picture
+from sdopt.record.images import open_picture
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from sdopt.analysis.bounds import pseudo_values, subtract
 from sdopt.errors import UsageError
 from sdopt.guard import explained
 from sdopt.hardware.arithmetic import tf32
@@ -17,9 +16,10 @@ from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
 from sdopt.quality.settings import reference_of
 from sdopt.quality.tripwires import tripped
-from sdopt.results.records import StudyResult
-from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
+from sdopt.record.records import StudyResult
+from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.schema import Model, Quality
+from sdopt.statistics.bounds import pseudo_values, subtract
 from sdopt.worker.calls import call_apart
 from sdopt.worker.child import ChildDiedError
 

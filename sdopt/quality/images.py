@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sdopt.errors import UsageError
-from sdopt.results.images import open_picture
+from sdopt.record.images import open_picture
 
 SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif")
 """Suffixes of images, also of those that cannot be read: a set must not leave some out without a word."""

@@ -17,7 +17,7 @@ from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
 from sdopt.quality.features import PUBLISHED, ClipFeatures, is_in_cache, is_installed
 from sdopt.quality.inputs import Inputs, finite
 from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db, require_lpips
-from sdopt.results.scores import Score
+from sdopt.record.scores import Score
 from sdopt.schema import Model, Quality
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from rich.console import Group
 
-from sdopt.analysis.published import published_of
-from sdopt.analysis.scale import Decision
-from sdopt.analysis.summary import Row, Summary
 from sdopt.errors import command_line
+from sdopt.record.records import Status
 from sdopt.report.blocks import Block, Code, Notes, Prose
 from sdopt.report.notes import caveats_of, notes_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
-from sdopt.results.records import Status
+from sdopt.statistics.published import published_of
+from sdopt.statistics.scale import Decision
+from sdopt.statistics.summary import Row, Summary
 from sdopt.terminal import LOG_WIDTH
 
 _REASONS = 6

@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sdopt.analysis.figures import Ratio
-from sdopt.analysis.scale import decision_of
-from sdopt.analysis.summary import Row, Summary
+from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.worst import WorstPrompt, worst_prompts
-from sdopt.results.records import StudyResult
-from sdopt.results.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import WORK
+from sdopt.statistics.figures import Ratio
+from sdopt.statistics.scale import decision_of
+from sdopt.statistics.summary import Row, Summary
 
 SCHEMA = 1
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from sdopt.analysis.summary import Summary
+from sdopt.record.files import write_atomically
+from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import table_blocks
 from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import comparison_sheet
@@ -17,8 +18,7 @@ from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.html import html_page
 from sdopt.report.published import published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
-from sdopt.results.files import write_atomically
-from sdopt.results.verdicts import Judgement
+from sdopt.statistics.summary import Summary
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
-from sdopt.analysis.measures import SPEEDUP
-from sdopt.analysis.ratios import speedup_drift
-from sdopt.analysis.words import memory_text, seconds_parts
 from sdopt.gate.drift import changed_choices, differences
+from sdopt.record.records import StudyResult
 from sdopt.report.header import header_of
-from sdopt.results.records import StudyResult
+from sdopt.statistics.figures import Figures, figures_by_variant, ratio_text
+from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.ratios import speedup_drift
+from sdopt.statistics.words import memory_text, seconds_parts
 
 _OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objective")
 """Keys that change no measurement."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from sdopt.analysis.summary import Row, Summary
-from sdopt.analysis.words import compared, memory_text, seconds_text
+from sdopt.record.folders import inside
+from sdopt.record.images import open_image
+from sdopt.record.scores import ImageRecord
 from sdopt.report.tables import images_cell
-from sdopt.results.folders import inside
-from sdopt.results.images import open_image
-from sdopt.results.scores import ImageRecord
+from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.words import compared, memory_text, seconds_text
 
 _CELL = 160
 

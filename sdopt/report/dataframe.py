@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from sdopt.analysis.figures import Figures
-from sdopt.analysis.scale import decision_of
-from sdopt.analysis.summary import Summary
+from sdopt.statistics.figures import Figures
+from sdopt.statistics.scale import decision_of
+from sdopt.statistics.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd

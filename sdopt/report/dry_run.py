@@ -4,9 +4,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sdopt.analysis.words import gib_text
-from sdopt.results.choices import listed
-from sdopt.results.records import StudyResult
+from sdopt.record.choices import listed
+from sdopt.record.records import StudyResult
+from sdopt.statistics.words import gib_text
 from sdopt.study.designs import difference
 from sdopt.study.forecast import Forecast
 

@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sdopt.analysis.summary import Summary, summary_of
-from sdopt.analysis.words import has_intervals, intervals_text, sampling_text
 from sdopt.errors import UsageError
+from sdopt.record.files import read_result
 from sdopt.report.blocks import Notes
 from sdopt.report.header import header_of
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking
-from sdopt.results.files import read_result
+from sdopt.statistics.summary import Summary, summary_of
+from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
 
 _BEGIN = re.compile(r"^<!-- sdopt:(\S+)(?: (\S+))? -->$", re.MULTILINE)
 _END = "<!-- sdopt:end -->"

@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Status, StudyResult
 
 _PACKAGES = ("torch", "diffusers")
 

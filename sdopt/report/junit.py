@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from sdopt.analysis.scale import decision_of
-from sdopt.analysis.summary import Summary
-from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.statistics.scale import decision_of
+from sdopt.statistics.summary import Summary
 
 _NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
 """What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""

@@ -1,16 +1,16 @@
 """Derives the notes below a result table: what its figures include, and what disturbed or limits them."""
 
-from sdopt.analysis.break_even import compiled_earlier_s
-from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.figures import floor_range
-from sdopt.analysis.gpu import gpu_notes
-from sdopt.analysis.measures import TAIL_RATIO
-from sdopt.analysis.precision import kept_going
-from sdopt.analysis.summary import Summary
-from sdopt.analysis.words import compared, sampling_text, seconds_text, start_words
 from sdopt.gate.trust import doubts_of, other_studies
-from sdopt.results.comparisons import Interval
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.comparisons import Interval
+from sdopt.record.records import Status, StudyResult
+from sdopt.statistics.break_even import compiled_earlier_s
+from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.figures import floor_range
+from sdopt.statistics.gpu import gpu_notes
+from sdopt.statistics.measures import TAIL_RATIO
+from sdopt.statistics.precision import kept_going
+from sdopt.statistics.summary import Summary
+from sdopt.statistics.words import compared, sampling_text, seconds_text, start_words
 
 
 def notes_of(summary: Summary) -> list[str]:

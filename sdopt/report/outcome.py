@@ -5,14 +5,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.analysis.summary import Summary, summary_of
 from sdopt.errors import UsageError
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.latex import latex
 from sdopt.report.tables import ranking
-from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
+from sdopt.statistics.summary import Summary, summary_of
 
 if TYPE_CHECKING:
     import pandas as pd

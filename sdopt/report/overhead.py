@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.results.files import write_atomically
+from sdopt.record.files import write_atomically
 from sdopt.study.timeline import Span, read_timeline
 
 EXIT = "starting Python, and ending the process"

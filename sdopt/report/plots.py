@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from sdopt.analysis.summary import Summary
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec, picture
 from sdopt.report.charts.times import stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
+from sdopt.statistics.summary import Summary
 
 
 def main_plot(summary: Summary) -> Callable[[Summary], Spec | None]:

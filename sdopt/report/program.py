@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sdopt.analysis.adoption import PLAIN, SPREAD, code_of, steps_argument
 from sdopt.pipelines.catalog import class_name_of
 from sdopt.pipelines.loading import clip_skip_of, folder_of, marks_of
 from sdopt.pipelines.tokenizer import has_vocabulary, tokenizer_settings
+from sdopt.record.choices import NONE, option_name
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.reference import VOCABULARY
-from sdopt.results.choices import NONE, option_name
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import StudyResult, VariantResult
 from sdopt.schema import Model
+from sdopt.statistics.adoption import PLAIN, SPREAD, code_of, steps_argument
 
 _OFFLOADING = ("memory.model_offload", "memory.sequential_offload", "memory.group_offload")
 """Axes of options that move weights to the device themselves."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from sdopt.analysis.measures import SPEEDUP
-from sdopt.analysis.published import MEMORY, Claim, claims_of, notes_of_published
-from sdopt.analysis.summary import Summary
 from sdopt.report.blocks import Cell, Notes, Table
 from sdopt.report.markdown import written
 from sdopt.report.tones import TONES
+from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.published import MEMORY, Claim, claims_of, notes_of_published
+from sdopt.statistics.summary import Summary
 
 _WORDS = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
 

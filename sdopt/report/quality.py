@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from sdopt.analysis.figures import Figures
 from sdopt.quality.metrics import in_reading_order, known_family
-from sdopt.results.records import StudyResult
+from sdopt.record.records import StudyResult
+from sdopt.statistics.figures import Figures
 
 BROKEN = "broken"
 """The column that counts broken images."""

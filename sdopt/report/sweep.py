@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from sdopt.analysis.figures import bounds_text
-from sdopt.analysis.scale import Speed
-from sdopt.analysis.summary import Row, Summary, described, rank_of, summary_of
-from sdopt.analysis.words import seconds_parts
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.gate.judge import left_unjudged, worst_code
+from sdopt.record.files import read_result
+from sdopt.record.folders import JobError, read_error
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.tables import images_cell, memory_cell, speed_cell, word
-from sdopt.results.files import read_result
-from sdopt.results.folders import JobError, read_error
-from sdopt.results.records import Status, StudyResult
 from sdopt.schema import WORK
+from sdopt.statistics.figures import bounds_text
+from sdopt.statistics.scale import Speed
+from sdopt.statistics.summary import Row, Summary, described, rank_of, summary_of
+from sdopt.statistics.words import seconds_parts
 
 
 def exit_code(folder: Path) -> int:

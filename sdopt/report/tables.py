@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from sdopt.analysis.figures import Figures, bounds_text
-from sdopt.analysis.summary import PSNR, REPEATS, Row, Summary
-from sdopt.analysis.words import compared, gib_text, seconds_parts, seconds_text, share_text
+from sdopt.record.comparisons import Effect, Interval
+from sdopt.record.records import Status
 from sdopt.report.blocks import Cell, Table
 from sdopt.report.quality import headline_columns, metric_text, quality_columns, quality_heading
 from sdopt.report.tones import TONES
 from sdopt.report.worst import WorstPrompt, worst_prompts
-from sdopt.results.comparisons import Effect, Interval
-from sdopt.results.records import Status
+from sdopt.statistics.figures import Figures, bounds_text
+from sdopt.statistics.summary import PSNR, REPEATS, Row, Summary
+from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text
 from sdopt.study.designs import difference
 
 Column = tuple[str, Callable[[Row], Cell]]

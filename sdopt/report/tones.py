@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from sdopt.analysis.published import Reproduction
-from sdopt.analysis.scale import Decision, Images, Speed
-from sdopt.results.records import Status
+from sdopt.record.records import Status
+from sdopt.statistics.published import Reproduction
+from sdopt.statistics.scale import Decision, Images, Speed
 
 INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"
 

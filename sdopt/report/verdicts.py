@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from sdopt.analysis.measures import measure_named, with_shape
-from sdopt.analysis.scale import decision_of
-from sdopt.analysis.summary import Row, Summary
 from sdopt.errors import print_problems
 from sdopt.gate.looks import spent_of
+from sdopt.record.files import write_atomically
+from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking, word
-from sdopt.results.files import write_atomically
-from sdopt.results.records import StudyResult
-from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from sdopt.statistics.measures import measure_named, with_shape
+from sdopt.statistics.scale import decision_of
+from sdopt.statistics.summary import Row, Summary
 
 _BOUNDS = (
     "A gate's bounds are one-sided, each at its rule's confidence: "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdopt.quality.metrics import in_reading_order, known_family
-from sdopt.results.records import StudyResult
+from sdopt.record.records import StudyResult
 
 _SHOWN = 3
 

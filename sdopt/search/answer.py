@@ -6,16 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sdopt.analysis.figures import ratio_text
-from sdopt.analysis.scale import Decision, Speed
-from sdopt.analysis.summary import Row, Summary, described, summary_of
-from sdopt.analysis.words import gib_text, shortened, start_words
 from sdopt.errors import command_line
+from sdopt.record.comparisons import Interval
+from sdopt.record.files import write_atomically
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
-from sdopt.results.comparisons import Interval
-from sdopt.results.files import write_atomically
-from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
@@ -23,6 +19,10 @@ from sdopt.search.record import Entry, Fate, SearchRecord, start_said
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.search.studies import FINAL
+from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.scale import Decision, Speed
+from sdopt.statistics.summary import Row, Summary, described, summary_of
+from sdopt.statistics.words import gib_text, shortened, start_words
 
 RECORD, TABLES = "search.json", "search.md"
 

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sdopt.analysis.words import shortened
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.locks import lock_folder
-from sdopt.results.folders import inside
-from sdopt.results.records import StudyResult
+from sdopt.record.folders import inside
+from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
 from sdopt.search.config import SearchConfig, search_config, split
@@ -24,6 +23,7 @@ from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
+from sdopt.statistics.words import shortened
 from sdopt.tracking.client import Logged
 from sdopt.tracking.searches import SearchRun, TrialRun, log_search
 from sdopt.tracking.store import require_mlflow, require_store

@@ -4,17 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdopt.analysis.figures import Figures, figures_of
-from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
-from sdopt.analysis.summary import broken_because
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.results.comparisons import BreakEven
-from sdopt.results.records import Status, StudyResult, VariantResult
-from sdopt.results.scores import Score
-from sdopt.results.verdicts import Ruling, Verdict
+from sdopt.record.comparisons import BreakEven
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
+from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
+from sdopt.statistics.summary import broken_because
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""

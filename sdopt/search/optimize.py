@@ -9,16 +9,16 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from sdopt.analysis.summary import summary_of
 from sdopt.config.overrides import key_of, quoted
 from sdopt.errors import UsageError
+from sdopt.record.files import write_atomically
+from sdopt.record.records import StudyResult
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.program import program_of
-from sdopt.results.files import write_atomically
-from sdopt.results.records import StudyResult
 from sdopt.search.answer import load_line
 from sdopt.search.record import SearchRecord
 from sdopt.search.studies import FINAL
+from sdopt.statistics.summary import summary_of
 
 PICTURE, PROGRAM = "before_after.png", "optimized.py"
 
@@ -26,12 +26,15 @@ _TRIED = {
     "precision": "fp32,tf32,bf16,fp16,int8_sdnq,int8_torchao,fp8_torchao",
     "attention": "default,flash,cudnn,xformers,fused_qkv",
     "layout": "contiguous,channels_last",
-    "caching": "none,deepcache,tome,guidance_interval",
+    "caching": "none,deepcache,spectrum,first_block,tome,guidance_interval",
     "compiler": "eager,regional,inductor",
 }
 """The options that may make a call faster, by group; what cannot run on a machine is left out, with the reason."""
 
-_SAVING = {"memory": "vae_slicing,vae_tiling,layerwise_casting,group_offload,model_offload,sequential_offload"}
+_SAVING = {
+    "memory": "vae_slicing,vae_tiling,layerwise_casting,sequential_guidance,quantized_text_encoders,"
+    "group_offload,model_offload,sequential_offload",
+}
 """Options that save memory and make no call faster: they are tried where there is a limit."""
 
 _ADAPTERS = {"lora": "loaded,fused"}

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from sdopt.analysis.words import start_words
-from sdopt.results.comparisons import BreakEven
+from sdopt.record.comparisons import BreakEven
+from sdopt.statistics.words import start_words
 
 
 def start_said(start: BreakEven | None) -> str:

@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sdopt.analysis.break_even import first_image_s
-from sdopt.analysis.ratios import latency
-from sdopt.analysis.words import gib_text, shortened
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.rule_checks import decidable
-from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
 from sdopt.schema import Gate
 from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import SearchConfig
@@ -29,6 +26,9 @@ from sdopt.search.record import Fate, start_said
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import CALIBRATE, FINAL, Studies
 from sdopt.search.trials import Trials
+from sdopt.statistics.break_even import first_image_s
+from sdopt.statistics.ratios import latency
+from sdopt.statistics.words import gib_text, shortened
 from sdopt.study.forecast import calls_ahead
 from sdopt.study.timeline import waited_s
 

@@ -15,7 +15,7 @@ from sdopt.config.paths import options_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.results.choices import NONE
+from sdopt.record.choices import NONE
 from sdopt.search.config import SearchConfig
 from sdopt.variant import Variant
 

@@ -16,10 +16,10 @@ from sdopt.gate.calibration import calibration_file, calibration_of, fit_of, rea
 from sdopt.gate.rule_checks import require_measured
 from sdopt.launching import InterruptedStudy, launch
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.results.choices import as_override
-from sdopt.results.files import read_result
-from sdopt.results.folders import read_error
-from sdopt.results.records import StudyResult
+from sdopt.record.choices import as_override
+from sdopt.record.files import read_result
+from sdopt.record.folders import read_error
+from sdopt.record.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.space import BASELINE, Candidate
 from sdopt.study.missing import missing_of

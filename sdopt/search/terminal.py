@@ -7,11 +7,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.analysis.words import shortened
 from sdopt.report.tones import RICH, Tone
 from sdopt.search.answer import columns_of, load_line
 from sdopt.search.record import Entry, Fate, SearchRecord, start_said
 from sdopt.search.space import Space
+from sdopt.statistics.words import shortened
 
 _STYLES = {
     Fate.WINNER: f"bold {RICH[Tone.GOOD]}",

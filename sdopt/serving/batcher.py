@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from sdopt.errors import UnavailableError
-from sdopt.results.choices import as_choice
+from sdopt.record.choices import as_choice
 from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, Work
 from sdopt.serving.meters import Meters

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Optimization
-from sdopt.results.samples import Evidence
+from sdopt.options.base import Optimization
+from sdopt.record.samples import Evidence
 from sdopt.schema import Serving
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost

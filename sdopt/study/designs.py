@@ -10,10 +10,10 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from sdopt.analysis.article import Published, require_published
 from sdopt.errors import UsageError
-from sdopt.results.choices import NONE, as_override, listed
+from sdopt.record.choices import NONE, as_override, listed
 from sdopt.schema import ExplicitEdge, wrong_label
+from sdopt.statistics.article import Published, require_published
 from sdopt.variant import Variant
 
 BASELINE = "baseline"
@@ -157,7 +157,7 @@ class Cumulative(Design):
 class Factorial(Design):
     """Measures every combination of `options`, with at most one option of each axis.
 
-    `sdopt.analysis.effects` estimates main effects and pairwise interactions from it.
+    `sdopt.statistics.effects` estimates main effects and pairwise interactions from it.
     """
 
     name: str = "factorial"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import sdopt
 from sdopt.hardware.device import Device
-from sdopt.results.records import Environment
+from sdopt.record.records import Environment
 from sdopt.study import fingerprint
 from sdopt.worker.machine import Machine
 

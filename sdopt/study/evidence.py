@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sdopt.results.records import append_reason
+from sdopt.record.records import append_reason
 from sdopt.study.image_pass import draw_floors, draw_images, hold_against_drawn
 from sdopt.study.session import Session, VariantProcess, batched
 from sdopt.worker.host import PipelineHost

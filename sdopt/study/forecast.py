@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.analysis.ratios import latency, peak_memory_gib
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
 from sdopt.schema import Model, Protocol
+from sdopt.statistics.ratios import latency, peak_memory_gib
 from sdopt.study.plan import warmup_calls
 from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sdopt.results.records import Environment
-from sdopt.results.scores import ImageRecord
+from sdopt.record.records import Environment
+from sdopt.record.scores import ImageRecord
 from sdopt.study.environment import TRITON_CACHE
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw

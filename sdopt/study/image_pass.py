@@ -10,9 +10,9 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
-from sdopt.results.records import append_reason
-from sdopt.results.samples import TimedImage
-from sdopt.results.scores import ImageRecord
+from sdopt.record.records import append_reason
+from sdopt.record.samples import TimedImage
+from sdopt.record.scores import ImageRecord
 from sdopt.study.fingerprint import OPTIONS
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.session import Session, Study, VariantProcess

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
-from sdopt.results.samples import Memory
+from sdopt.record.samples import Memory
 
 
 def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:

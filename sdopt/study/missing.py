@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sdopt.analysis.ratios import paired_rounds
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult
+from sdopt.statistics.ratios import paired_rounds
 
 
 @dataclass(frozen=True)

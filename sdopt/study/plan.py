@@ -10,11 +10,11 @@ from pathlib import Path
 from sdopt.contract import Contract
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import loading_arguments
+from sdopt.options.base import loading_arguments
 from sdopt.pipelines.components import count_weights
-from sdopt.results.comparisons import Comparison, ShapeRatios
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import Promise, Status, StudyResult, VariantResult
+from sdopt.record.comparisons import Comparison, ShapeRatios
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.schema import Model, Protocol
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.environment import describe_environment

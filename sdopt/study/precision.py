@@ -2,9 +2,9 @@
 
 import time
 
-from sdopt.analysis.precision import processes_needed
-from sdopt.results.records import Precision, Status, StudyResult
+from sdopt.record.records import Precision, Status, StudyResult
 from sdopt.schema import Protocol
+from sdopt.statistics.precision import processes_needed
 
 
 class PrecisionPlan:

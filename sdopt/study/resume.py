@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.records import Status, StudyResult
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.environment import TRITON_CACHE
 from sdopt.study.fingerprint import of_prompts

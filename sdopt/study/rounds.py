@@ -7,10 +7,10 @@ from itertools import product
 
 import numpy as np
 
-from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.results.records import Status
-from sdopt.results.samples import Call, ShapeSamples
+from sdopt.record.records import Status
+from sdopt.record.samples import Call, ShapeSamples
+from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.study.evidence import Inspection
 from sdopt.study.session import Session, VariantProcess, batched
 from sdopt.worker.host import PipelineHost

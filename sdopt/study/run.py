@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from sdopt.analysis.effects import effects_of
-from sdopt.analysis.ratios import compare
 from sdopt.locks import Presence
-from sdopt.results.files import write_at_last
-from sdopt.results.records import Schedule, Status, StudyResult, append_reason
+from sdopt.record.files import write_at_last
+from sdopt.record.records import Schedule, Status, StudyResult, append_reason
 from sdopt.schema import Protocol, Quality
 from sdopt.scratch import scratch_folder
+from sdopt.statistics.effects import effects_of
+from sdopt.statistics.ratios import compare
 from sdopt.study.designs import Plan
 from sdopt.study.image_cache import ImageCache
 from sdopt.study.missing import missing_of

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from sdopt.locks import Presence
-from sdopt.results.files import write_result
-from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
-from sdopt.results.samples import Measurement, ShapeSamples
+from sdopt.record.files import write_result
+from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
+from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.forecast import calls_ahead

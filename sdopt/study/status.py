@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from sdopt.results.choices import PATCH, as_choice
-from sdopt.results.records import Status, StudyResult, VariantResult, append_reason
+from sdopt.record.choices import PATCH, as_choice
+from sdopt.record.records import Status, StudyResult, VariantResult, append_reason
 from sdopt.schema import Protocol
 
 

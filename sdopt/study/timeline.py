@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sdopt.results.files import write_atomically
+from sdopt.record.files import write_atomically
 
 FILE = "timeline.json"
 

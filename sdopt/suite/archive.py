@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from sdopt.errors import UsageError
-from sdopt.results.files import write_atomically
+from sdopt.record.files import write_atomically
 from sdopt.suite.record import FILE, PAGE, read_record
 
 SUFFIX = ".tar.xz"

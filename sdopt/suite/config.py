@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from sdopt.config.own import own_node
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
-from sdopt.results.choices import as_override
+from sdopt.record.choices import as_override
 from sdopt.schema import bounded, wrong_name
 from sdopt.suite.archive import SUFFIX
 

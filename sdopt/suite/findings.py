@@ -5,13 +5,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdopt.analysis.figures import Figures, figures_of, ratio_text
-from sdopt.analysis.noise import noise_of
-from sdopt.analysis.outcomes import option_of, outcomes_of
-from sdopt.analysis.words import gib_text
 from sdopt.errors import UsageError
-from sdopt.results.files import read_result
-from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.statistics.figures import Figures, figures_of, ratio_text
+from sdopt.statistics.noise import noise_of
+from sdopt.statistics.outcomes import option_of, outcomes_of
+from sdopt.statistics.words import gib_text
 from sdopt.suite.options import row_of
 from sdopt.suite.record import Ending, Finding
 

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sdopt.analysis.outcomes import Standing
 from sdopt.config.composer import composer_of
 from sdopt.config.paths import options_of
 from sdopt.doctor.options import compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.statistics.outcomes import Standing
 from sdopt.suite.record import Finding
 from sdopt.variant import Variant
 

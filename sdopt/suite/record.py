@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UsageError
+from sdopt.record.files import write_atomically
 from sdopt.report.markdown import markdown
-from sdopt.results.files import write_atomically
 
 FILE, PAGE = "suite.json", "suite.md"
 

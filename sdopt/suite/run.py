@@ -9,13 +9,13 @@ from itertools import chain, count
 from pathlib import Path
 
 import sdopt
-from sdopt.analysis.outcomes import Standing
 from sdopt.config.composer import composer_of
 from sdopt.config.overrides import merge_overrides
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
+from sdopt.statistics.outcomes import Standing
 from sdopt.suite.archive import SUFFIX, pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import result_in

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlparse
 
 from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.locks import exclusive
-from sdopt.results.images import open_image
+from sdopt.record.images import open_image
 from sdopt.schema import Tracking
 
 if TYPE_CHECKING:

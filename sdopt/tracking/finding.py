@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.errors import UsageError
+from sdopt.record.files import read_result
+from sdopt.record.folders import read_error
+from sdopt.record.records import StudyResult
 from sdopt.report.sweep import Sweep, read_sweep
-from sdopt.results.files import read_result
-from sdopt.results.folders import read_error
-from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking.remote import download, is_address
 from sdopt.tracking.runs import download_result

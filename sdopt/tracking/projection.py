@@ -9,18 +9,18 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
-from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.figures import floor_range
-from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP, with_shape
-from sdopt.analysis.scale import Decision
-from sdopt.analysis.summary import PSNR, Summary
 from sdopt.quality.metrics import is_imported
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import to_json
+from sdopt.record.folders import inside
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.verdicts import verdict_markdown, verdicts_of
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import to_json
-from sdopt.results.folders import inside
-from sdopt.results.records import StudyResult, VariantResult
+from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.figures import floor_range
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.statistics.scale import Decision
+from sdopt.statistics.summary import PSNR, Summary
 from sdopt.tracking.client import NOTE, ROLE, STUDY, VARIANT, Picture, Run
 
 _NOTE_LIMIT = 8000

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path, PurePosixPath
 
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.results.checks import stays_within
+from sdopt.record.checks import stays_within
 from sdopt.scratch import own_folder
 
 _MOST_FILES, _MOST_BYTES = 100_000, 16 * 2**30

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
 from sdopt.report.blocks import Page
 from sdopt.report.page.files import write_page
 from sdopt.schema import Tracking
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import Found, find_results
 from sdopt.tracking.runs import log_report

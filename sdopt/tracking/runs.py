@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from sdopt.analysis.summary import Summary, summary_of
 from sdopt.errors import UnavailableError, UsageError
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.folders import inside
+from sdopt.record.records import StudyResult
 from sdopt.report.catalog import REPORTS
 from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
-from sdopt.results.files import parse_result, to_json
-from sdopt.results.folders import inside
-from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Picture, Run
 from sdopt.tracking.projection import (

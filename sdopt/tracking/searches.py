@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdopt.results.records import StudyResult
+from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Run

@@ -2,7 +2,7 @@
 
 import torch
 
-from sdopt.results.records import Status
+from sdopt.record.records import Status
 from sdopt.worker.protocol import WorkerError
 
 _OUT_OF_MEMORY = (

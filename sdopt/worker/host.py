@@ -32,11 +32,11 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.settings import changed_settings, process_settings
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Inputs
+from sdopt.options.base import Inputs
 from sdopt.pipelines.latents import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
-from sdopt.results.samples import Evidence, Memory
-from sdopt.results.scores import ImageRecord
+from sdopt.record.samples import Evidence, Memory
+from sdopt.record.scores import ImageRecord
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sdopt.optimizations.base import Inputs
+from sdopt.options.base import Inputs
 from sdopt.pipelines.latents import take
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of

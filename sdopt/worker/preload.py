@@ -27,7 +27,7 @@ MODULES = (
     "torch.profiler",
     "transformers.models.clip.modeling_clip",
     "transformers.models.clip.tokenization_clip",
-    *(f"sdopt.optimizations.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
+    *(f"sdopt.options.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
     "sdopt.worker.host",
 )
 """Modules that a worker would otherwise import by itself, in its first calls."""

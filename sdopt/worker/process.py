@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Status
+from sdopt.record.records import Status
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.forkserver import StartContext

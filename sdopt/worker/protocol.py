@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.results.records import Status
-from sdopt.results.samples import Evidence, GpuState, Memory
-from sdopt.results.scores import ImageRecord
+from sdopt.record.records import Status
+from sdopt.record.samples import Evidence, GpuState, Memory
+from sdopt.record.scores import ImageRecord
 
 
 class WorkerError(Exception):

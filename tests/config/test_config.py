@@ -15,8 +15,8 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
 from sdopt.config.serving import serving_config
 from sdopt.errors import UsageError
-from sdopt.optimizations.compiler import Eager, Inductor
-from sdopt.optimizations.memory import VaeTiling
+from sdopt.options.compiler import Eager, Inductor
+from sdopt.options.memory import VaeTiling
 from sdopt.reference import MODEL
 from sdopt.schema import Protocol, Workload
 from tests.command import SMOKE, sdopt
@@ -90,7 +90,7 @@ class TestMistakes:
             "protocol.confidence=1",
             "protocol.estimator=mode",
             "protocol.rounds=null",
-            "attention._target_=sdopt.optimizations.attention.Nope",
+            "attention._target_=sdopt.options.attention.Nope",
             "grad_mode._target_=sdopt.schema.Model",
             "layout.memory_format=[]",
             "+nonsense=1",
@@ -104,7 +104,7 @@ class TestMistakes:
             "protocol.confidence=1.0: must be above 0 and below 1",
             "protocol.estimator=mode: choose one of median, mean, last, min",
             "protocol.rounds: ",
-            "attention._target_=sdopt.optimizations.attention.Nope: cannot be imported",
+            "attention._target_=sdopt.options.attention.Nope: cannot be imported",
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
             "layout.memory_format: ",
             "nonsense: unknown key; the sections are model, ",
@@ -355,7 +355,7 @@ class TestNames:
 SHADING = '''
 from dataclasses import dataclass
 from typing import ClassVar
-from sdopt.optimizations import Finding, Optimization, Stage, bounded
+from sdopt.options import Finding, Optimization, Stage, bounded
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from sdopt.analysis.published import Reproduction, claims_of
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.hardware.cards import planned_device
 from sdopt.pipelines.sampling import scheduler_class
+from sdopt.record.records import Status
 from sdopt.reference import MODEL
-from sdopt.results.records import Status
+from sdopt.statistics.published import Reproduction, claims_of
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 

@@ -102,7 +102,7 @@ class TestOptions:
         (tmp_path / "conf" / "mine").mkdir(parents=True)
         (tmp_path / "own_option.py").write_text(
             "from dataclasses import dataclass\n"
-            "from sdopt.optimizations import Optimization\n\n\n"
+            "from sdopt.options import Optimization\n\n\n"
             "@dataclass(frozen=True)\nclass Own(Optimization):\n    key: int\n\n"
             "    def conflicts(self, ctx):\n        return ['it is Monday']\n"
         )

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 
 from runners.option_matrix import option_matrix
-from sdopt.analysis.outcomes import Outcome, Standing
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.doctor.tables import matrix_table
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.results.comparisons import Interval
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.comparisons import Interval
+from sdopt.record.records import Status, StudyResult
+from sdopt.statistics.outcomes import Outcome, Standing
 from tests.command import Finished, sdopt
 from tests.fixtures import CPU
 
@@ -197,6 +197,6 @@ class TestCommand:
 def test_the_page_depends_on_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     page = option_matrix()
     for module in ("conflicts", "compiler.toolchain", "compiler.blade"):
-        monkeypatch.setattr(f"sdopt.optimizations.{module}.find_spec", lambda name: None)
+        monkeypatch.setattr(f"sdopt.options.{module}.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
     assert option_matrix.__wrapped__() == page

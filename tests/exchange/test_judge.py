@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
 from sdopt.exchange.pictures import partners, read_folder, require_alike
 from sdopt.exchange.tables import read_table
 from sdopt.gate.calibration import read_calibration
+from sdopt.record.files import read_result
+from sdopt.record.verdicts import Verdict
 from sdopt.reference import MODEL
-from sdopt.results.files import read_result
-from sdopt.results.verdicts import Verdict
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking.projection import logged_metrics
 from tests.command import SMOKE, Finished, sdopt
 

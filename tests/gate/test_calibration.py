@@ -14,8 +14,8 @@ from sdopt.gate.calibration import (
 )
 from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.files import read_result
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import read_result
 from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Task, Workload
 from sdopt.study.fingerprint import of_model
 from tests.records import reconfigure

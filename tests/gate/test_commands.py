@@ -9,9 +9,9 @@ import pytest
 
 from runners.calibrate import main as calibrate
 from sdopt.gate.calibration import FOLDER, read_calibration
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Status
-from sdopt.results.verdicts import Verdict
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import Status
+from sdopt.record.verdicts import Verdict
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
 from tests.robustness.damage import RESULT

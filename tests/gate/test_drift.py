@@ -10,10 +10,10 @@ import pytest
 from sdopt.errors import UsageError
 from sdopt.gate.drift import differences, judge_drift
 from sdopt.gate.judge import exit_code
-from sdopt.results.records import MeasurementSession, StudyResult
-from sdopt.results.samples import Interference, TimedImage
-from sdopt.results.scores import Score, Spread
-from sdopt.results.verdicts import Verdict
+from sdopt.record.records import MeasurementSession, StudyResult
+from sdopt.record.samples import Interference, TimedImage
+from sdopt.record.scores import Score, Spread
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import reconfigure, retime

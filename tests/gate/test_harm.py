@@ -2,8 +2,8 @@
 
 import pytest
 
-from sdopt.results.scores import Score, Spread
-from sdopt.results.verdicts import Ruling, Verdict
+from sdopt.record.scores import Score, Spread
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
 from tests.records import retime

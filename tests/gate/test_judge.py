@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdopt.analysis.measures import SPEEDUP
-from sdopt.analysis.ratios import LogRatio, compare
-from sdopt.analysis.rounding import UNIT_ROUNDOFF
-from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Calibration, Fit
 from sdopt.gate.judge import exit_code, judge
 from sdopt.gate.paying import Answer, Claim, answer_claims
+from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.folders import JobError
+from sdopt.record.records import Environment, MeasurementSession, Promise, Status, StudyResult, VariantResult
+from sdopt.record.samples import Measurement, Memory, ShapeSamples, TimedImage
+from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
+from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
-from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.folders import JobError
-from sdopt.results.records import Environment, MeasurementSession, Promise, Status, StudyResult, VariantResult
-from sdopt.results.samples import Measurement, Memory, ShapeSamples, TimedImage
-from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
-from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.ratios import LogRatio, compare
+from sdopt.statistics.rounding import UNIT_ROUNDOFF
+from sdopt.statistics.summary import summary_of
 from tests.records import reconfigure, retime, timed
 
 PROMPTS = 48

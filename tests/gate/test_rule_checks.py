@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import FOLDER
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.results.scores import ImageRecord, Score
-from sdopt.results.verdicts import Verdict
+from sdopt.record.scores import ImageRecord, Score
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Model, Rule
+from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from tests.command import sdopt
 from tests.gate.test_judge import study, variant, verdict
 

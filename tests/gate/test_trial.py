@@ -12,10 +12,10 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from sdopt import gate
-from sdopt.analysis.measures import RULED
 from sdopt.gate import paying, trust, work
 from sdopt.quality.metrics import FAMILIES
-from sdopt.results.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.statistics.measures import RULED
 from tests.command import ROOT
 from tests.fixtures import Load
 from tests.trial import CONF

@@ -8,11 +8,11 @@ import pytest
 
 from sdopt.gate.judge import judge
 from sdopt.gate.trust import doubts_of
-from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import Status, StudyResult, VariantResult
-from sdopt.results.samples import Interference, TimedImage
-from sdopt.results.scores import Spread
-from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.samples import Interference, TimedImage
+from sdopt.record.scores import Spread
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from tests.command import SMALL, Finished, sdopt
 from tests.gate.test_judge import FIT, study, variant

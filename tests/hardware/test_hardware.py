@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdopt.analysis.figures import flat_figures, peak_rate
-from sdopt.analysis.summary import summary_of
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.errors import ConflictError, UsageError
@@ -27,9 +25,11 @@ from sdopt.hardware.cards import (
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import runs_on, usable_cores
 from sdopt.measure.memory import cap_memory
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.notes import notes_of
-from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Hardware, Rates, Sheet
+from sdopt.statistics.figures import flat_figures, peak_rate
+from sdopt.statistics.summary import summary_of
 from tests.command import SMALL, SMOKE, sdopt
 from tests.fixtures import CPU, Compose
 from tests.records import reconfigure

@@ -9,7 +9,7 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, describe_gpu, process_gib
-from sdopt.results.samples import GpuState
+from sdopt.record.samples import GpuState
 from tests.fixtures import CPU
 from tests.hardware.stubs import UUID, Nvml, NVMLLibraryMismatchError, install
 

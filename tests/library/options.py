@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Finding, Optimization, Proof
+from sdopt.options.base import Finding, Optimization, Proof
 
 
 @dataclass(frozen=True)

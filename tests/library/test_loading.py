@@ -8,8 +8,8 @@ from PIL import Image
 
 import sdopt
 from sdopt.errors import ConflictError, UsageError
-from sdopt.results.files import write_result
-from sdopt.results.records import StudyResult
+from sdopt.record.files import write_result
+from sdopt.record.records import StudyResult
 from tests.command import SMOKE, Finished
 from tests.command import sdopt as run
 from tests.fakes import fake_workers

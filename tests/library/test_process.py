@@ -60,7 +60,7 @@ def test_what_fails_leaves_nothing_behind(
     def fail(*_: Any) -> None:
         raise RuntimeError("no such layout")
 
-    monkeypatch.setattr("sdopt.optimizations.layout.Layout.apply", fail)
+    monkeypatch.setattr("sdopt.options.layout.Layout.apply", fail)
     before = settings()
     with pytest.raises(RuntimeError, match="no such layout"):
         sdopt.optimize(pipe, attention="careless", layout="channels_last", config_dir=folder)

@@ -59,7 +59,7 @@ class TestTheCommand:
         assert max(single) > 1
 
     def test_a_row_that_cannot_be_served_is_left_out_and_said(self, tmp_path: Path) -> None:
-        from sdopt.results.records import Status
+        from sdopt.record.records import Status
         from tests.fakes import failing
 
         fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.01)

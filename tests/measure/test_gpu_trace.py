@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sdopt.measure.trace import Trace, _sort
-from sdopt.optimizations.attention import backend_of
+from sdopt.options.attention import backend_of
 
 EVENTS = json.loads((Path(__file__).parent / "gpu_trace.json").read_text())
 """In the form of Kineto's Chrome traces: a text encoder and two calls of a denoiser that replay graphs, and a decoder.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.results.samples import Interference
+from sdopt.record.samples import Interference
 
 
 def burn(seconds: float = 60.0) -> None:

@@ -9,15 +9,15 @@ from diffusers.models.attention_processor import AttnProcessor
 from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
-from sdopt.analysis.figures import flat_figures
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import describe_cpu, probe_device
 from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
-from sdopt.results.records import Status, StudyResult
-from sdopt.results.samples import GpuState
+from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import GpuState
+from sdopt.statistics.figures import flat_figures
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load, operations_of
 from tests.records import reconfigure, retime

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from sdopt.analysis.ratios import compare, memory_ratio
-from sdopt.analysis.summary import summary_of
 from sdopt.hardware.device import Device
 from sdopt.measure import memory as memory_module
 from sdopt.measure.memory import PeakMemory, graph_pools_gib
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import Memory
 from sdopt.report.tables import ranking
-from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import StudyResult
-from sdopt.results.samples import Memory
+from sdopt.statistics.ratios import compare, memory_ratio
+from sdopt.statistics.summary import summary_of
 from tests.fixtures import CPU
 
 MIB = 2**20

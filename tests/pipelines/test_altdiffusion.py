@@ -17,7 +17,7 @@ from sdopt.pipelines.components import count_weights, require_parts
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import networks_of
 from sdopt.pipelines.tokenizer import SENTENCEPIECE, lacking_vocabulary
-from sdopt.results.records import Status
+from sdopt.record.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import SMOKE, sdopt
 from tests.fixtures import CPU, Compose, Load, operations_of

@@ -6,8 +6,8 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.library import load
+from sdopt.record.records import Status
 from sdopt.report.program import program_of
-from sdopt.results.records import Status
 from tests.command import SMALL, SMOKE, sdopt
 from tests.fakes import fake_workers
 

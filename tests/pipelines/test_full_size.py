@@ -14,7 +14,7 @@ from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import empty_network
-from sdopt.results.records import Status
+from sdopt.record.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import sdopt
 from tests.fixtures import Compose, operations_of

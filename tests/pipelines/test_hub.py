@@ -22,8 +22,8 @@ from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_folder
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.features import PUBLISHED, fetch_features
+from sdopt.record.records import Status
 from sdopt.reference import CLIP
-from sdopt.results.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import SMOKE, sdopt, start
 

@@ -9,12 +9,12 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 import sdopt
-from sdopt.analysis.adoption import lines_of
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
+from sdopt.record.files import write_result
+from sdopt.record.records import StudyResult
 from sdopt.reference import MODEL
-from sdopt.results.files import write_result
-from sdopt.results.records import StudyResult
+from sdopt.statistics.adoption import lines_of
 from sdopt.study.fingerprint import of_prompts
 from sdopt.worker.draws import timed_draw
 from tests.fixtures import Load

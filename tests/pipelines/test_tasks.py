@@ -13,7 +13,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.measure.stages import observed
 from sdopt.pipelines.tasks import inputs_of, remarks_on
-from sdopt.results.records import Status
+from sdopt.record.records import Status
 from sdopt.schema import Model, Task, Workload
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost

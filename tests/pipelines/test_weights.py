@@ -221,7 +221,7 @@ class TestVaeGivenApart:
         self, composer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_hub: bool
     ) -> None:
         folder = Path(shutil.copytree(TINY_AUTOENCODER, tmp_path / "tiny"))
-        monkeypatch.setattr("sdopt.optimizations.memory.hub_network", lambda *_, **__: folder)
+        monkeypatch.setattr("sdopt.options.memory.hub_network", lambda *_, **__: folder)
         given = "hub_id=somebody/tiny" if from_hub else f"path={folder}"
         chosen = ["memory=tiny_vae", f"memory.tiny_vae.{given}"]
         device = probe_device("cpu")

@@ -15,8 +15,8 @@ from sdopt.quality import evaluation
 from sdopt.quality.evaluation import EvaluationError, Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import measured_metrics
-from sdopt.results.records import StudyResult
-from sdopt.results.scores import ImageRecord
+from sdopt.record.records import StudyResult
+from sdopt.record.scores import ImageRecord
 from sdopt.schema import Model, Quality
 from tests.quality.conftest import noisy
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sdopt.analysis.figures import figures_by_variant
 from sdopt.errors import UsageError
 from sdopt.quality import metrics
 from sdopt.quality.features import ClipFeatures
@@ -19,8 +18,9 @@ from sdopt.quality.metrics import (
     measured_metrics,
     slug,
 )
-from sdopt.results.scores import ImageRecord, Score
+from sdopt.record.scores import ImageRecord, Score
 from sdopt.schema import Model, Quality
+from sdopt.statistics.figures import figures_by_variant
 from tests.command import SMOKE, sdopt
 
 PACKAGED, FULL_SIZE, UNTRAINED = Model(), Model("sd15", "hub"), Model("sd15", "random")

@@ -9,11 +9,11 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from runners import printed
-from sdopt.analysis.summary import summary_of
+from sdopt.record.records import StudyResult
+from sdopt.record.scores import Score
 from sdopt.report.answer_json import Answer, baseline_digest
 from sdopt.report.worst import worst_prompts
-from sdopt.results.records import StudyResult
-from sdopt.results.scores import Score
+from sdopt.statistics.summary import summary_of
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.records import reconfigure

@@ -2,16 +2,16 @@
 
 import pytest
 
-from sdopt.analysis.summary import summary_of
+from sdopt.record.comparisons import Effect, Interval
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import Interference, Measurement
+from sdopt.record.scores import Score
 from sdopt.report.charts.comparisons import forest, interactions, steps_of
 from sdopt.report.charts.parts import ratio_ticks
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
-from sdopt.results.comparisons import Effect, Interval
-from sdopt.results.records import StudyResult
-from sdopt.results.samples import Interference, Measurement
-from sdopt.results.scores import Score
+from sdopt.statistics.summary import summary_of
 from tests.records import reconfigure, retime
 
 

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sdopt.analysis.summary import summary_of
 from sdopt.contract import Contract
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.junit import junit
 from sdopt.report.verdicts import append_step_summary, summary_markdown
-from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
-from sdopt.results.verdicts import Judgement, Ruling, Verdict
+from sdopt.statistics.summary import summary_of
 from tests.command import ROOT
 
 DECIMAL, COUNT, TOKEN = r"\d+(\.\d+)?", r"\d+", r"\S(.*\S)?"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.summary import summary_of
+from sdopt.record.records import StudyResult
 from sdopt.report.embedded import embed
 from sdopt.report.tables import ranking, texts
-from sdopt.results.records import StudyResult
+from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, Finished, sdopt
 
 END = "<!-- sdopt:end -->"

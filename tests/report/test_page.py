@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdopt.analysis.summary import Summary, summary_of
 from sdopt.contract import Contract
+from sdopt.record.comparisons import BreakEven, Effect, Interval, ShapeRatios
+from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import ShapeSamples
+from sdopt.record.scores import BrokenImage, ImageRecord, Score
+from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.blocks import Chart, Prose
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec
@@ -23,11 +27,7 @@ from sdopt.report.page.gallery import gallery_of
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page, sweep_page
 from sdopt.report.plots import main_plot
-from sdopt.results.comparisons import BreakEven, Effect, Interval, ShapeRatios
-from sdopt.results.records import Status, StudyResult
-from sdopt.results.samples import ShapeSamples
-from sdopt.results.scores import BrokenImage, ImageRecord, Score
-from sdopt.results.verdicts import Judgement, Verdict
+from sdopt.statistics.summary import Summary, summary_of
 from tests.command import Finished
 from tests.records import reconfigure, timed
 from tests.report.test_table import renamed

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sdopt.analysis.summary import Summary, summary_of
+from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
-from sdopt.results.records import StudyResult
+from sdopt.statistics.summary import Summary, summary_of
 from tests.command import Finished
 from tests.report.test_table import renamed
 

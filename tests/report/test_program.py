@@ -13,13 +13,13 @@ from sdopt.assembly import Assembly
 from sdopt.config.composer import HydraComposer
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.record.records import StudyResult
 from sdopt.report.program import _tokenizers, program_of
-from sdopt.results.records import StudyResult
 from sdopt.schema import Model, Scheduler, Task
 from sdopt.study.plan import plan_result
 from sdopt.worker.machine import Machine
 from tests.fixtures import CPU
-from tests.optimizations.test_lora import kohya
+from tests.options.test_lora import kohya
 from tests.pipelines.single_file import original_layout
 
 

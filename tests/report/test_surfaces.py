@@ -10,8 +10,7 @@ import html5lib
 import pytest
 from rich.console import Console
 
-from sdopt.analysis.scale import Decision, Images, Speed
-from sdopt.analysis.summary import Summary, summary_of
+from sdopt.record.files import read_result
 from sdopt.report.answer import answer_shown
 from sdopt.report.blocks import Table
 from sdopt.report.catalog import markdown_table
@@ -24,7 +23,8 @@ from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
 from sdopt.report.verdicts import summary_markdown, verdict_json
-from sdopt.results.files import read_result
+from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.projection import verdict_tags
 from tests.command import ROOT
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdopt.record.files import read_result
+from sdopt.record.folders import JobError
+from sdopt.record.records import StudyResult
 from sdopt.report.sweep import Sweep
 from sdopt.report.terminal import shown
-from sdopt.results.files import read_result
-from sdopt.results.folders import JobError
-from sdopt.results.records import StudyResult
 from tests.command import ROOT
 from tests.records import reconfigure
 

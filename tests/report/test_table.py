@@ -6,7 +6,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from sdopt.analysis.summary import summary_of
+from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
+from sdopt.record.records import Schedule, StudyResult
+from sdopt.record.scores import Score
 from sdopt.report.answer import answer_shown
 from sdopt.report.blocks import Block, Cell, Table
 from sdopt.report.catalog import markdown_table
@@ -16,9 +18,7 @@ from sdopt.report.page.sections import text_sections
 from sdopt.report.quality import quality_columns, quality_heading
 from sdopt.report.tables import quality_table, ranking
 from sdopt.report.terminal import sections_shown, shown
-from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
-from sdopt.results.records import Schedule, StudyResult
-from sdopt.results.scores import Score
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking.projection import study_tags
 from tests.records import reconfigure, retime
 

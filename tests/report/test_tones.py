@@ -5,11 +5,11 @@ from importlib.resources import files
 
 import pytest
 
-from sdopt.analysis.published import Reproduction
-from sdopt.analysis.scale import Decision, Images, Speed
+from sdopt.record.records import Status
 from sdopt.report.charts.tradeoff import _SHAPES
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
-from sdopt.results.records import Status
+from sdopt.statistics.published import Reproduction
+from sdopt.statistics.scale import Decision, Images, Speed
 
 
 @pytest.mark.parametrize("verdicts", [Status, Speed, Images, Decision, Reproduction])

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sdopt.analysis.ratios import compare
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.results.comparisons import Effect, Interval, ShapeRatios
-from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import Precision, StudyResult, VariantResult
-from sdopt.results.samples import GpuState, Interference, Measurement, TimedImage
+from sdopt.record.comparisons import Effect, Interval, ShapeRatios
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.records import Precision, StudyResult, VariantResult
+from sdopt.record.samples import GpuState, Interference, Measurement, TimedImage
+from sdopt.statistics.ratios import compare
 from tests.records import reconfigure
 
 RESULT = Path(__file__).with_name("result.json")

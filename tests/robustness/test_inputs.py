@@ -19,7 +19,7 @@ from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.latents import require_latents
 from sdopt.quality.images import batches, image_files
-from sdopt.results.images import open_image, open_picture
+from sdopt.record.images import open_image, open_picture
 from sdopt.schema import Model, Task, Workload
 from tests.command import SMOKE, sdopt
 

@@ -10,11 +10,11 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from sdopt import optimizations
+from sdopt import options
 from sdopt.config.composer import HydraComposer
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import UsageError
-from sdopt.optimizations.base import Optimization
+from sdopt.options.base import Optimization
 from sdopt.schema import ExplicitEdge, Rates, Rule, Sheet, out_of_range
 from sdopt.study.designs import Design, Explicit
 from sdopt.training.config import TrainReferenceConfig
@@ -26,7 +26,7 @@ Composers = type[HydraComposer]
 
 def classes() -> Iterator[type]:
     """The dataclasses that a configuration is made of: sections, data sheets, rules, designs, options, training."""
-    for module in walk_packages(optimizations.__path__, "sdopt.optimizations."):
+    for module in walk_packages(options.__path__, "sdopt.options."):
         import_module(module.name)
     found: list[type] = [*SECTIONS.values(), Sheet, Rates, Rule, ExplicitEdge, Design, Optimization]
     found.append(TrainReferenceConfig)

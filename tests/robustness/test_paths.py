@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.results.files import parse_result, read_result
-from sdopt.results.folders import inside
+from sdopt.record.files import parse_result, read_result
+from sdopt.record.folders import inside
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
 from tests.command import SMOKE, sdopt

@@ -12,21 +12,21 @@ import pytest
 from rich.console import Console
 
 import sdopt as library
-from sdopt.analysis.figures import figures_by_variant
-from sdopt.analysis.summary import summary_of
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
+from sdopt.record.files import parse_result, read_result
+from sdopt.record.folders import read_error
+from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.junit import junit
 from sdopt.report.sweep import exit_code, read_sweep
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import verdict_blocks
-from sdopt.results.files import parse_result, read_result
-from sdopt.results.folders import read_error
-from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
+from sdopt.statistics.figures import figures_by_variant
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged
 from sdopt.tracking.projection import (
     config_yaml,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import download_result, log_study

@@ -17,7 +17,7 @@ import pytest
 
 from runners import end_with_code
 from sdopt.limits import SIZES
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study

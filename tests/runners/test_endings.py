@@ -11,7 +11,7 @@ import pytest
 from runners import end_with_code, interrupts_deferred
 from sdopt.errors import ENDINGS
 from sdopt.launching import _ended_by_signals
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from tests.command import SMOKE, Process, fork, sdopt
 from tests.fakes import fake_workers
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.results.files import read_result
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult
 from tests.command import SMOKE, Process, sdopt, start
 from tests.fakes import fake_workers
 from tests.runners import slurm

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.results.files import read_result
+from sdopt.record.files import read_result
 from tests.command import SMOKE, Process, start
 from tests.runners import ray_head
 

@@ -16,8 +16,8 @@ from sdopt import __version__
 from sdopt.cli import COMMANDS
 from sdopt.config.paths import CONF
 from sdopt.launching import summarise_sweep
-from sdopt.results.files import read_result
-from sdopt.results.records import Status
+from sdopt.record.files import read_result
+from sdopt.record.records import Status
 from tests.command import SMOKE, Finished, fork, sdopt
 from tests.fakes import fake_workers
 

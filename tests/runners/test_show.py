@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.summary import summary_of
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import StudyResult
 from sdopt.report.comparing import changed_keys, incomparable
 from sdopt.report.sweep import read_sweep
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
+from sdopt.statistics.summary import summary_of
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from sdopt.results.comparisons import BreakEven
+from sdopt.record.comparisons import BreakEven
 from sdopt.search.answer import columns_of, markdown_of
 from sdopt.search.plot import search_plot
 from sdopt.search.record import Entry, Fate, SearchRecord

@@ -12,7 +12,7 @@ import pytest
 
 from sdopt.contract import Contract
 from sdopt.launching import InterruptedStudy, Launched
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import search_file

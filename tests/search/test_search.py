@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from sdopt.analysis.ratios import compare
-from sdopt.results.files import read_result, write_result
+from sdopt.record.files import read_result, write_result
 from sdopt.search.studies import FINAL, Studies
+from sdopt.statistics.ratios import compare
 from tests.command import Finished, sdopt
 from tests.fakes import fake_workers
 from tests.records import retime

@@ -19,8 +19,8 @@ from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UnavailableError
-from sdopt.results.records import Status
-from sdopt.results.samples import Evidence
+from sdopt.record.records import Status
+from sdopt.record.samples import Evidence
 from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, unservable
 from sdopt.serving.server import listen, serve

@@ -328,7 +328,7 @@ class TestOptionsOfOwnGroups:
 
     @pytest.fixture
     def own(self, composer: Composers, tmp_path: Path) -> Callable[..., Plan]:
-        target = "_target_: sdopt.optimizations.grad_mode.GradMode\nmode: enabled\n"
+        target = "_target_: sdopt.options.grad_mode.GradMode\nmode: enabled\n"
         (tmp_path / "mine").mkdir()
         for name in ("a", "b"):
             (tmp_path / "mine" / f"{name}.yaml").write_text(f"# @package mine.{name}\n{target}")

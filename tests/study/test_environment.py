@@ -32,7 +32,7 @@ def test_cudnn_is_recorded_beside_the_packages(number: int, version: str) -> Non
 def test_every_package_that_an_option_imports_is_recorded() -> None:
     imported = {
         module.partition(".")[0].replace("_", "-")
-        for path in (ROOT / "sdopt" / "optimizations").rglob("*.py")
+        for path in (ROOT / "sdopt" / "options").rglob("*.py")
         for _, module in imports_of(path.relative_to(ROOT), path.read_text())
     }
     besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors"}  # the last two only read files

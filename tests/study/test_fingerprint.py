@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sdopt.optimizations.memory import PrecomputedEmbeddings
+from sdopt.options.memory import PrecomputedEmbeddings
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
 from sdopt.study.fingerprint import OPTIONS, code, inputs_of, of_model
@@ -90,7 +90,7 @@ def test_of_an_option_are_its_bases_and_all_that_it_imports(tmp_path: Path, monk
     files = {
         "__init__": "",
         "option": OPTION.format(package=package),
-        "bases": "import torch\nfrom sdopt.optimizations import Optimization\nfrom .helpers import number\n"
+        "bases": "import torch\nfrom sdopt.options import Optimization\nfrom .helpers import number\n"
         "class Base(Optimization):\n    pass\n",
         "helpers": "number = 1\n",
         "late": "NOTHING = {}\n",

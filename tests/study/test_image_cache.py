@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from sdopt.config.composer import HydraComposer
-from sdopt.results.records import Environment
-from sdopt.results.scores import ImageRecord
+from sdopt.record.records import Environment
+from sdopt.record.scores import ImageRecord
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.worker.draws import draw_of, floor_draws, timed_draw
 from tests.command import SABOTAGE, SMOKE, sdopt

@@ -3,7 +3,7 @@
 import pytest
 
 from sdopt.hardware.device import Device
-from sdopt.results.samples import Memory
+from sdopt.record.samples import Memory
 from sdopt.schema import Protocol
 from sdopt.study.memory_plan import excess, footprint_gib, memory_budget_gib
 from sdopt.study.plan import warmup_calls

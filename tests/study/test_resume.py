@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.ratios import paired_rounds
 from sdopt.conclusion import Conclusion
 from sdopt.contract import Contract
 from sdopt.errors import command_line
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Status, StudyResult
-from sdopt.results.samples import Measurement
-from sdopt.results.verdicts import Judgement, Verdict
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import Measurement
+from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.ratios import paired_rounds
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
 from tests.command import SMALL, SMOKE, Finished, fork, sdopt

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.pipelines.components import count_weights
-from sdopt.results.files import read_result, write_at_last
-from sdopt.results.records import Status
+from sdopt.record.files import read_result, write_at_last
+from sdopt.record.records import Status
 from sdopt.schema import Model
 from tests.command import SMALL, SMOKE, Finished, sdopt, start
 from tests.fakes import Fakes, FakeWorker, fake_workers

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from sdopt.analysis.disturbance import count_rounds
-from sdopt.results.files import read_result
-from sdopt.results.records import Status, StudyResult
-from sdopt.results.samples import Interference
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import Interference
+from sdopt.statistics.disturbance import count_rounds
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
 from sdopt.study.resume import merge_resumed

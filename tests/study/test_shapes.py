@@ -6,7 +6,7 @@ import pytest
 
 from sdopt.config.composer import HydraComposer
 from sdopt.hardware.device import Device
-from sdopt.results.records import StudyResult, VariantResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.schema import Shape
 from tests.command import SMOKE, Finished, sdopt
 from tests.fixtures import CPU

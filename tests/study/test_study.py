@@ -11,10 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from sdopt.contract import Contract
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.sweep import exit_code
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Status, StudyResult, VariantResult
-from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Rule
 from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Status, StudyResult
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import Status, StudyResult
+from sdopt.statistics.noise import noise_of
 from sdopt.suite import run as running
 from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config

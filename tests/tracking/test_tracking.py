@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sdopt.analysis.scale import decision_of
-from sdopt.analysis.summary import summary_of
 from sdopt.errors import UsageError
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
+from sdopt.statistics.scale import decision_of
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_result, log_study
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sdopt.analysis.summary import summary_of
-from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
+from sdopt.record.files import read_result, write_result
+from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
+from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client, store
 from sdopt.tracking.client import Run, TrackingError
 from sdopt.tracking.projection import logged_metrics, study_metrics

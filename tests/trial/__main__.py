@@ -109,7 +109,7 @@ def _report(folder: Path, only: tuple[str, ...], timed: bool, took: str) -> int:
     from rich.console import Console
 
     from sdopt.gate.calibration import calibration_for
-    from sdopt.results.files import read_result
+    from sdopt.record.files import read_result
     from sdopt.worker.forkserver import start_fork_server
     from sdopt.worker.machine import probe_machine
     from tests.trial.images import HARMS

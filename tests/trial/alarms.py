@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from runners import ENDED, end_with_code
-from sdopt.analysis.bounds import share_bounds
+from sdopt.record.files import read_result
+from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.markdown import markdown
-from sdopt.results.files import read_result
-from sdopt.results.verdicts import Judgement, Verdict
+from sdopt.statistics.bounds import share_bounds
 from tests.trial import CONF
 
 CANDIDATES = ('["+trial=neutral"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from sdopt.optimizations import Proof, denoiser_of
+from sdopt.options import Proof, denoiser_of
 from sdopt.reference import PROMPTS
 from tests.trial.options import Mistake, handle_calls
 

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from PIL import Image
 
-from sdopt.analysis.measures import RULED
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, rulings_of, worst
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Optimization
-from sdopt.optimizations.precision import Precision
+from sdopt.options.base import Optimization
+from sdopt.options.precision import Precision
 from sdopt.quality.evaluation import Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import family_of
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import Promise, Status, StudyResult, VariantResult
-from sdopt.results.scores import ImageRecord
-from sdopt.results.verdicts import Payoff, Ruling, Verdict
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult
+from sdopt.record.scores import ImageRecord
+from sdopt.record.verdicts import Payoff, Ruling, Verdict
+from sdopt.statistics.measures import RULED
 from sdopt.variant import Variant
 from sdopt.worker.calls import call_apart
 from sdopt.worker.draws import LATENTS, draw_of, drawing_batch

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
-from sdopt.analysis.precision import processes_needed
-from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
-from sdopt.results.comparisons import Comparison
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import Environment, Status, StudyResult, VariantResult
-from sdopt.results.samples import Call, Interference, Measurement, ShapeSamples
+from sdopt.record.comparisons import Comparison
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Environment, Status, StudyResult, VariantResult
+from sdopt.record.samples import Call, Interference, Measurement, ShapeSamples
 from sdopt.schema import Protocol
+from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
+from sdopt.statistics.precision import processes_needed
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
 from tests.records import retime, timed
 
 ROUND_DEVIATION = 0.03

@@ -19,7 +19,7 @@ import torch
 from diffusers import DiffusionPipeline
 from typing_extensions import override
 
-from sdopt.optimizations import Contract, Finding, Optimization, Proof, Stage, denoiser_of
+from sdopt.options import Contract, Finding, Optimization, Proof, Stage, denoiser_of
 from sdopt.schema import bounded
 
 Call = Callable[..., Any]

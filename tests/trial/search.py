@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.analysis.ratios import compare
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.results.verdicts import Verdict
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig, search_file
 from sdopt.search.racing import Noise, RatioStanding, Standings, race
 from sdopt.search.record import Fate
+from sdopt.statistics.ratios import compare
 from tests.trial.simulation import (
     BETWEEN,
     ROUND_DEVIATION,

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.ratios import compare
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.results.comparisons import Comparison
-from sdopt.results.configuration import RecordedConfig
-from sdopt.results.records import Environment, Promise, Status, StudyResult, VariantResult
-from sdopt.results.samples import Measurement, ShapeSamples
-from sdopt.results.verdicts import Payoff, Verdict
+from sdopt.record.comparisons import Comparison
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.record.samples import Measurement, ShapeSamples
+from sdopt.record.verdicts import Payoff, Verdict
 from sdopt.schema import Gate
+from sdopt.statistics.ratios import compare
 from tests.records import timed
 
 ROUND_DEVIATION = 0.03

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.analysis.ratios import compare
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.results.records import StudyResult
-from sdopt.results.samples import Measurement, ShapeSamples
-from sdopt.results.verdicts import Verdict
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import Measurement, ShapeSamples
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Rule
+from sdopt.statistics.ratios import compare
 from tests.records import timed
 from tests.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
 

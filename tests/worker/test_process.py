@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Status
+from sdopt.record.records import Status
 from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, variables

@@ -7,11 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.figures import Ratio, floor_range, ratio_text
-from sdopt.analysis.measures import SPEEDUP
-from sdopt.analysis.scale import Speed, speed_of
-from sdopt.analysis.summary import Summary
-from sdopt.analysis.words import seconds_text
+from sdopt.record.comparisons import Effect, Interval
 from sdopt.report.charts.parts import (
     BARS,
     HAS_BOUNDS,
@@ -28,7 +24,11 @@ from sdopt.report.charts.parts import (
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tables import images_cell, memory_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
-from sdopt.results.comparisons import Effect, Interval
+from sdopt.statistics.figures import Ratio, floor_range, ratio_text
+from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.scale import Speed, speed_of
+from sdopt.statistics.summary import Summary
+from sdopt.statistics.words import seconds_text
 
 _LOOKS = {
     str(Speed.FASTER): (BLUE, "triangle-right"),

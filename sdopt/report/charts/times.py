@@ -5,8 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.figures import Figures
-from sdopt.analysis.summary import Summary
+from sdopt.record.records import StudyResult
 from sdopt.report.charts.parts import (
     BARS,
     FEW_TICKS,
@@ -18,7 +17,8 @@ from sdopt.report.charts.parts import (
 )
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
-from sdopt.results.records import StudyResult
+from sdopt.statistics.figures import Figures
+from sdopt.statistics.summary import Summary
 
 _DECIDES, _DISTURBED, _LEFT_OUT = "decides", "disturbed, but decides", "disturbed, left out"
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.analysis.figures import Figures
-from sdopt.analysis.scale import Images
-from sdopt.analysis.summary import Row, Summary
-from sdopt.analysis.words import gib_text, seconds_text
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.blocks import Cell
 from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
 from sdopt.report.charts.spec import Spec
 from sdopt.report.quality import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, GREY, MUTED, TONES
+from sdopt.statistics.figures import Figures
+from sdopt.statistics.scale import Images
+from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.words import gib_text, seconds_text
 
 _SHAPES: dict[str, str] = {
     BASELINE: "square",

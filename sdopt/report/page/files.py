@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from sdopt.errors import UnavailableError
+from sdopt.record.files import write_atomically
 from sdopt.report.blocks import Page
 from sdopt.report.markdown import markdown_page
 from sdopt.report.page.html import html_page
-from sdopt.results.files import write_atomically
 
 HTML, MARKDOWN = "report.html", "report.md"
 

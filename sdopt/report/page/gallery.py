@@ -9,13 +9,13 @@ from pathlib import Path
 from PIL import Image
 
 from sdopt.quality.metrics import in_reading_order, known_family
+from sdopt.record.folders import inside
+from sdopt.record.images import open_image
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.scores import Score
 from sdopt.report.blocks import Gallery, Picture, PromptImages
 from sdopt.report.quality import headline_columns
 from sdopt.report.worst import worst_prompts
-from sdopt.results.folders import inside
-from sdopt.results.images import open_image
-from sdopt.results.records import StudyResult, VariantResult
-from sdopt.results.scores import Score
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""

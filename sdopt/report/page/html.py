@@ -11,10 +11,10 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from sdopt.record.files import write_atomically
 from sdopt.report.blocks import Chart, Page
 from sdopt.report.charts.spec import VEGA_LITE, Spec, engine, whole
 from sdopt.report.tones import GLYPH
-from sdopt.results.files import write_atomically
 from sdopt.scratch import cache_folder
 
 

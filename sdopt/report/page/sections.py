@@ -5,10 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sdopt.analysis.break_even import images_text, start_text
-from sdopt.analysis.published import claims_of, notes_of_published, published_of
-from sdopt.analysis.summary import Summary
-from sdopt.analysis.words import intervals_text
+from sdopt.record.comparisons import BreakEven
 from sdopt.report.answer import answer_blocks
 from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
@@ -23,7 +20,10 @@ from sdopt.report.published import claims_table
 from sdopt.report.quality import headline_columns, quality_notes
 from sdopt.report.tables import effects_table, evidence, quality_table, shapes_table, worst_table
 from sdopt.report.verdicts import verdict_notes, verdict_rows
-from sdopt.results.comparisons import BreakEven
+from sdopt.statistics.break_even import images_text, start_text
+from sdopt.statistics.published import claims_of, notes_of_published, published_of
+from sdopt.statistics.summary import Summary
+from sdopt.statistics.words import intervals_text
 
 IMAGES_BYTES = 3_000_000
 """Maximum bytes of all images of a page."""

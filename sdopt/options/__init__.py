@@ -1,0 +1,23 @@
+"""The optimizations: a file per group, some with a second one, or a folder; a small class per option.
+
+A custom option needs one import line: `from sdopt.options import Finding, Optimization, Proof, Stage, …`.
+"""
+
+from sdopt.contract import Contract
+from sdopt.measure.trace import Trace
+from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.schema import bounded
+
+__all__ = [
+    "Context",
+    "Contract",
+    "Finding",
+    "Optimization",
+    "Proof",
+    "Stage",
+    "Trace",
+    "bounded",
+    "denoiser_of",
+    "unwrapped",
+]

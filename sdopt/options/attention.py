@@ -1,0 +1,355 @@
+"""attention: sets the attention implementation of the denoiser, and not of the text encoder and the VAE."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.hardware.cards import (
+    CUDNN_ATTENTION,
+    FLASH_ATTENTION,
+    MEM_EFFICIENT_ATTENTION,
+    XFORMERS_ATTENTION,
+    missing,
+)
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import common_attention, unchanged_layers
+from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
+from sdopt.pipelines.loading import fewest_heads, head_dimensions
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+_OPERATORS = {
+    "_scaled_dot_product_attention_math": "math",
+    "_scaled_dot_product_attention_math_for_mps": "math",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "_scaled_dot_product_efficient_attention": "mem_efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+}
+"""Back ends by PyTorch operator, in the form of `Trace.fused_attention`."""
+
+_KERNELS = {
+    "cudnn": ("cudnn_", "_flash_fprop"),
+    "flash": ("flash_fwd", "FlashAttnFwd"),
+    "mem_efficient": ("fmha_cutlass",),
+}
+"""Parts of kernel names, by back end."""
+
+_WIDE_HEADS = {(9, 0)}
+"""Compute capabilities on which PyTorch passes heads of more than 128 channels to cuDNN: `check_cudnn_tensor_shapes` in
+sdp_utils.cpp. On Blackwell, cuDNN supports only one such pair of sizes: 192 for keys and 128 for values."""
+
+
+@dataclass(frozen=True)
+class Default(Optimization):
+    """The default of diffusers: PyTorch's scaled dot-product attention, with a kernel that PyTorch selects."""
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        # `set_default_attn_processor` sets AttnProcessor on a UNet, which is attention=vanilla.
+        name = "AttnProcessor2_0"
+        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from diffusers.models.attention_processor import AttnProcessor2_0
+
+        denoiser = denoiser_of(pipe)
+        if _processors(denoiser) != ["AttnProcessor2_0"]:
+            denoiser.set_attn_processor(AttnProcessor2_0())
+
+        def proof(trace: Trace) -> Finding:
+            kinds = _processors(unwrapped(denoiser_of(pipe)))
+            shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
+            # A compiler may have replaced all attention layers by its own, which have no processors.
+            engaged = kinds in ([], ["AttnProcessor2_0"])
+            return Finding(engaged, shown, {"processors": kinds, "kernels": trace.fused_attention})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class EquivalentAttention(Optimization):
+    """The base class of other implementations of the same attention, whose results differ only by rounding."""
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+
+
+@dataclass(frozen=True)
+class Vanilla(EquivalentAttention):
+    """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of older articles."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        name = "AttnProcessor"
+        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from diffusers.models.attention_processor import AttnProcessor
+
+        denoiser = denoiser_of(pipe)
+        denoiser.set_attn_processor(AttnProcessor())
+
+        def proof(trace: Trace) -> Finding:
+            kinds = _processors(denoiser)
+            engaged = kinds == ["AttnProcessor"] and not trace.fused_attention
+            return Finding(
+                engaged, f"{', '.join(kinds)}; {_kernels(trace) or 'no fused kernel'}", {"processors": kinds}
+            )
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Sdpa(EquivalentAttention):
+    """PyTorch's scaled dot-product attention with one back end, and no fallback.
+
+    `ModelMixin.set_attention_backend` has no effect on UNets, whose attention processor ignores it, so
+    `torch.nn.attention.sdpa_kernel` selects the back end, and only for the denoiser: the flash and cuDNN kernels do not
+    support the VAE's single head of 512 channels.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = ()  # any processor may call it
+
+    backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
+    """The back end; PyTorch raises an error if the back end does not support the denoiser."""
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset() if self.backend == "math" else frozenset({"latency", "memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        kernels = {"mem_efficient": MEM_EFFICIENT_ATTENTION, "cudnn": CUDNN_ATTENTION, "flash": FLASH_ATTENTION}
+        # PyTorch has a flash kernel for CPUs as well.
+        if self.backend in kernels and (ctx.device.is_cuda or self.backend != "flash"):
+            found += missing(ctx.device, kernels[self.backend])
+        if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and attends_in_float32(ctx):
+            found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
+        if ctx.device.is_cuda:
+            found += self._too_wide(ctx)
+        return found
+
+    def _too_wide(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of the kernel with the model's head sizes, as checked in sdp_utils.cpp."""
+        largest = {"cudnn": _largest_cudnn_head(ctx.device), "flash": 256}.get(self.backend)
+        if largest is None:
+            return []
+        wide = [size for size in head_dimensions(ctx.model) if size > largest or (self.backend == "cudnn" and size % 8)]
+        if not wide:
+            return []
+        supported = f"up to {largest} channels" + (", in multiples of 8" if self.backend == "cudnn" else "")
+        sizes = ", ".join(map(str, wide))
+        found = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
+        return [f"{found}: choose attention=default or mem_efficient"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        backend = {
+            "math": SDPBackend.MATH,
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION,
+        }[self.backend]
+        denoiser = denoiser_of(pipe)
+        forward = denoiser.forward
+
+        def forward_with_backend(*args: Any, **kwargs: Any) -> Any:
+            with sdpa_kernel(backend):
+                return forward(*args, **kwargs)
+
+        denoiser.forward = forward_with_backend
+
+        def proof(trace: Trace) -> Finding:
+            seen = trace.fused_attention
+            if self.backend == "math":
+                # A compiler decomposes this back end into products; the evidence is then that no fused kernel ran.
+                shown = bool(seen) or trace.is_compiled(denoiser_of(pipe))
+                engaged = all(backend_of(name) == "math" for name in seen) and shown
+            else:
+                engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)
+            return Finding(engaged, _kernels(trace) or "products and softmax, no fused kernel", {"kernels": seen})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Sliced(EquivalentAttention):
+    """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
+
+    `slice_size` is the number of (batch × head) rows per slice.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+
+    slice_size: int | None = bounded(None, ge=1, le=1_000_000)
+    """Number of (batch × head) rows per slice; null is half of the heads (`auto` in diffusers)."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        size = "auto" if self.slice_size is None else self.slice_size
+        return (f"pipe.unet.set_attention_slice({size!r})",)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        heads = fewest_heads(ctx.model)
+        if self.slice_size is None or heads is None or self.slice_size <= heads:
+            return []
+        found = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
+        return [f"{found}; choose at most {heads}, or null"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
+
+        def proof(trace: Trace) -> Finding:
+            kinds = _processors(denoiser)
+            sliced = [kind for kind in kinds if "Sliced" in kind]
+            # A replayed graph shows only kernels, with as many softmaxes as products.
+            softmaxes = sum(count for name, count in trace.kernels.items() if "softmax" in name.lower())
+            products = trace.denoiser.operators["aten::baddbmm"] or softmaxes
+            # There is one product per slice: with only one per attention layer, nothing was sliced.
+            calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.runs, 1)
+            engaged = kinds == sliced and bool(kinds) and products > calls
+            facts = {"processors": kinds, "score_products": products, "attention_calls": calls}
+            return Finding(engaged, f"{', '.join(kinds)}; {products} score products in {calls} calls", facts)
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Xformers(EquivalentAttention):
+    """xFormers' memory-efficient attention, with an operator that xFormers selects."""
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        name = "XFormersAttnProcessor"
+        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing(ctx.device, XFORMERS_ATTENTION) or missing_packages(ctx, "xformers", "xformers")
+        if not found and ctx.device.attributes.get("xformers") is False:
+            solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
+            found.append(f"this build of xFormers is for another version of PyTorch or CUDA: {solution}")
+        if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and attends_in_float32(ctx):
+            found.append("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from diffusers.models.attention_processor import XFormersAttnProcessor
+
+        # `enable_xformers_memory_efficient_attention` first runs a test in float32, which not every card supports.
+        denoiser = denoiser_of(pipe)
+        denoiser.set_attn_processor(XFormersAttnProcessor())
+
+        def proof(trace: Trace) -> Finding:
+            kinds, operators = _processors(denoiser), trace.denoiser.operators
+            ran = {name: n for name, n in operators.items() if name.startswith(_XFORMERS_OPERATORS)}
+            if not ran and trace.graph_launches:
+                ran = trace.fused_attention  # a replayed graph shows only kernels
+            # PyTorch's own attention uses the same operators, but inside one of these.
+            fallen_back = any(name.startswith("aten::_scaled_dot_product") for name in operators)
+            engaged = kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
+            shown = ", ".join(f"{name} ×{count}" for name, count in sorted(ran.items())) or "no operator of xFormers"
+            return Finding(engaged, shown, {"processors": kinds, "operators": ran})
+
+        return proof
+
+
+_XFORMERS_OPERATORS = ("xformers", "aten::_efficient_attention_forward", "aten::_flash_attention_forward")
+"""Prefixes of the operators that `xformers.ops.memory_efficient_attention` runs: its own, or PyTorch's if PyTorch has
+the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
+
+
+@dataclass(frozen=True)
+class FusedProjections(EquivalentAttention):
+    """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, unchanged_layers)
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    keeps_structure: ClassVar[bool] = True
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.unet.fuse_qkv_projections()",)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return leaves_adapters_out(ctx)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        denoiser.fuse_qkv_projections()
+        _share_weights(denoiser)
+
+        def proof(trace: Trace) -> Finding:
+            kinds, ran = _processors(denoiser), trace.denoiser.ran
+            fused = sum(count for name, count in ran.items() if name.endswith((".to_qkv", ".to_kv")))
+            apart = sum(count for name, count in ran.items() if name.endswith((".to_k", ".to_v")))
+            engaged = kinds == ["FusedAttnProcessor2_0"] and (not ran or (fused == trace.attention_calls and not apart))
+            facts = {"processors": kinds, "fused_products": fused, "products_apart": apart}
+            return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} unfused", facts)
+
+        return proof
+
+
+def _share_weights(denoiser: Any) -> None:
+    """Makes the weights that were joined parts of the joint ones.
+
+    What later changes one, as a LoRA that is fused, changes both; and they take the memory of one.
+    """
+    for layer in denoiser.modules():
+        for joint, names in (("to_qkv", ("to_q", "to_k", "to_v")), ("to_kv", ("to_k", "to_v"))):
+            if (joined := getattr(layer, joint, None)) is None:
+                continue
+            parts = [getattr(layer, name) for name in names]
+            sizes = [part.out_features for part in parts]
+            for kind in ("weight", "bias"):
+                if getattr(joined, kind) is not None:
+                    for part, values in zip(parts, getattr(joined, kind).data.split(sizes), strict=True):
+                        getattr(part, kind).data = values
+
+
+def backend_of(name: str) -> str | None:
+    """Returns the back end of a PyTorch operator, or of a kernel in a replayed graph; None for any other name."""
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
+    return next((backend for backend, words in _KERNELS.items() if any(word in name for word in words)), None)
+
+
+def _largest_cudnn_head(device: Device) -> int:
+    """Returns the largest head size that cuDNN supports: the probed value, or else the card's limit in PyTorch."""
+    return int(device.attributes.get("cudnn_head_dimension", 256 if device.capability in _WIDE_HEADS else 128))
+
+
+def _processors(denoiser: Any) -> list[str]:
+    return sorted({type(processor).__name__ for processor in denoiser.attn_processors.values()})
+
+
+def _kernels(trace: Trace) -> str:
+    return ", ".join(f"{name.strip('_')[:60]} ×{count}" for name, count in trace.fused_attention.items())

@@ -1,0 +1,553 @@
+"""caching: skips computations of the denoiser, or reuses those of an earlier step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.polynomial.chebyshev import chebvander
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import counted_steps, own_blocks, two_halves, unchanged_layers, ungated_blocks
+from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
+from sdopt.options.conflicts import compiles, missing_packages
+from sdopt.options.deepspeed import Attention as DeepSpeedAttention
+from sdopt.options.halves import halves
+from sdopt.pipelines.loading import part_config
+from sdopt.pipelines.parts import STEPS, denoiser_of, unwrapped
+from sdopt.schema import SEEDS, bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+    from sdopt.options.skipping import Skipping
+
+
+class State(Protocol):
+    """State that an option keeps between steps."""
+
+    def begin(self) -> None:
+        """Resets the state: the next step is the first of an image."""
+
+    def end(self) -> None:
+        """Lets each step run whole: who calls the denoiser now, as another pipeline may, begins nothing."""
+        return
+
+
+@dataclass(frozen=True)
+class WholeSteps(Optimization):
+    """Runs the whole denoiser on all samples in every step."""
+
+    stage: ClassVar[Stage] = Stage.CACHING
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            calls, fewest = trace.denoiser.calls, min(trace.denoiser.ran.values(), default=None)
+            whole = STEPS not in unwrapped(denoiser_of(pipe)).__dict__ and (fewest is None or fewest >= calls)
+            return Finding(whole, "every step runs every layer", {"calls": calls, "fewest_calls_of_a_layer": fewest})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Caching(Optimization):
+    """The base class of options that make a step cheaper than the whole denoiser."""
+
+    stage: ClassVar[Stage] = Stage.CACHING
+    saves_operations: ClassVar[bool | None] = True
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
+    """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
+    batch_sizes: ClassVar[int] = 1
+    """Number of batch sizes of the denoiser in one image."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        config = part_config(ctx.model, "unet")
+        found = []
+        if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
+            found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
+        if compiles(ctx, *self.compilers.values()):
+            others = f"eager, {', '.join(self.compilers)}" if self.compilers else "eager, or caching=deepcache"
+            found.append(f"changes from step to step, which this compiler cannot capture: choose compiler={others}")
+        return found
+
+    @override
+    @contextmanager
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+        state: State | None = unwrapped(denoiser_of(pipe)).__dict__.get(STEPS)
+        if state is None:
+            yield
+            return
+        state.begin()
+        try:
+            yield
+        finally:
+            state.end()
+
+
+@dataclass(frozen=True)
+class SkippedLayers(Caching):
+    """The base class of options under which a step runs the whole UNet, or some of its layers, or none."""
+
+    compilers: ClassVar[Mapping[str, type[Optimization]]] = {
+        "inductor": Inductor,
+        "regional": Regional,
+        "trace": TorchScript,
+        "aot": Aot,
+        "cuda_graphs": CudaGraphs,
+        "openvino": OpenVino,
+        "onnxruntime": OnnxRuntime,
+    }
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        unet = denoiser_of(pipe)
+        skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
+        unet.forward = skipping
+
+        def proof(trace: Trace) -> Finding:
+            calls, ran, facts = trace.denoiser.calls, trace.denoiser.ran, dict(skipping.calls)
+            whole = facts.setdefault("whole", 0)
+            engaged = whole < sum(facts.values()) == calls
+            if ran:  # each layer was recorded: the middle layers ran only on whole steps
+                facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
+                inner = whole + facts.get("part", 0)
+                # memory=sequential_guidance runs each layer twice.
+                each = 1 if self.begins or ran["conv_in"] == inner else 2
+                engaged = engaged and min(ran.values()) == each * inner
+                engaged = engaged and ran["conv_in"] == (calls if self.begins else each * inner)
+            return Finding(engaged, f"of {calls} traced steps {whole} ran whole, {calls - whole} {self.others}", facts)
+
+        return proof
+
+    begins: ClassVar[bool] = True
+    """Whether every step runs the UNet's first layer."""
+    others: ClassVar[str]
+    """What the steps do that do not run the whole UNet."""
+
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        """Returns the function that replaces the UNet's forward."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DeepCaching(SkippedLayers):
+    """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks,)
+    keeps_structure: ClassVar[bool] = True
+    others: ClassVar[str] = "only the outer layers"
+
+    interval: int = bounded(3, ge=2, le=1000)
+    """The whole UNet runs once per this number of steps."""
+    branch: int = bounded(0, ge=0, le=1000)
+    """The layers that run on the other steps, numbered as in the paper: 0 is only the outermost layer; each increment
+    adds a layer on the way down and one on the way up."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found, config = super().conflicts(ctx), part_config(ctx.model, "unet")
+        if config is not None:
+            last = len(_branches(config)) - 1
+            if self.branch > last:
+                found.append(f"caching.branch={self.branch}: this model has the branches 0 to {last}")
+        return found
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        return _needs_two_steps(ctx)
+
+    @override
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        # This module imports the compiler, which takes seconds that other commands should not spend.
+        from sdopt.options.skipping import DeepCache
+
+        return DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
+
+
+@dataclass(frozen=True)
+class FirstBlockCaching(SkippedLayers):
+    """Runs the inner layers only if what the first layer adds has changed, and the outermost ones in each step.
+
+    How many steps that are depends on the image: one that changes much skips nothing, and `not_engaged` says so.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, two_halves)
+    keeps_structure: ClassVar[bool] = True
+    saves_operations: ClassVar[bool | None] = None
+    others: ClassVar[str] = "only the outermost layers, at least for some images"
+
+    threshold: float = bounded(0.2, gt=0, le=10)
+    """The change of what the first layer adds, relative to its mean, from which the inner layers run again."""
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return 20
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        images = ctx.workload.batch_size * ctx.workload.images_per_prompt
+        if images > 1 and compiles(ctx):
+            several = f"each of {images} images decides for itself, and a graph has a fixed batch"
+            found.append(f"{several}: choose compiler=eager, or workload.batch_size=1")
+        return found
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        return _needs_two_steps(ctx)
+
+    @override
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        from sdopt.options.skipping import FirstBlock
+
+        return FirstBlock(pipe, unet, self.threshold)
+
+
+@dataclass(frozen=True)
+class SpectralForecast(SkippedLayers):
+    """Runs no layer on some steps, and forecasts the prediction by Chebyshev polynomials over the steps (Spectrum).
+
+    The steps that run lie closer at the start: `warmup` steps first, then one in `window`, which grows by `growth` with
+    each, and all steps from `stop` on.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps,)
+    begins: ClassVar[bool] = False
+    others: ClassVar[str] = "were forecast"
+
+    warmup: int = bounded(4, ge=2, le=1000)
+    """Number of steps at the start that run."""
+    window: float = bounded(2.0, ge=2, le=1000)
+    """After them, one step runs per this number of steps, rounded down."""
+    growth: float = bounded(0.5, ge=0, le=1000)
+    """What is added to `window` after each such step."""
+    stop: float = bounded(0.9, gt=0, le=1)
+    """Share of the steps after which all run."""
+    degree: int = bounded(3, ge=1, le=10)
+    """Degree of the polynomials."""
+    ridge: float = bounded(0.1, gt=0, le=100)
+    """Weight of the squared coefficients in the fit."""
+    blend: float = bounded(0.3, ge=0, le=1)
+    """Share of the polynomials in the forecast; the rest is a line through the last two steps that ran."""
+
+    def runs(self, steps: int) -> list[bool]:
+        """Returns for each of `steps` steps whether it runs."""
+        found, window, since = [], self.window, 0
+        for step in range(steps):
+            within = self.warmup <= step < self.stop * steps
+            since = since + 1 if within else 0
+            found.append(not within or since % int(window) == 0)
+            if found[-1] and within:
+                window, since = window + self.growth, 0
+        return found
+
+    def weights(self, known: Sequence[int], step: int, steps: int) -> list[float]:
+        """Returns the weights of the predictions of some steps in that of a later one.
+
+        Args:
+            known: the steps that ran, in their order; at least two.
+            step: the step to forecast.
+            steps: the number of steps of the image.
+        """
+        at = np.array([*known, step]) / max(steps - 1, 1) * 2 - 1
+        *basis, wanted = chebvander(at, self.degree)
+        design = np.array(basis)
+        fit = design @ np.linalg.solve(design.T @ design + self.ridge * np.eye(self.degree + 1), wanted)
+        line = np.zeros(len(known))
+        ahead = (step - known[-1]) / (known[-1] - known[-2])
+        line[-2:] = -ahead, 1 + ahead
+        return [float(weight) for weight in self.blend * fit + (1 - self.blend) * line]
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return next((n for n in range(2, 1000) if not all(self.runs(n))), 2)
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        if not all(self.runs(ctx.steps)):
+            return []
+        enough = ceil(self.traced_calls / ctx.task.strength)
+        return [f"all of {ctx.steps} steps run, and none is forecast: set workload.steps to {enough} or more"]
+
+    @override
+    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+        from sdopt.options.skipping import Spectrum
+
+        return Spectrum(pipe, unet, self)
+
+
+@dataclass(frozen=True)
+class PyramidAttention(Caching):
+    """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps,)
+
+    spatial: int | None = bounded(2, ge=2, le=1000)
+    """Self-attention is computed once per this number of steps; null computes it on every step."""
+    cross: int | None = bounded(4, ge=2, le=1000)
+    """Cross-attention to the text is computed once per this number of steps; null computes it on every step."""
+    start: float = bounded(0.2, ge=0, lt=1)
+    """Share of the steps, at the start, that compute all attention."""
+    stop: float = bounded(0.9, gt=0, le=1)
+    """Share of the steps after which all attention is computed again, until the end."""
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return next((n for n in range(2, 1000) if self._reuses(n)), 2)
+
+    def _reuses(self, steps: int) -> bool:
+        """Returns whether each kind of attention that is to be reused is so in one of `steps` steps."""
+        chosen = [every for every in (self.spatial, self.cross) if every is not None]
+        between = [i for i in range(1, steps) if self.start < i / steps < self.stop]
+        return bool(chosen) and all(any(i % every for i in between) for every in chosen)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.spatial is None and self.cross is None:
+            found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
+        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
+            found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
+        return found
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        if self._reuses(ctx.steps):
+            return []
+        between = f"{self.start} and {self.stop}"
+        return [f"no step of {ctx.steps} reuses an output between the shares {between}: set more steps"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
+
+        unet = denoiser_of(pipe)
+        state = unet.__dict__[STEPS] = _Broadcast(pipe, unet)
+        # The range is in the unit of the callback. Shares of the steps do not depend on the scheduler's timesteps.
+        between = (self.start, self.stop)
+        chosen = PyramidAttentionBroadcastConfig(
+            spatial_attention_block_skip_range=self.spatial,
+            cross_attention_block_skip_range=self.cross,
+            spatial_attention_timestep_skip_range=between,
+            cross_attention_timestep_skip_range=between,
+            current_timestep_callback=state.share,
+        )
+        apply_pyramid_attention_broadcast(unet, chosen)
+
+        def proof(trace: Trace) -> Finding:
+            # The last module of every attention layer, independent of the attention implementation.
+            seen = trace.denoiser.ran.items()
+            ran = {kind: sum(n for name, n in seen if name.endswith(f"{kind}.to_out.1")) for kind in _KINDS}
+            layers = sum(name.endswith("attn1.to_out.1") for name, _ in unet.named_modules())
+            whole = layers * trace.denoiser.calls
+            chosen = [kind for kind, every in zip(_KINDS, (self.spatial, self.cross), strict=True) if every is not None]
+            engaged = trace.denoiser.calls > 0 and all(ran[kind] < whole for kind in chosen)
+            summary = f"self-attention computed {ran['attn1']}, cross-attention {ran['attn2']} of {whole} times"
+            return Finding(engaged, summary, {"self_attention": ran["attn1"], "cross_attention": ran["attn2"]})
+
+        return proof
+
+
+_KINDS = ("attn1", "attn2")
+"""diffusers' names of self-attention and of cross-attention in a transformer block."""
+
+
+class _Broadcast:
+    """Counts the steps for the hooks of pyramid attention broadcast, and resets these hooks between images."""
+
+    def __init__(self, pipe: "DiffusionPipeline", unet: Any) -> None:
+        self._pipe, self._unet = pipe, unet
+        self._step, self._on = -1, False
+        unet.register_forward_pre_hook(self._next)
+
+    def begin(self) -> None:
+        from diffusers.hooks import HookRegistry
+
+        self._step, self._on = -1, True
+        HookRegistry.check_if_exists_or_initialize(self._unet).reset_stateful_hooks()
+
+    def end(self) -> None:
+        self._on = False
+
+    def share(self) -> float:
+        """Returns the share of the steps that is done, or -1 outside of a call: no output is reused there."""
+        return self._step / int(self._pipe.num_timesteps) if self._on else -1.0
+
+    def _next(self, *_: Any) -> None:
+        self._step += 1
+
+
+@dataclass(frozen=True)
+class GuidanceInterval(Caching):
+    """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
+    compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
+    batch_sizes: ClassVar[int] = 2
+
+    start: float = bounded(0.1, ge=0, lt=1)
+    """Share of the steps before guidance begins."""
+    stop: float = bounded(0.8, gt=0, le=1)
+    """Share of the steps at which guidance ends."""
+
+    def guides(self, step: int, steps: int) -> bool:
+        """Returns whether a step, counted from 0, is guided."""
+        return self.start <= step / steps < self.stop
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return next((n for n in range(2, 1000) if any(not self.guides(i, n) for i in range(n))), 2)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
+            found.append("the model takes the guidance scale as an input, so there is no guidance to skip: choose none")
+        elif ctx.workload.guidance(ctx.model) <= 1:
+            found.append("there is no guidance to skip: set workload.guidance_scale above 1")
+        if self.start >= self.stop:
+            found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
+        return found
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        steps = ctx.steps
+        if any(not self.guides(step, steps) for step in range(steps)):
+            return []
+        return [f"all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        halved = denoiser.__dict__[STEPS] = _HalfBatches(pipe, denoiser.forward, self)
+        denoiser.forward = halved
+
+        def proof(trace: Trace) -> Finding:
+            batches = sorted(trace.denoiser.batches)
+            engaged = halved.unguided > 0 and (not batches or 2 * batches[0] == batches[-1] or halved.guided == 0)
+            summary = f"{halved.guided} steps with guidance, {halved.unguided} without"
+            facts = {"guided": halved.guided, "unguided": halved.unguided, "batches": batches}
+            return Finding(engaged, f"{summary}; batches of {' and '.join(map(str, batches)) or 'a graph'}", facts)
+
+        return proof
+
+
+class _HalfBatches:
+    """Replaces a denoiser's forward, and runs steps without guidance on only the half of the batch with the prompt.
+
+    The pipeline passes each sample twice, without and with the prompt. A step without guidance returns its prediction
+    for both, for which the guidance formula has no effect, so that the pipeline needs no change.
+    """
+
+    def __init__(self, pipe: "DiffusionPipeline", forward: Any, chosen: GuidanceInterval) -> None:
+        self._pipe, self._forward, self._chosen = pipe, forward, chosen
+        self.begin()
+        self.end()
+
+    def begin(self) -> None:
+        self.guided, self.unguided, self._on = 0, 0, True
+
+    def end(self) -> None:
+        self._on = False
+
+    # A compiler captures the denoiser itself, with one graph per batch size.
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(
+        self,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        return_dict: bool = True,
+        **others: Any,
+    ) -> Any:
+        # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
+        unhalved = not (self._on and self._pipe.do_classifier_free_guidance)
+        if unhalved or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
+            self.guided += 1
+            return self._forward(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
+        self.unguided += 1
+        _, (samples, states, more) = halves((sample, encoder_hidden_states, others), len(sample))
+        output = self._forward(samples, timestep, states, return_dict=return_dict, **more)
+        if not return_dict:
+            return (torch.cat([output[0]] * 2),)
+        output.sample = torch.cat([output.sample] * 2)
+        return output
+
+
+@dataclass(frozen=True)
+class TokenMerging(Caching):
+    """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
+
+    ratio: float = bounded(0.5, gt=0, le=0.75)
+    """Share of the tokens to merge into others."""
+    max_downsample: int = bounded(1, choices=(1, 2, 4, 8))
+    """Largest downsampling factor of the layers that merge tokens; 1 is only the layers at full latent size."""
+    random: bool = True
+    """Whether the tokens to merge into are chosen at random; never in batches of an odd size."""
+    seed: int = bounded(0, **SEEDS)
+    """Seed of that choice, which is the same in each pipeline call."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return super().conflicts(ctx) + missing_packages(ctx, "tome", "tomesd")
+
+    def left_of(self, tokens: int, level: int) -> int:
+        """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""
+        return tokens - int(tokens * self.ratio) if 2**level <= self.max_downsample else tokens
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        import tomesd
+
+        unet = denoiser_of(pipe)
+        tomesd.apply_patch(unet, ratio=self.ratio, max_downsample=self.max_downsample, use_rand=self.random)
+        unet.__dict__[STEPS] = _Seeded(unet, self.seed)
+
+        def proof(trace: Trace) -> Finding:
+            merged = trace.denoiser.operators["aten::scatter_reduce"]
+            summary = f"tokens merged in {merged} attention layers of {trace.denoiser.calls} calls"
+            return Finding(merged >= trace.denoiser.calls > 0, summary, {"merged": merged})
+
+        return proof
+
+
+class _Seeded(State):
+    """Gives tomesd, which would otherwise continue from PyTorch's random state, the same random numbers per image."""
+
+    def __init__(self, unet: Any, seed: int) -> None:
+        self._unet, self._seed = unet, seed
+        self.begin()
+
+    def begin(self) -> None:
+        device = self._unet.device
+        on = "cpu" if device.type == "meta" else device
+        self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
+
+
+def _needs_two_steps(ctx: Context) -> list[str]:
+    if ctx.steps > 1:
+        return []
+    return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
+
+
+def _branches(config: Any) -> list[tuple[int, int]]:
+    """Returns (block, layer) of each place at which a UNet can be cut, starting with the outermost."""
+    blocks, layers = len(config["down_block_types"]), config["layers_per_block"]
+    each = layers if isinstance(layers, list | tuple) else [layers] * blocks
+    return [(block, layer) for block, count in enumerate(each) for layer in range(count + 1)]

@@ -1,0 +1,292 @@
+"""Shared parts of compilers: the modules that compilers replace, the replacements, and common conflicts."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.measure.compilation import compilation, runs_eagerly
+from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
+from sdopt.measure.trace import StageTrace, Trace
+from sdopt.options.assumptions import nothing_but_tensors, plain_weights
+from sdopt.options.attention import Sdpa
+from sdopt.options.base import Assumption, Context, Finding, Optimization, Stage
+from sdopt.options.conflicts import autocasts, records_autograd, upcasts_vae, weights_of
+from sdopt.options.lora import Hotswap
+from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
+"""The targets of compilers, with the stage of a call in which each runs."""
+
+
+TARGETS = {"choices": tuple(STAGE_OF)}
+"""Metadata of a field that lists targets."""
+
+
+@dataclass(frozen=True)
+class Compiler(Optimization):
+    """The base class of options that replace modules by compiled ones."""
+
+    stage: ClassVar[Stage] = Stage.COMPILE
+    fixed_batch: ClassVar[bool] = True
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT  # OpenVINO overrides it by a property, since its precision decides
+
+
+@dataclass(frozen=True)
+class GraphCompiler(Compiler):
+    """The base class of compilers whose graphs nothing compiles anew when the code of a module would run otherwise."""
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (nothing_but_tensors, plain_weights)
+    keeps_structure: ClassVar[bool] = True
+
+
+def picks_kernels(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of `what`, which ignores the choice of a PyTorch attention kernel."""
+    attention = ctx.chosen.get("attention")
+    if not isinstance(attention, Sdpa):
+        return []
+    return [f"{what} selects its own attention kernel: remove attention={attention.backend}"]
+
+
+def exports(ctx: Context, what: str) -> list[str]:
+    """Returns the conflicts of a graph exported from a module with options that exported graphs do not support."""
+    found = autocasts(ctx, what) + picks_kernels(ctx, what) + records_autograd(ctx, what)
+    for axis, option in ctx.chosen.items():
+        if option.stage is Stage.QUANTIZE and axis != "memory.quantized_text_encoders":
+            found.append(f"{what} needs weights in the type of the arithmetic, which {axis} changes")
+    if isinstance(ctx.chosen.get("lora"), Hotswap):
+        # peft swaps weights and scales in place. An exported graph keeps the scales as constants, if not the weights.
+        keeps = f"{what} keeps the scale of the LoRA that it was made with, and lora=hotswap would draw wrong images"
+        found.append(f"{keeps}: choose compiler=inductor, or lora=loaded or fused")
+    return found
+
+
+def leaves_pytorch(ctx: Context, what: str) -> list[str]:
+    """Returns the conflicts of `what`, which computes the denoiser outside of PyTorch with a copy of the weights."""
+    found = exports(ctx, what)
+    if weights_of(ctx) == "bfloat16":
+        found.append(f"{what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
+    return found
+
+
+def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
+    """Returns the conflicts of a list of targets: the list is empty, or has a text encoder that never runs."""
+    if not chosen:
+        return [f"compiler.targets=[]: name at least one of {', '.join(STAGE_OF)}"]
+    if "text_encoder" in chosen and "memory.precomputed_embeddings" in ctx.chosen:
+        return ["memory=precomputed_embeddings removes the text encoder: choose compiler.targets=[denoiser]"]
+    return []
+
+
+def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
+    """Returns the conflicts of CUDA graphs of some targets with autograd and with weights that move."""
+    found = records_autograd(ctx, "a CUDA graph")
+    if "decoder" in chosen and upcasts_vae(ctx):
+        found.append(
+            "diffusers casts this model's VAE to float32 and back in each call, which moves its weights: choose "
+            "compiler.targets=[text_encoder,denoiser], or precision=bf16"
+        )
+    return found
+
+
+def places_of(pipe: "DiffusionPipeline", target: str) -> Iterator[tuple[Any, str]]:
+    """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
+    if target == "text_encoder":
+        encoders = text_encoders_of(pipe)
+        yield from ((pipe, name) for name in vars(pipe) if any(vars(pipe)[name] is encoder for encoder in encoders))
+    elif target == "denoiser":
+        yield pipe, denoiser_name(pipe)
+    else:
+        yield pipe.vae, "decoder"
+
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+def replace_modules(
+    pipe: "DiffusionPipeline", chosen: Iterable[str], make: Callable[[torch.nn.Module], Module]
+) -> dict[str, list[Module]]:
+    """Replaces each module of the targets by `make(module)`; returns the replacements by target."""
+    made: dict[str, list[Module]] = {}
+    for target in dict.fromkeys(chosen):
+        for owner, name in list(places_of(pipe, target)):
+            replacement = make(getattr(owner, name))
+            setattr(owner, name, replacement)
+            made.setdefault(target, []).append(replacement)
+    return made
+
+
+def replace_by_graphs(
+    pipe: "DiffusionPipeline", chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
+) -> "dict[str, list[PerShape]]":
+    """Replaces each module of the targets by a `PerShape`; returns the replacements by target.
+
+    A denoiser with two kinds of step (`caching=deepcache`) is not replaced itself. Each kind has its own graphs, and
+    Python chooses between them at each step.
+    """
+    made: dict[str, list[PerShape]] = {}
+    for target in dict.fromkeys(chosen):
+        for place in list(places_of(pipe, target)):
+            steps = vars(getattr(*place)).get(STEPS)
+            for owner, name in [(steps, part) for part in getattr(steps, "parts", ())] or [place]:
+                replacement = PerShape(getattr(owner, name), make)
+                setattr(owner, name, replacement)
+                made.setdefault(target, []).append(replacement)
+    return made
+
+
+def only_replays(stages: Iterable[StageTrace]) -> bool:
+    """Returns whether all calls of the stages replayed a CUDA graph, and no graph was captured again.
+
+    If weights have moved, each call captures a graph and replays it once.
+    """
+    return all(stage.graph_launches >= stage.runs > 0 and not stage.graph_captures for stage in stages)
+
+
+class StandIn(torch.nn.Module):
+    """Replaces a module: has the same attributes, and a different `forward`.
+
+    `unwrapped` returns the original module, as for a module wrapped by `torch.compile`.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)
+
+
+class Tensors(torch.nn.Module):
+    """A module as a function from tensors to tensors; the call's other arguments are constants.
+
+    Args:
+        module: the module that is called.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+
+    Attributes:
+        inputs: the tensors among the arguments.
+        key: everything that a graph of this call depends on, except the values of tensors.
+    """
+
+    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        super().__init__()
+        self.module = module
+        leaves, self._spec = tree_flatten((args, kwargs))
+        self.inputs, self._arguments = _without_tensors(leaves)
+        self._results: list[Any] = []
+        self._result_spec: Any = None
+        weight = next(module.parameters())
+        self.key = (
+            tuple((tuple(given.shape), given.dtype, given.device) for given in self.inputs),
+            tuple(self._arguments),
+            str(self._spec),
+            (weight.dtype, weight.device, weight.data_ptr()),
+            (torch.is_inference_mode_enabled(), torch.is_autocast_enabled(weight.device.type)),
+        )
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Calls the module with `tensors` in place of `inputs`; returns the tensors in its output."""
+        args, kwargs = tree_unflatten(_with_tensors(self._arguments, tensors), self._spec)
+        leaves, self._result_spec = tree_flatten(self.module(*args, **kwargs))
+        results, self._results = _without_tensors(leaves)
+        return tuple(results)
+
+    def output(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """Returns the output structure of the module's last call, filled with `tensors`."""
+        return tree_unflatten(_with_tensors(self._results, tensors), self._result_spec)
+
+
+_TENSOR = "a tensor"
+"""Placeholder for a tensor."""
+
+
+def _without_tensors(leaves: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+    """Returns the tensors among `leaves`, and `leaves` with a placeholder for each tensor."""
+    leaves = list(leaves)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _with_tensors(leaves: Iterable[Any], tensors: Iterable[torch.Tensor]) -> list[Any]:
+    given = iter(tensors)
+    return [next(given) if leaf is _TENSOR else leaf for leaf in leaves]
+
+
+Graph = Callable[..., Sequence[torch.Tensor]]
+"""A function from tensors to tensors, with the signature of `Tensors.forward`."""
+
+
+class PerShape(StandIn):
+    """Replaces a module by one graph per input shape; a graph is built at the first call with its shape.
+
+    Args:
+        module: the module to replace.
+        make: builds the graph of a call; must run the call once, so that the structure of the output is known.
+
+    Attributes:
+        graphs: the graphs, by `Tensors.key`.
+        runs: the number of graph runs.
+    """
+
+    def __init__(self, module: torch.nn.Module, make: Callable[[Tensors], Graph]) -> None:
+        super().__init__(module)
+        self._make = make
+        self.graphs: dict[Any, tuple[Tensors, Graph]] = {}
+        self.runs = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph for this call, and builds it first if it is missing."""
+        if runs_eagerly():
+            return self._orig_mod(*args, **kwargs)
+        call = Tensors(self._orig_mod, args, kwargs)
+        inputs = call.inputs
+        if call.key not in self.graphs:
+            with compilation():
+                self.graphs[call.key] = call, self._make(call)
+            call.inputs = []
+        made, graph = self.graphs[call.key]
+        self.runs += 1
+        return made.output(graph(*inputs))
+
+
+def graphs_in(stand_ins: Iterable[PerShape]) -> int:
+    """Returns the total number of graphs that were built."""
+    return sum(len(stand_in.graphs) for stand_in in stand_ins)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Suppresses PyTorch's warnings at each trace about deprecated TorchScript and conditions that become constants."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        yield
+
+
+def ran_outside(trace: Trace, stand_ins: Iterable[PerShape]) -> Finding:
+    """Checks whether graphs outside of PyTorch computed the denoiser: PyTorch then runs no matrix products."""
+    graphs = graphs_in(stand_ins)
+    seen = trace.denoiser
+    left = sum(seen.product_dtypes.values())
+    facts = {"graphs": graphs, "calls": seen.calls, "products_by_pytorch": left}
+    summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {seen.calls} calls, {left} products by PyTorch"
+    return Finding(graphs > 0 and seen.calls > 0 and not left, summary, facts)

@@ -1,0 +1,229 @@
+"""Compiles one denoising step to one graph: denoiser, guidance and scheduler."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from math import cos, sin
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import usual_guidance
+from sdopt.options.base import Assumption, Context, Finding, Inputs, Proof
+from sdopt.options.compiler.base import Compiler, StandIn, replace_modules
+from sdopt.options.compiler.toolchain import unfit_for_inductor
+from sdopt.options.conflicts import records_autograd
+from sdopt.pipelines.loading import part_config
+from sdopt.pipelines.parts import denoiser_of
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler")
+"""Schedulers whose step is linear in the current latents and prediction, and depends on nothing else: see `Steps`."""
+
+_NONLINEAR = ("clip_sample", "thresholding")
+"""Scheduler options that make a step nonlinear."""
+
+
+@dataclass(frozen=True)
+class WholeStep(Compiler):
+    """Compiles a whole denoising step with Inductor: scaling, denoiser, guidance and scheduler in one graph.
+
+    The scheduler's step becomes a weighted sum of latents and prediction, with weights that are determined from the
+    scheduler before the first step. This is exact for DDIM and Euler's method without noise or clipping.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (usual_guidance,)
+
+    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    """Mode of `torch.compile`."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = unfit_for_inductor(ctx) + records_autograd(ctx, "a whole step")
+        chosen = ctx.scheduler.class_name
+        if chosen not in _SCHEDULERS:
+            found.append(
+                f"{chosen} uses earlier predictions or adds noise, so a step is not a sum of latents and prediction: "
+                "choose scheduler=ddim or euler"
+            )
+        for name in _NONLINEAR:
+            # Other schedulers only keep such keys of the configuration that they were made from.
+            if chosen == "DDIMScheduler" and _is_set(ctx, name):
+                found.append(
+                    f"{chosen} has {name}=true, which makes the step nonlinear: choose scheduler=ddim with "
+                    f"+scheduler.options.{name}=false, or compiler=inductor"
+                )
+        return found
+
+    @override
+    def refusals(self, call: Inputs) -> list[str]:
+        given = [name for name in ("eta", "guidance_rescale") if call.get(name)]
+        lacks = "the compiled step has neither noise nor rescaling; leave it out"
+        return [f"{name}={call[name]}: {lacks}" for name in given]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        steps = Steps(pipe.scheduler)
+        [[whole]] = replace_modules(pipe, ["denoiser"], lambda unet: _WholeStep(pipe, unet, steps, self.mode)).values()
+
+        def proof(trace: Trace) -> Finding:
+            from torch._dynamo.utils import counters
+
+            regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
+            breaks = sum(counters["graph_break"].values())
+            taken = steps.taken(pipe.scheduler)
+            facts = {"compiled_regions_run": regions, "steps": calls, "graph_breaks": breaks, "steps_in_graph": taken}
+            summary = f"{regions} graphs run in {calls} steps, {breaks} breaks"
+            summary += f"; the scheduler's step is {'in' if taken else 'not in'} the graph"
+            inside = denoiser_of(pipe) is whole and regions == calls > 0 and not breaks
+            return Finding(inside and taken, summary, facts)
+
+        return proof
+
+
+def _is_set(ctx: Context, name: str) -> bool:
+    """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
+    own = part_config(ctx.model, "scheduler")
+    # A configuration that lacks the name stands for diffusers' default, which is to clip.
+    of_model = own is not None and own.get(name, name == "clip_sample")
+    return bool(ctx.scheduler.options.get(name, of_model))
+
+
+class Steps:
+    """Replaces the steps of a scheduler by a table of coefficients.
+
+    A step of DDIM or of Euler's method is `keep · latents + add · prediction`, where the denoiser's input is
+    `scale · latents`. The three coefficients of each timestep are determined by calling a copy of the scheduler, so no
+    scheduler's formula is repeated here. Raises ValueError if the scheduler's step has another form.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._pristine = deepcopy(scheduler)
+        self.table = torch.zeros(4, scheduler.config.num_train_timesteps)
+        """float32 (4, training timesteps): timestep, scale, keep and add of each step; NaN if unused."""
+        self._tables: dict[tuple[float, ...], torch.Tensor] = {}
+        set_timesteps = scheduler.set_timesteps
+        takes_eta = "eta" in signature(scheduler.step).parameters
+
+        @wraps(set_timesteps)
+        def set_and_read(*args: Any, **kwargs: Any) -> None:
+            set_timesteps(*args, **kwargs)
+            timesteps = tuple(scheduler.timesteps.tolist())
+            if timesteps not in self._tables:
+                self._tables[timesteps] = self._read(*args, **kwargs).to(scheduler.timesteps.device)
+            self.table = self._tables[timesteps]
+
+        def step(prediction: Any, timestep: Any, sample: Any, eta: float = 0.0, **_others: Any) -> tuple[torch.Tensor]:
+            # A pipeline passes its caller's `eta` only to a step that takes one; Euler's method never uses it.
+            if eta and takes_eta:
+                raise ValueError(f"eta={eta}: compiler=whole_step adds no noise to a step; leave eta out")
+            if hasattr(scheduler, "_step_index"):
+                # Inpainting reads the scheduler's step index to add noise to the unmasked area.
+                if scheduler.step_index is None:
+                    scheduler._init_step_index(timestep)
+                scheduler._step_index += 1
+            return (prediction.latents,)
+
+        scheduler.set_timesteps = set_and_read
+        scheduler.scale_model_input = lambda sample, timestep: sample
+        scheduler.step = self._step = step
+
+    def taken(self, scheduler: Any) -> bool:
+        """Returns whether this object still replaces the steps of a scheduler."""
+        return vars(scheduler).get("step") is self._step
+
+    def _read(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns the table for the timesteps that `set_timesteps` selects with these arguments."""
+
+        def asked(latents: Callable[[int], float], predictions: Callable[[int], float]) -> torch.Tensor:
+            """Returns timestep, scale and next latents of each step, shape (3, steps), for the given inputs by step."""
+            scheduler = deepcopy(self._pristine)
+            scheduler.set_timesteps(*args, **kwargs | {"device": "cpu"})
+            found = []
+            for number, timestep in enumerate(scheduler.timesteps):
+                sample, prediction = (torch.full((1, 1, 1, 1), float(of(number))) for of in (latents, predictions))
+                scale = scheduler.scale_model_input(torch.ones_like(sample), timestep)
+                following = scheduler.step(prediction, timestep, sample, return_dict=False)[0]
+                found.append([float(timestep), float(scale), float(following)])
+            return torch.tensor(found).T
+
+        keep, add = asked(lambda _: 1, lambda _: 0), asked(lambda _: 0, lambda _: 1)
+        # Inputs that vary by step reveal a scheduler that uses earlier inputs.
+        changing = asked(lambda number: 3 * sin(number), lambda number: 2 * cos(7 * number))
+        numbers = torch.arange(keep.shape[1])
+        expected = keep[2] * 3 * numbers.sin() + add[2] * 2 * (7 * numbers).cos()
+        if not torch.allclose(changing[2], expected, rtol=1e-3, atol=1e-4):
+            name = type(self._pristine).__name__
+            raise ValueError(f"a step of this {name} is not a weighted sum of latents and prediction")
+        table = torch.full_like(self.table, torch.nan, device="cpu")
+        table[:, : keep.shape[1]] = torch.stack([*keep, add[2]])
+        return table
+
+
+class _WholeStep(StandIn):
+    """Replaces the denoiser: computes the latents after the step, and passes them through the pipeline's code."""
+
+    def __init__(self, pipe: "DiffusionPipeline", denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
+        super().__init__(denoiser)
+        self._pipe = pipe
+        self._steps = steps
+        self._step = torch.compile(_step, mode=mode, fullgraph=True)
+
+    def forward(self, sample: torch.Tensor, timestep: Any, encoder_hidden_states: Any, **kwargs: Any) -> Any:
+        pipe = self._pipe
+        channels = pipe.vae.config.latent_channels
+        guidance = pipe.guidance_scale if pipe.do_classifier_free_guidance else None
+        kwargs["return_dict"] = False
+        given = (sample, timestep, encoder_hidden_states, kwargs)
+        return (_Prediction(self._step(self._orig_mod, *given, self._steps.table, channels, guidance)),)
+
+
+def _step(
+    denoiser: Any,
+    sample: torch.Tensor,
+    timestep: torch.Tensor,
+    states: torch.Tensor,
+    kwargs: dict[str, Any],
+    table: torch.Tensor,
+    channels: int,
+    guidance: float | None,
+) -> torch.Tensor:
+    """Returns the latents after a step.
+
+    `sample` holds the latents, repeated if there is guidance, and the further channels of an inpainting model.
+    """
+    scale, keep, add = torch.where(table[0] == timestep, table[1:], 0).sum(dim=1).unbind()
+    latents = sample[:, :channels].float()
+    scaled = (latents * scale).to(sample.dtype)
+    whole = torch.cat([scaled, sample[:, channels:]], dim=1)
+    prediction = denoiser(whole, timestep, encoder_hidden_states=states, **kwargs)[0]
+    if guidance is not None:
+        without, given = prediction.chunk(2)
+        prediction = without + guidance * (given - without)
+        latents = latents.chunk(2)[0]
+    following: torch.Tensor = keep * latents + add * prediction.float()
+    return following.to(sample.dtype)
+
+
+class _Prediction:
+    """Carries the new latents as the prediction through the pipeline's code, where guidance has no further effect."""
+
+    def __init__(self, latents: torch.Tensor) -> None:
+        self.latents = latents
+
+    def chunk(self, count: int) -> tuple["_Prediction", ...]:
+        return (self,) * count
+
+    def _same(self, _other: Any) -> "_Prediction":
+        return self
+
+    __add__ = __sub__ = __rmul__ = _same

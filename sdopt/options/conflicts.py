@@ -1,0 +1,96 @@
+"""Conflicts that options of several groups share; `Variant.conflicts` collects those of all options."""
+
+from importlib.util import find_spec
+
+import torch
+
+from sdopt.options.base import Context, Optimization, loading_arguments
+from sdopt.options.grad_mode import GradMode
+from sdopt.options.layout import Layout
+from sdopt.options.lora import Lora
+from sdopt.options.precision import FixedVae, FullVae, Precision
+from sdopt.pipelines.loading import is_sdxl, part_config
+
+
+def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
+    """Returns a conflict if modules of the extra `extra` are not installed on this machine."""
+    # A study planned for another machine's card says nothing about the packages there.
+    lacking = [name for name in modules if find_spec(name) is None] if ctx.device.is_here else []
+    return [f"needs {', '.join(lacking)}: pip install 'sdopt[{extra}]'"] if lacking else []
+
+
+def compiles(ctx: Context, *fitting: type[Optimization]) -> bool:
+    """Returns whether the variant compiles the denoiser with a compiler other than the `fitting` ones."""
+    compiler = ctx.chosen.get("compiler")
+    return compiler is not None and compiler.compiles and not isinstance(compiler, fitting)
+
+
+def records_autograd(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of `what`, which drops autograd's graph, with `grad_mode=enabled`."""
+    if not keeps_gradients(ctx):
+        return []
+    return [f"{what} does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode"]
+
+
+def grad_mode_of(ctx: Context) -> str | None:
+    """Returns the gradient mode of a call, such as `inference_mode`; None if no option sets it."""
+    chosen = ctx.chosen.get("grad_mode")
+    return chosen.mode if isinstance(chosen, GradMode) else None
+
+
+def keeps_gradients(ctx: Context) -> bool:
+    """Returns whether autograd records the calls of the variant."""
+    return grad_mode_of(ctx) == "enabled"
+
+
+def is_channels_last(ctx: Context) -> bool:
+    """Returns whether convolutions have their weights in the layout `channels_last`."""
+    layout = ctx.chosen.get("layout")
+    return isinstance(layout, Layout) and layout.memory_format == "channels_last"
+
+
+def weights_of(ctx: Context) -> str | None:
+    """Returns the type of all weights, such as `float16`; None if no option sets it, or some are in 8 bits."""
+    precision = ctx.chosen.get("precision")
+    return precision.weights if isinstance(precision, Precision) else None
+
+
+def autocast_of(ctx: Context) -> str | None:
+    """Returns the type that autocast computes in, such as `float16`; None without autocast."""
+    precision = ctx.chosen.get("precision")
+    return precision.autocast if isinstance(precision, Precision) else None
+
+
+def attends_in_float32(ctx: Context) -> bool:
+    """Returns whether an option sets the inputs of attention to be float32."""
+    # Layers with 8-bit weights return the type that all other weights are loaded in.
+    return not autocast_of(ctx) and loading_arguments(ctx.chosen.values()).get("dtype") == torch.float32
+
+
+def autocasts(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of `what`, which autocast does not affect."""
+    return [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if autocast_of(ctx) else []
+
+
+def upcasts_vae(ctx: Context) -> bool:
+    """Returns whether diffusers casts the VAE to float32 and back in each call, as it does with SDXL's in float16."""
+    precision = ctx.chosen.get("precision")
+    if precision is None or isinstance(precision, FixedVae | FullVae) or "memory.tiny_vae" in ctx.chosen:
+        return False
+    loaded_in_half = precision.load_kwargs().get("dtype") == torch.float16
+    return loaded_in_half and is_sdxl(ctx.model) and bool((part_config(ctx.model, "vae") or {}).get("force_upcast"))
+
+
+def other_than_float16(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of `what`, which computes only in float16, with the precision."""
+    if weights_of(ctx) == "float16" and not autocast_of(ctx):
+        return []
+    return [f"{what} computes only in float16: choose precision=fp16"]
+
+
+def leaves_adapters_out(ctx: Context) -> list[str]:
+    """Returns the conflict, if any, of an option that reads or joins the model's weights with an unfused LoRA."""
+    lora = ctx.chosen.get("lora")
+    if not (isinstance(lora, Lora) and lora.beside_the_weights):
+        return []
+    return ["uses the model's own weights, and would ignore the LoRA: choose lora=fused"]

@@ -1,0 +1,83 @@
+"""grad_mode: whether autograd records a call."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import call_without_gradients
+from sdopt.options.base import Finding, Optimization, Proof, Stage
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class GradMode(Optimization):
+    """Sets the gradient mode of a call."""
+
+    stage: ClassVar[Stage] = Stage.CALL
+
+    mode: str = bounded("no_grad", choices=("enabled", "no_grad", "inference_mode"))
+    """`no_grad` is the default of diffusers' pipelines; `enabled` removes it; `inference_mode` is stricter."""
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"latency"}) if self.mode == "inference_mode" else frozenset()
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        # diffusers' pipelines disable recording inside each call, which a surrounding context cannot undo.
+        return () if self.mode == "enabled" else ("import torch", f"with torch.{self.mode}():")
+
+    @override
+    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+        return call_without_gradients(pipe) if self.mode == "enabled" else []
+
+    @override
+    @contextmanager
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+        modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+        with modes[self.mode]():
+            yield
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        if self.mode == "enabled":
+            _undecorate(pipe)
+
+        def proof(trace: Trace) -> Finding:
+            seen = trace.denoiser
+            state = "inference_mode" if seen.inference_mode else "enabled" if seen.grad_enabled else "no_grad"
+            engaged = state == self.mode and (state == "enabled") == bool(seen.output_requires_grad)
+            return Finding(
+                engaged, f"the denoiser ran with {state}", {"output_requires_grad": seen.output_requires_grad}
+            )
+
+        return proof
+
+
+def _undecorate(pipe: "DiffusionPipeline") -> None:
+    # A pipeline's __call__ is decorated with torch.no_grad(), which would override any surrounding mode.
+    cls: Any = type(pipe)
+    pipe.__class__ = type(cls.__name__, (cls,), {"__call__": cls.__call__.__wrapped__})
+    decode = pipe.vae.decode
+
+    # The pipeline converts the image to an array, which fails for a tensor that requires gradients.
+    def detached(*args: Any, **kwargs: Any) -> Any:
+        output = decode(*args, **kwargs)
+        return tuple(part.detach() for part in output) if isinstance(output, tuple) else _detach_fields(output)
+
+    pipe.vae.__dict__["decode"] = detached
+
+
+def _detach_fields(output: Any) -> Any:
+    output.sample = output.sample.detach()
+    return output

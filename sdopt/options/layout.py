@@ -1,0 +1,72 @@
+"""layout: the order of a tensor's dimensions in memory."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import plain_weights
+from sdopt.options.base import Assumption, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import denoiser_of
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Layout(Optimization):
+    """Sets the memory format of the convolution weights of the denoiser and the VAE."""
+
+    stage: ClassVar[Stage] = Stage.LAYOUT
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+
+    memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
+    """`contiguous` is PyTorch's default, NCHW; `channels_last` is NHWC."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.EXACT if self.memory_format == "contiguous" else Contract.EQUIVALENT
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        order = f"torch.{'contiguous_format' if self.memory_format == 'contiguous' else 'channels_last'}"
+        return "import torch", f"pipe.unet.to(memory_format={order})", f"pipe.vae.to(memory_format={order})"
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        modules = [denoiser_of(pipe), pipe.vae]
+        if self.memory_format == "channels_last":
+            for module in modules:
+                module.to(memory_format=torch.channels_last)
+
+        def proof(trace: Trace) -> Finding:
+            weights = [
+                layer.weight
+                for module in modules
+                for layer in module.modules()
+                # A 1×1 or single-channel kernel has the same layout in both formats, and packed weights have none.
+                if isinstance(layer, torch.nn.Conv2d) and layer.weight.ndim > 1 and min(layer.weight.shape[1:]) > 1
+            ]
+            last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+            wanted = len(weights) if self.memory_format == "channels_last" else 0
+            ran, ran_last = trace.denoiser.convolutions, trace.denoiser.channels_last
+            facts = {"weights": len(weights), "weights_channels_last": last, "ran": ran, "ran_channels_last": ran_last}
+            summary = f"{last} of {len(weights)} kernels laid out channels-last"
+            if ran:
+                summary += f"; {ran_last} of {ran} convolutions gave channels-last"
+            # Outputs of 1×1 kernels and with one channel are ambiguous, so a majority is enough.
+            as_wanted = not ran or (ran_last > ran / 2) == (self.memory_format == "channels_last")
+            return Finding(last == wanted and as_wanted, summary, facts)
+
+        return proof

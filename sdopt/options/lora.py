@@ -1,0 +1,441 @@
+"""lora: low-rank updates of the denoiser's weights: as separate layers, fused into the weights, or hot-swapped."""
+
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.measure.compilation import compiled_so_far, eagerly
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import no_lora, plain_weights
+from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
+from sdopt.pipelines.loras import (
+    has_biases,
+    is_on_hub,
+    lora_file,
+    lora_layers,
+    misfits,
+    networks_of_a_lora,
+    rank_of,
+    tensors_of,
+    trains_text_encoder,
+)
+from sdopt.pipelines.parts import denoiser_of, hook_of, text_encoders_of, unwrapped
+from sdopt.reference import MODEL
+from sdopt.schema import Model, bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_NAME = "sdopt"
+"""The adapter name in diffusers."""
+
+
+@dataclass(frozen=True)
+class NoLora(Optimization):
+    """Uses the model's own weights, without a LoRA."""
+
+    stage: ClassVar[Stage] = Stage.WEIGHTS
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            layers = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
+            return Finding(not layers, f"{layers} layers with a LoRA" if layers else "no layer has a LoRA")
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Lora(Optimization):
+    """The base class of options that load a LoRA, from safetensors files only."""
+
+    stage: ClassVar[Stage] = Stage.WEIGHTS
+    contract: ClassVar[Contract] = Contract.LOSSY
+    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
+    beside_the_weights: ClassVar[bool] = True
+    """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
+
+    path: str | None = None
+    """A .safetensors file, a folder, or a Hugging Face Hub repository (`owner/name`); null is the folder of the two
+    packaged style LoRAs."""
+    weight_name: str | None = None
+    """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs."""
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """The names of all LoRA files that the option reads."""
+        return (self._named(self.weight_name, "fxemoji.safetensors"),)
+
+    def _named(self, name: str | None, packaged: str) -> str | None:
+        return packaged if self.path is None and name is None else name
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        packaged = ctx.model.weights == "packaged" and ctx.model.name == MODEL.name
+        if self.path is None and not packaged:
+            return [f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"]
+        return []
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if getattr(self, "scale", 1) == 0:
+            return ["lora.scale=0 leaves the LoRA out: choose lora=none"]
+        if self.lacking(ctx) or (is_on_hub(self.path) and not self._cached):
+            return []  # conflicts are checked before anything is fetched
+        found = []
+        for name in self.names:
+            try:
+                file = lora_file(self.path, name)
+                # The packaged LoRAs are for the packaged model.
+                found += [] if self.path is None else misfits(file, ctx.model)
+            except UsageError as error:
+                found += error.problems
+        return list(dict.fromkeys(found))
+
+    @property
+    def _cached(self) -> bool:
+        """Whether the files of a repository are in the local cache of the hub."""
+        try:
+            return all(lora_file(self.path, name).is_file() for name in self.names)
+        except UsageError:
+            return False
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        return [lora_file(self.path, name, fetch) for name in self.names]
+
+    def _lines(self, *then: str) -> tuple[str, ...]:
+        """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""
+        if self.path is None or (self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names)):
+            return ()
+        file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
+        return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
+
+    def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
+        file = lora_file(self.path, name)
+        # Without a network, diffusers finds a file in its folder by `weight_name` only.
+        source: Any = tensors_of(file) or str(file.parent)
+        pipe.load_lora_weights(source, weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how)
+
+
+@dataclass(frozen=True)
+class Loaded(Lora):
+    """Loads a LoRA as separate layers, which can be unloaded and cost two extra products per layer.
+
+    A file is refused by name unless all of it arrives in the model's networks: one for another model or with unknown
+    layers, a DoRA, LoHa, LoKr, LoCon with a third matrix, (IA)³, OFT or full difference, weights that are not finite.
+    """
+
+    scale: float = bounded(1.0, ge=-100, le=100)
+    """Scale of the update."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return self._lines(f"pipe.set_adapters({_NAME!r}, adapter_weights={self.scale})")
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        self._load(pipe, self.names[0])
+        pipe.set_adapters(_NAME, adapter_weights=self.scale)
+        return lambda trace: _adapter_finding(pipe, trace)
+
+
+@dataclass(frozen=True)
+class Fused(Lora):
+    """Adds a LoRA to the weights once, so that calls cost the same as without a LoRA."""
+
+    beside_the_weights: ClassVar[bool] = False
+
+    scale: float = bounded(1.0, ge=-100, le=100)
+    """Scale of the update."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if found or self.path is None or (is_on_hub(self.path) and not self._cached):
+            return found
+        file = lora_file(self.path, self.names[0])
+        return [f"{file.name} has biases, which peft cannot fuse: choose lora=loaded"] if has_biases(file) else []
+
+    @override
+    def refusals(self, call: Inputs) -> list[str]:
+        if (call.get("cross_attention_kwargs") or {}).get("scale") is None:
+            return []
+        return ["the LoRA is in the weights, and cross_attention_kwargs cannot scale it: leave its scale out"]
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return self._lines(f"pipe.fuse_lora(lora_scale={self.scale})", "pipe.unload_lora_weights()")
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        # Keeps no text encoder alive that `memory=precomputed_embeddings` removes.
+        networks = [weakref.ref(network) for network in networks_of_a_lora(pipe)]
+        before = _all_sums(networks)
+        self._load(pipe, self.names[0])
+        parts = [name for name in pipe._lora_loadable_modules if getattr(pipe, name, None) is not None]
+        pipe.fuse_lora(components=parts, lora_scale=self.scale)
+        pipe.unload_lora_weights()
+        fused = {name for name, total in _all_sums(networks).items() if _differ(total, before.get(name))}
+
+        def proof(trace: Trace) -> Finding:
+            now = _all_sums(networks)
+            changed = sum(_differ(now[name], before[name]) for name in fused & now.keys())
+            # A text encoder is removed only after it has encoded all prompts, with the LoRA in its weights.
+            removed = sum(networks[number]() is None for number, _ in fused)
+            left = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
+            summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
+            summary += f"; {removed} weights of text encoders that were removed included it" if removed else ""
+            whole = changed == len(fused & now.keys()) and changed + removed > 0
+            return Finding(whole and not left, summary, {"weights": changed})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Distilled(Fused):
+    """Fuses a LoRA with which a model draws in a few steps.
+
+    Scheduler, steps and guidance scale go with it: they are part of the distillation.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+
+    text_width: int = bounded(768, ge=1, le=1_000_000)
+    """Channels of the states of text that the LoRA's model reads: 768 in Stable Diffusion 1.x, 2048 in SDXL."""
+    scheduler: str = "lcm"
+    """The option of the group `scheduler` for which it was distilled."""
+    sampler: dict[str, Any] = field(default_factory=dict)
+    """What that option sets: the class, and keys of its configuration."""
+    steps: list[int] = field(default_factory=lambda: [2, 8])
+    """The fewest and the most steps."""
+    guidance_scale: float = bounded(1.0, ge=0, le=1000)
+    """The highest guidance scale: guidance is in the weights, and more of it overstates."""
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        if self._of_another_model(ctx):
+            return []
+        own = part_config(ctx.model, "scheduler") or {}
+        given = {**own, **ctx.scheduler.options, "class_name": ctx.scheduler.class_name}
+        found = []
+        if any(given.get(key) != value for key, value in self.sampler.items()):
+            found.append(f"it was distilled for another scheduler: choose scheduler={self.scheduler}")
+        if isinstance(ctx.model, LoadedModel):
+            return found  # each call of a program says its own steps and guidance
+        return found + self._problems(ctx.workload.steps, ctx.workload.guidance(ctx.model), "workload.", "workload.")
+
+    def _problems(self, steps: int, guidance: float, of_steps: str, of_guidance: str) -> list[str]:
+        fewest, most = self.steps
+        found = []
+        if not fewest <= steps <= most:
+            span = f"{fewest} to {most} steps" if fewest < most else f"{most} steps"
+            found.append(f"it was distilled to {span}: set {of_steps}steps={min(max(fewest, 4), most)}")
+        if guidance > self.guidance_scale:
+            found.append(f"guidance is in its weights: set {of_guidance}guidance_scale={self.guidance_scale:g} or less")
+        return found
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if found := self._of_another_model(ctx):
+            return found
+        if ctx.model.distilled:
+            return [f"model={ctx.model.name} is distilled to a few steps itself: choose lora=none"]
+        return super().conflicts(ctx)
+
+    def _of_another_model(self, ctx: Context) -> list[str]:
+        unet = part_config(ctx.model, "unet") or architecture_config(ctx.model, "unet")
+        if unet is None or unet.get("cross_attention_dim") == self.text_width:
+            return []
+        has = unet.get("cross_attention_dim")
+        return [f"it is for models that read {self.text_width} channels of text, and this one reads {has}"]
+
+    @override
+    def refusals(self, call: Inputs) -> list[str]:
+        steps, guidance = call.get("num_inference_steps", 50), call.get("guidance_scale", 7.5)
+        return [*super().refusals(call), *self._problems(steps, guidance, "num_inference_", "")]
+
+
+@dataclass(frozen=True)
+class Hotswap(Lora):
+    """Loads a LoRA that another LoRA can replace at run time without recompilation.
+
+    The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
+    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps.
+    diffusers cannot hot-swap the LoRA of a text encoder.
+    """
+
+    other: str | None = None
+    """A file in the same folder or repository, swapped in to verify hot-swapping; null is the other packaged style."""
+    target_rank: int | None = bounded(None, ge=1, le=100_000)
+    """The highest rank of all LoRAs to be swapped in; null is the highest rank of the two files."""
+
+    @property
+    @override
+    def names(self) -> tuple[str | None, ...]:
+        return *super().names, self._named(self.other, "high_contrast.safetensors")
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        if self.path is not None and (self.other is None or self.weight_name is None):
+            needs = "needs two LoRAs: set lora.path to their folder or repository"
+            return [f"{needs}, and lora.weight_name and lora.other to the two files"]
+        return super().lacking(ctx)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if found or self.lacking(ctx) or (is_on_hub(self.path) and not self._cached):
+            return found
+        files = [lora_file(self.path, name) for name in self.names]
+        found += [
+            f"{file.name} updates the text encoder too, which cannot be hot-swapped"
+            for file in files
+            if trains_text_encoder(file)
+        ]
+        rank = max(map(rank_of, files))
+        if self.target_rank is not None and self.target_rank < rank:
+            found.append(f"lora.target_rank={self.target_rank}: the files have ranks up to {rank}")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        rank = self.target_rank or max(rank_of(lora_file(self.path, name)) for name in self.names)
+        denoiser_of(pipe).enable_lora_hotswap(target_rank=rank)
+        self._load(pipe, self.names[0])
+
+        def proof(trace: Trace) -> Finding:
+            found = _adapter_finding(pipe, trace)
+            graphs, own = compiled_so_far()[1], trace.images()
+            start = time.perf_counter()
+            self._load(pipe, self.names[1], hotswap=True)
+            swap_s, others = time.perf_counter() - start, trace.images()
+            self._load(pipe, self.names[0], hotswap=True)
+            back, compiled = trace.images(), compiled_so_far()[1] - graphs
+            changed = not np.array_equal(own, others)
+            facts = {**found.facts, "recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
+            engaged = found.engaged and changed and np.array_equal(own, back) and not compiled
+            summary = f"{found.summary}; swapped for another LoRA in {swap_s:.2f} s with {compiled} recompilations"
+            return Finding(engaged, summary, facts)
+
+        return proof
+
+
+def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
+    """Checks whether LoRA layers exist, are active, and ran; in compiled code, whether they changed the images."""
+    networks = networks_of_a_lora(pipe)
+    layers = [layer for network in networks for layer in lora_layers(network)]
+    active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
+    encoded, encoding = vars(pipe).get(_ENCODING, (0, 0))
+    facts: dict[str, Any] = {"layers": len(layers) + encoded, "active": active + encoded}
+    summary = f"{facts['active']} of {facts['layers']} LoRA layers are active"
+    if trace.is_compiled(denoiser_of(pipe)) or any(unwrapped(each) is not each for each in text_encoders_of(pipe)):
+        nearer = _draws_with(layers, trace)
+        summary += f"; the images are {'those' if nearer else 'not those'} of uncompiled code with the LoRA"
+        ran = facts["layers"] if nearer else 0
+    else:
+        with _running(layers) as seen:
+            trace.call_again()
+        ran = len(seen) + encoding
+        facts["ran"] = ran
+        summary += f", {ran} were seen to run"
+    return Finding(0 < facts["layers"] == facts["active"] == ran, summary, facts)
+
+
+def _draws_with(layers: Sequence[Any], trace: Trace) -> bool:
+    """Returns whether images of compiled code are nearer to those of uncompiled code with the LoRA than without.
+
+    Hooks see no layers inside compiled code, and a graph that was captured before the LoRA came runs without it.
+    """
+    own = trace.images().astype(np.float64)
+    with eagerly():
+        whole = trace.images()
+        # `pipe.disable_lora` passes over networks that a compiler wrapped.
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        try:
+            without = trace.images()
+        finally:
+            for layer in layers:
+                layer.enable_adapters(enabled=True)
+    return bool(np.abs(own - whole).sum() < np.abs(own - without).sum())
+
+
+_ENCODING = "_sdopt_lora_in_text_encoders"
+"""Attribute of a pipeline whose text encoders are removed: the number of their LoRA layers, and of those that ran."""
+
+
+@contextmanager
+def encoding_noted(pipe: "DiffusionPipeline") -> Iterator[None]:
+    """Notes which LoRA layers of the text encoders run in the block, for text encoders that are removed after it."""
+    networks = [each for each in text_encoders_of(pipe) if getattr(each, "_hf_peft_config_loaded", False)]
+    layers = [layer for network in networks for layer in lora_layers(network)]
+    with _running(layers) as ran:
+        yield
+    vars(pipe)[_ENCODING] = len(layers), len(ran)
+
+
+@contextmanager
+def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
+    """Collects, by their numbers, the LoRA layers that compute their update in the block."""
+    ran: set[int] = set()
+    handles = [
+        matrix.register_forward_hook(lambda *_, number=number: ran.add(number))
+        for number, layer in enumerate(layers)
+        for matrix in layer.lora_A.values()
+    ]
+    try:
+        yield ran
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _all_sums(networks: "Sequence[weakref.ref[torch.nn.Module]]") -> dict[tuple[int, str], float]:
+    """Returns the sum of each weight of the networks that still exist, by the network's number and the name."""
+    found = [(number, network) for number, each in enumerate(networks) if (network := each()) is not None]
+    return {(number, name): total for number, network in found for name, total in _sums(network).items()}
+
+
+def _sums(denoiser: Any) -> dict[str, float]:
+    """Returns the sum of each weight by name, to detect changes; leaves out weights on the meta device."""
+    with _from_disk(unwrapped(denoiser)) as network:
+        weights = {name: weight.detach() for name, weight in network.named_parameters() if weight.device.type != "meta"}
+        return {name: float(_plain(weight).double().sum()) for name, weight in weights.items()}
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a weight as a plain tensor, since TorchAO's tensors do not support `sum`."""
+    return weight if type(weight) is torch.Tensor else weight.dequantize()
+
+
+@contextmanager
+def _from_disk(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Loads weights that `memory=group_offload` keeps on disk, for the duration of the context."""
+    hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
+    groups = {id(hook.group): hook.group for hook in hooks if hook is not None and hook.group.offload_to_disk_path}
+    for group in groups.values():
+        group.onload_()
+    try:
+        yield network
+    finally:
+        for group in groups.values():
+            group.offload_()
+
+
+def _differ(one: float, other: float | None) -> bool:
+    """Returns whether two sums differ by more than the error from the order of summation."""
+    return other is None or abs(one - other) > 1e-9 * max(abs(one), abs(other), 1.0)

@@ -1,0 +1,417 @@
+"""memory: decodes in pieces, replaces or frees networks, or stores weights in fewer bits. The options combine.
+
+Options that keep weights off the device until they are used are in `offload`.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import plain_weights, two_halves, usual_encoding
+from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
+from sdopt.options.compiler import Inductor, Regional
+from sdopt.options.conflicts import compiles
+from sdopt.options.halves import EachHalf
+from sdopt.options.lora import encoding_noted
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.components import network_problems
+from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
+from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
+from sdopt.pipelines.parts import (
+    TEXT_ENCODERS,
+    casting_hook,
+    denoiser_of,
+    device_of,
+    layers_with_weights,
+    text_encoders_of,
+)
+from sdopt.reference import TINY_AUTOENCODER
+from sdopt.schema import Model, bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_WHOLE_ONLY = "AsymmetricAutoencoderKL"
+"""The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
+
+
+@dataclass(frozen=True)
+class VaeInPieces(Optimization):
+    """The base class of options that pass the VAE its input in pieces."""
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        config = part_config(ctx.model, "vae") or {}
+        return [f"diffusers' {_WHOLE_ONLY} does not support it"] if config.get("_class_name") == _WHOLE_ONLY else []
+
+
+@dataclass(frozen=True)
+class VaeSlicing(VaeInPieces):
+    """Decodes a batch one image at a time, so that peak memory does not grow with the batch."""
+
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.vae.enable_slicing()",)
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        images = ctx.workload.batch_size * ctx.workload.images_per_prompt
+        return [] if images > 1 else ["needs a batch of several images: set workload.batch_size to 2 or more"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        pipe.vae.enable_slicing()
+
+        def proof(trace: Trace) -> Finding:
+            most = max((shape[0] for shape in trace.decoder_inputs), default=0)
+            batch = max((shape[0] for shape in trace.decoded), default=0)
+            calls = len(trace.decoder_inputs)
+            summary = f"a batch of {batch} decoded with at most {most} at a time, in {calls} calls"
+            return Finding(most == 1 < batch, summary, {"batch": batch, "at_a_time": most, "decoder_calls": calls})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class VaeTiling(VaeInPieces):
+    """Decodes an image in overlapping, blended tiles, so that peak memory does not grow with the image."""
+
+    contract: ClassVar[Contract] = Contract.LOSSY
+
+    tile_size: int | None = bounded(None, ge=64, le=16384)
+    """Height and width of a tile in pixels; null is the VAE's default, the size of its training images."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        if self.tile_size is None:
+            return ("pipe.vae.enable_tiling()",)
+        latents = f"pipe.vae.tile_latent_min_size = {self.tile_size} // pipe.vae_scale_factor"
+        return "pipe.vae.enable_tiling()", f"pipe.vae.tile_sample_min_size = {self.tile_size}", latents
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.tile_size is not None and self.tile_size % 8:
+            found.append(f"memory.vae_tiling.tile_size={self.tile_size}: must be a multiple of 8, the VAE's factor")
+        return found + self._cannot_encode(ctx)
+
+    def _cannot_encode(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
+        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
+        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _TILED_CHANNELS)
+        if not tiny or ctx.task.kind == "txt2img" or channels == _TILED_CHANNELS:
+            return []
+        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_TILED_CHANNELS} channels"
+        return [f"{found}, and this model has {channels}: choose one of the two options"]
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        size, tile = ctx.workload.size or ctx.model.size, self.tile_size or _default_tile(ctx)
+        if tile is None or size > tile:
+            return []
+        advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
+        return [f"a tile of {tile} pixels holds the whole image of {size}: {advice}"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        vae, factor = pipe.vae, pipe.vae_scale_factor
+        vae.enable_tiling()
+        if self.tile_size is not None:
+            vae.tile_sample_min_size, vae.tile_latent_min_size = self.tile_size, self.tile_size // factor
+
+        def proof(trace: Trace) -> Finding:
+            tile = max((factor * max(shape[2:]) for shape in trace.decoder_inputs), default=0)
+            image = max((max(shape[2:]) for shape in trace.decoded), default=0)
+            calls = len(trace.decoder_inputs)
+            summary = f"images of {image} pixels decoded in tiles of at most {tile}, in {calls} calls"
+            return Finding(0 < tile < image, summary, {"image": image, "tile": tile, "decoder_calls": calls})
+
+        return proof
+
+
+_TILED_CHANNELS = 4
+"""The number of latent channels that `AutoencoderTiny._tiled_encode` assumes."""
+
+
+def _default_tile(ctx: Context) -> int | None:
+    """Returns the VAE's default tile size in pixels, or None if its configuration is not local."""
+    tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
+    config = {} if tiny else part_config(ctx.model, "vae")
+    if config is None:
+        return None
+    # AutoencoderTiny has no `sample_size`.
+    size = config.get("sample_size", 512)
+    return int(size[0] if isinstance(size, list) else size)
+
+
+@dataclass(frozen=True)
+class TinyVae(Optimization):
+    """Decodes with a small autoencoder that was distilled from the model's own, to save time and memory.
+
+    The packaged model comes with such an autoencoder. Stable Diffusion 1.x and 2.x use TAESD, and SDXL uses TAESDXL
+    (https://github.com/madebyollin/taesd). A model with random weights gets a tiny autoencoder with random weights.
+    """
+
+    stage: ClassVar[Stage] = Stage.LOAD
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
+
+    path: str | None = None
+    """Folder with a diffusers `AutoencoderTiny`, instead of the model's default."""
+    hub_id: str | None = None
+    """Hugging Face Hub repository with a diffusers `AutoencoderTiny`, as in `owner/name`, instead of the default."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if self.path and self.hub_id:
+            return ["memory.tiny_vae.path and memory.tiny_vae.hub_id: set only one of them"]
+        if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
+            return [f"memory.tiny_vae.path={self.path}: the folder has no config.json of an AutoencoderTiny"]
+        try:
+            folder = self._folder(ctx.model, fetch=False)
+            tiny, own = network_config(folder), part_config(ctx.model, "vae")
+        except UsageError:
+            return []  # `files` fetches it, or reports that it is missing, once it is needed
+        if tiny["_class_name"] != "AutoencoderTiny":
+            return [f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"]
+        if own is not None and own["latent_channels"] != tiny["latent_channels"]:
+            channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
+            return [f"memory.tiny_vae: decodes latents of {channels}; set memory.tiny_vae.path to one that fits"]
+        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
+        return [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}")
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        folder = self._folder(model, fetch)
+        return [folder / "config.json"] + ([] if self._is_random(model) else [folder / NETWORK_WEIGHTS])
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        return {"vae": load_network(self._folder(model, fetch=False), "vae", dtype, random=self._is_random(model))}
+
+    def _is_random(self, model: Model) -> bool:
+        return model.weights == "random" and not self.path and not self.hub_id
+
+    def _folder(self, model: Model, fetch: bool) -> Path:
+        if self.path:
+            return Path(self.path).expanduser()
+        if self.hub_id:
+            return hub_network(self.hub_id, "memory.tiny_vae", fetch)
+        if (PACKAGED / model.name).is_dir() and model.weights in ("packaged", "random"):
+            return TINY_AUTOENCODER
+        if model.weights == "random":
+            return ARCHITECTURES / "taesd"
+        return hub_network("madebyollin/taesdxl" if is_sdxl(model) else "madebyollin/taesd", "memory.tiny_vae", fetch)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            kind, seen = type(pipe.vae).__name__, trace.stages[VAE_DECODER]
+            # A full decoder has group norms, and a tiny one has none.
+            norms = seen.operators["aten::native_group_norm"]
+            size = sum(parameter.numel() for parameter in pipe.vae.decoder.parameters())
+            engaged = kind == "AutoencoderTiny" and seen.calls > 0 and not norms
+            facts = {"class": kind, "decoder_parameters": size, "calls": seen.calls, "group_norms": norms}
+            return Finding(
+                engaged,
+                f"{kind} of {size:,} parameters decoded in {seen.calls} call{'' if seen.calls == 1 else 's'}",
+                facts,
+            )
+
+        return proof
+
+
+_EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+"""The call arguments for the outputs of `encode_prompt`, in order; only SDXL has the last two."""
+
+
+@dataclass(frozen=True)
+class PrecomputedEmbeddings(Optimization):
+    """Encodes all prompts before the first call and frees the text encoders; calls get embeddings.
+
+    Calls then exclude the time of the text encoders: the measurement applies to prompts that were encoded before.
+    """
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+    assumes: ClassVar[tuple[Assumption, ...]] = (usual_encoding,)
+    # Each prompt is encoded alone, and a batch computes in another order.
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    comes_after: ClassVar[Mapping[str, str]] = {
+        name: f"memory=precomputed_embeddings: the text encoders are gone, which {what} changes too: load it before"
+        for name, what in (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
+    }
+
+    @override
+    def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+        device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
+        with torch.no_grad(), encoding_noted(pipe):
+            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
+        for name in TEXT_ENCODERS:
+            if getattr(pipe, name, None) is not None:
+                setattr(pipe, name, None)
+        # With model offloading, hooks hold references to the text encoders.
+        pipe.maybe_free_model_hooks()
+        gc.collect()
+
+        def embedded(inputs: Inputs) -> Inputs:
+            given = {name for name, value in inputs.items() if value is not None}
+            known = {"prompt", "negative_prompt", "num_images_per_prompt", *_EMBEDDINGS}
+            if further := sorted((given & encodes) - known):
+                raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
+            if "scale" in (inputs.get("cross_attention_kwargs") or {}):
+                scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
+                raise UsageError(f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before")
+            own = given.intersection(_EMBEDDINGS)
+            if own and "prompt" in given:
+                raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
+            if not given & {"prompt", "prompt_embeds"}:
+                return inputs
+            count = len(inputs["prompt_embeds" if own else "prompt"])
+            negatives = _one_each(inputs.get("negative_prompt"), count)
+            if len(negatives) != count:
+                raise UsageError("memory=precomputed_embeddings: give a negative prompt for each prompt, or one")
+            # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
+            texts = [next(iter(encoded))] * count if own else inputs["prompt"]
+            if unknown := [text for text in (*texts, *negatives) if text is not None and text not in encoded]:
+                raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
+            rows = [
+                encoded[text] | ({} if negative is None else _as_negative(encoded[negative]))
+                for text, negative in zip(texts, negatives, strict=True)
+            ]
+            names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
+            like = inputs["prompt_embeds"] if own else device
+            rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
+            return rest | {name: torch.cat([row[name] for row in rows]).to(like) for name in names}
+
+        return embedded
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            left, calls = len(text_encoders_of(pipe)), trace.stages[TEXT_ENCODER].calls
+            summary = f"{left} text encoders left; text encoders ran {calls} times in the call"
+            return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
+
+        return proof
+
+
+def _one_each(negative: str | Sequence[str] | None, count: int) -> list[str | None]:
+    """Returns the negative prompt of each of some prompts; None stands for none."""
+    return [negative] * count if negative is None or isinstance(negative, str) else list(negative)
+
+
+def _as_negative(embeddings: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns a text's embeddings under the names of a negative prompt's, which is encoded as a prompt is."""
+    return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
+
+
+def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
+    found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
+    return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
+
+
+@dataclass(frozen=True)
+class SequentialGuidance(Optimization):
+    """Runs the denoiser without and then with the prompt, on half of the samples each, instead of on both in a batch.
+
+    Halves what the denoiser's layers keep while they compute. A large GPU is slower on small batches.
+    """
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+    assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
+    contract: ClassVar[Contract] = Contract.EQUIVALENT  # another batch size computes in another order
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
+            found.append("the model takes the guidance scale as an input, so there are no halves: leave it out")
+        elif ctx.workload.guidance(ctx.model) <= 1:
+            found.append("there is no guidance, and so no second half: set workload.guidance_scale above 1")
+        if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
+            found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
+        if compiles(ctx, Inductor, Regional):
+            found.append("cannot be in this compiler's graph: choose compiler=eager, inductor or regional")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        denoiser.forward = each = EachHalf(pipe, denoiser.forward)
+
+        def proof(trace: Trace) -> Finding:
+            images = max((shape[0] for shape in trace.decoded), default=0)
+            # A graph hides the batches of its convolutions.
+            most = max(trace.denoiser.batches, default=0)
+            ran = f"on at most {most} samples at a time" if most else "in a graph"
+            summary = f"{images} images with guidance; the denoiser ran {ran}, and {each.halved} times on two halves"
+            facts = {"images": images, "samples": most, "halved": each.halved}
+            return Finding(each.halved > 0 and most <= images, summary, facts)
+
+        return proof
+
+
+@dataclass(frozen=True)
+class LayerwiseCasting(Optimization):
+    """Stores the denoiser's weights in 8-bit floating point, and casts each layer's weights while it computes.
+
+    Normalization layers keep their type, as diffusers recommends (`enable_layerwise_casting`).
+    """
+
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+
+    storage: str = bounded("float8_e4m3fn", choices=("float8_e4m3fn", "float8_e5m2"))
+    """The type of stored weights: 3 bits of mantissa, or 2 bits with a wider range."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        types = f"storage_dtype=torch.{self.storage}, compute_dtype=pipe.unet.dtype"
+        return "import torch", f"pipe.unet.enable_layerwise_casting({types})"
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = "its hooks would cast weights inside compiled code: choose compiler=eager"
+        return [found] if compiles(ctx) else []
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        compute, storage = denoiser.dtype, getattr(torch, self.storage)
+        denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)
+        hooked = [layer for layer in denoiser.modules() if casting_hook(layer) is not None]
+
+        def proof(trace: Trace) -> Finding:
+            stored = [
+                layer for layer in hooked if casting_hook(layer) and all(p.dtype == storage for p in layer.parameters())
+            ]
+            products = dict(trace.denoiser.product_dtypes)
+            kinds = Counter(type(layer).__name__ for layer in stored)
+            left = Counter(type(layer).__name__ for layer in layers_with_weights(denoiser)) - kinds
+            shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no layers"
+            summary = f"{shown} stored in {self.storage}; products in {', '.join(sorted(products))}"
+            engaged = 0 < len(stored) == len(hooked) and bool(products) and self.storage not in products
+            return Finding(engaged, summary, {"stored": kinds, "left_alone": left, "products": products})
+
+        return proof

@@ -1,0 +1,141 @@
+"""patch: functions of a user's own file that change the pipeline."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.measure.trace import Trace
+from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.functions import absolute, defined, loaded
+from sdopt.record.choices import PATCH
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_CLAIMS = {
+    "latency": frozenset({"latency"}),
+    "memory": frozenset({"memory"}),
+    "both": frozenset({"latency", "memory"}),
+    "nothing": frozenset[str](),
+}
+
+
+@dataclass(frozen=True)
+class NoPatch(Optimization):
+    """Leaves the pipeline as it is."""
+
+    stage: ClassVar[Stage] = Stage.LAYOUT
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        return lambda trace: Finding(True, "no function of one's own")
+
+
+@dataclass(frozen=True)
+class Patch(Optimization):
+    """Calls functions of the user's files with the pipeline; what they return instead of None is ignored.
+
+    They are code: nothing but a command line, a preset or a program names them, never a result that is read.
+    """
+
+    stage: ClassVar[Stage] = Stage.LAYOUT
+
+    functions: list[str] = field(default_factory=list)
+    """`file.py:function`, in the order in which they are called."""
+    # Fields, where the base class computes properties; YAML has neither enumerations nor sets.
+    contract: str = bounded("lossy", choices=tuple(Contract))  # type: ignore[assignment]
+    """What they promise about the images: `exact`, `equivalent` or `lossy`."""
+    claims: str = bounded("latency", choices=tuple(_CLAIMS))  # type: ignore[assignment]
+    """What they are for: `latency`, `memory`, `both` or `nothing`."""
+
+    def __post_init__(self) -> None:
+        made: dict[str, Any] = {"functions": tuple(map(absolute, self.functions))}
+        # A wrong value stays, and its range says what is wrong with it.
+        made |= {"contract": Contract(self.contract)} if self.contract in list(Contract) else {}
+        made |= {"claims": _CLAIMS[self.claims]} if self.claims in _CLAIMS else {}
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        return [] if self.functions else ["patch=file.py:function names the functions to call"]
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found: list[str] = []
+        for function in self.functions:
+            try:
+                defined(function, PATCH)
+            except UsageError as error:
+                found += error.problems
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        before = _state(pipe)
+        for function in self.functions:
+            loaded(function, PATCH)(pipe)
+        after = _state(pipe)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+        def proof(trace: Trace) -> Finding:
+            names = ", ".join(self.functions)
+            if not changed:
+                return Finding(False, f"{names} left the pipeline and PyTorch's settings as they were")
+            return Finding(
+                True, f"{names} changed {len(changed)} parts, such as {changed[0]}", {"changed": len(changed)}
+            )
+
+        return proof
+
+
+def _state(pipe: Any) -> dict[str, Any]:
+    """Returns what a function may change, by name: parts, schedulers, modules with their weights, global settings."""
+    found: dict[str, Any] = {
+        "float32 products": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        **{
+            f"cuDNN's {name}": getattr(torch.backends.cudnn, name)
+            for name in ("benchmark", "deterministic", "allow_tf32")
+        },
+        "the pipeline": (type(pipe), sorted((name, id(value)) for name, value in vars(pipe).items())),
+    }
+    for part, value in pipe.components.items():
+        if not isinstance(value, torch.nn.Module):
+            config = getattr(value, "config", None)
+            found[part] = (type(value), str(config) if config is not None else id(value))
+            continue
+        for name, module in value.named_modules(prefix=part):
+            own = {key: _mark(mine) for key, mine in vars(module).items() if key not in ("_parameters", "_buffers")}
+            tensors = [
+                (key, id(t), t.data_ptr(), t._version, _sum(t), t.stride(), t.dtype) for key, t in _tensors(module)
+            ]
+            found[name] = (type(module), own, tensors)
+    return found
+
+
+def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _sum(tensor: torch.Tensor) -> str:
+    """Returns the sum of a tensor's values, as text, where NaN equals itself; `.data` is changed without a version."""
+    try:
+        return str(float(tensor.detach().sum(dtype=torch.float32)))
+    except (RuntimeError, NotImplementedError):  # on the meta device, or of a type without sums
+        return ""
+
+
+def _mark(value: Any) -> Any:
+    """Returns what tells a value from another: a plain one is itself, of a container its content counts."""
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, dict):
+        return id(value), [(key, id(one)) for key, one in value.items()]
+    return id(value)

@@ -1,0 +1,277 @@
+"""precision: the types of weights and arithmetic, autocast, and TensorFloat-32."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
+from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
+from sdopt.measure.stages import VAE_DECODER
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import plain_weights
+from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.components import network_problems
+from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
+from sdopt.pipelines.loading import is_sdxl, load_network, load_part
+from sdopt.pipelines.parts import computing_types, denoiser_of, device_of
+from sdopt.schema import Model, bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+FLOATS = ("float32", "float16", "bfloat16")
+"""Types of weights that a denoiser computes in."""
+
+
+@dataclass(frozen=True)
+class Precision(Optimization):
+    """Sets the type of the weights, and the type of the arithmetic with autocast and TensorFloat-32.
+
+    `tf32`: `default` keeps PyTorch's settings (TF32 only in cuDNN convolutions), `on` allows TF32 in matrix products
+    too, `off` disables TF32 everywhere.
+    """
+
+    stage: ClassVar[Stage] = Stage.LOAD
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+
+    weights: str = bounded("float32", choices=FLOATS)
+    """The type of all parameters."""
+    autocast: str | None = bounded(None, choices=FLOATS[1:])
+    """The type of arithmetic under `torch.autocast`; null disables autocast."""
+    tf32: str = bounded("default", choices=("default", "on", "off"))
+    """TensorFloat-32: PyTorch's defaults, also in matrix products, or disabled."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        if self.weights != "float32" or self.autocast or self.tf32 == "on":
+            return Contract.LOSSY
+        return Contract.EXACT if self.tf32 == "default" else Contract.EQUIVALENT
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        reduced = {"latency"} if self.contract is Contract.LOSSY else set()
+        return frozenset(reduced | ({"memory"} if self.weights != "float32" else set()))
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        lines = ["import torch"]
+        if self.weights != "float32":
+            lines.append(f"pipe.to(torch.{self.weights})")
+        if self.tf32 != "default":
+            level = "high" if self.tf32 == "on" else "highest"
+            lines.append(f'torch.set_float32_matmul_precision("{level}")')
+            lines.append(f"torch.backends.cudnn.allow_tf32 = {self.tf32 == 'on'}")
+        if self.autocast:
+            lines.append(f"with torch.autocast(pipe.device.type, dtype=torch.{self.autocast}):")
+        return tuple(lines) if len(lines) > 1 else ("import torch", "pipe.to(torch.float32)")
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        if self.tf32 == "off" and not ctx.device.is_cuda:
+            found.append(f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}")
+        elif self.tf32 != "default":
+            found += missing(ctx.device, TF32)
+        if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
+            found += missing(ctx.device, BFLOAT16)
+        return found
+
+    @override
+    def load_kwargs(self) -> dict[str, Any]:
+        return {"dtype": getattr(torch, self.weights)}
+
+    @contextmanager
+    @override
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.tf32 != "default":
+                stack.enter_context(tf32(self.tf32 == "on"))
+            if self.autocast:
+                stack.enter_context(torch.autocast(device_of(pipe).type, dtype=getattr(torch, self.autocast)))
+            yield
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            weights = computing_types(denoiser_of(pipe))
+            products = dict(trace.denoiser.product_dtypes)
+            wanted = self.autocast or self.weights
+            engaged = weights == [self.weights] and trace.denoiser.autocast_dtype == self.autocast
+            # Compiled products may appear as kernels without an operator; then the other two checks decide.
+            engaged = engaged and (not products or max(products, key=lambda name: products[name]) == wanted)
+            summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
+            rounded = convolved = None
+            if self.tf32 != "default":
+                with self.context(pipe):
+                    rounded, convolved = (
+                        products_are_rounded(device_of(pipe)),
+                        convolutions_are_rounded(device_of(pipe)),
+                    )
+                # Convolutions use TF32 by default, so they only show whether TF32 is off.
+                engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
+                summary += f"; float32 products {_in_words(rounded)}, convolutions {_in_words(convolved)}"
+            # By default, cuDNN convolutions use TF32 on a device that supports it.
+            reduced = _rounds_convolutions(device_of(pipe)) if rounded is None else bool(rounded or convolved)
+            facts = {
+                "weights": weights,
+                "products": products,
+                "rounded_to_tf32": rounded,
+                "convolutions_rounded_to_tf32": convolved,
+                "arithmetic": arithmetic(products, wanted, reduced),
+            }
+            return Finding(engaged, summary, facts)
+
+        return proof
+
+
+@dataclass(frozen=True)
+class FullVae(Precision):
+    """Runs the pipeline in half precision, but the VAE in float32, with casts of the VAE's inputs and outputs.
+
+    For SDXL, diffusers casts the VAE to float32 and back in each call, from weights rounded to half precision. Here the
+    weights are loaded in float32 and never cast, and the VAE takes twice the memory between calls. For other models,
+    diffusers decodes in half precision, which may overflow.
+    """
+
+    diffusers_lines: ClassVar[tuple[str, ...]] = ()
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.weights == "float32":
+            found.append("precision.weights=float32: the VAE is already in float32; choose precision=fp32")
+        if self.autocast:
+            found.append(f"precision.autocast={self.autocast}: would apply to the VAE; choose precision.autocast=null")
+        return found + _other_vae(ctx)
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        return {"vae": load_part(model, "vae", torch.float32)}
+
+    @override
+    def parts_for(self, pipe: "DiffusionPipeline", model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        # The program may have put in a VAE of its own, or none can be loaded again.
+        return {"vae": deepcopy(pipe.vae).to(torch.float32)}
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        proof_of_others = super().apply(pipe)
+        upcast = bool(pipe.vae.config.get("force_upcast")) and "XL" in type(pipe).__name__
+        # Otherwise diffusers casts the VAE in each call, and back to half precision.
+        pipe.vae.register_to_config(force_upcast=False)
+        _run_in_own_type(pipe.vae)
+
+        def proof(trace: Trace) -> Finding:
+            return _with_decoder(proof_of_others(trace), pipe, trace, "float32", {"diffusers_would_upcast": upcast})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class FixedVae(Precision):
+    """Runs all of SDXL in half precision, with a VAE whose activations do not overflow in float16.
+
+    The weights are https://huggingface.co/madebyollin/sdxl-vae-fp16-fix, which decode nearly the same images. A model
+    with random weights keeps its own VAE, in half precision.
+    """
+
+    diffusers_lines: ClassVar[tuple[str, ...]] = ()
+
+    path: str | None = None
+    """Folder of the VAE, which takes precedence over `hub_id`."""
+    hub_id: str = "madebyollin/sdxl-vae-fp16-fix"
+    """Hugging Face Hub repository of the VAE, as in `owner/name`."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if not is_sdxl(ctx.model):
+            found.append("this VAE is for SDXL, and the model is not SDXL: choose precision=fp16")
+        if self.weights == "float32":
+            found.append("precision.weights=float32: does not need this VAE; choose precision=fp32")
+        if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
+            return [*found, f"precision.path={self.path}: the folder has no config.json of a VAE", *_other_vae(ctx)]
+        with suppress(UsageError):  # `files` fetches it, or reports that it is missing, once it is needed
+            if (folder := self._folder(ctx.model, fetch=False)) is not None:
+                given = f"path={self.path}" if self.path else f"hub_id={self.hub_id}"
+                found += network_problems(folder, f"precision.{given}")
+        return found + _other_vae(ctx)
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        folder = self._folder(model, fetch)
+        return [] if folder is None else [folder / "config.json", folder / NETWORK_WEIGHTS]
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        folder = self._folder(model, fetch=False)
+        vae = load_part(model, "vae", dtype) if folder is None else load_network(folder, "vae", dtype, random=False)
+        cast: Any = vae
+        cast.register_to_config(force_upcast=False)
+        return {"vae": vae}
+
+    def _folder(self, model: Model, fetch: bool) -> Path | None:
+        if self.path:
+            return Path(self.path).expanduser()
+        return None if model.weights == "random" else hub_network(self.hub_id, "precision", fetch)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        proof_of_others = super().apply(pipe)
+
+        def proof(trace: Trace) -> Finding:
+            return _with_decoder(proof_of_others(trace), pipe, trace, self.weights, {})
+
+        return proof
+
+
+def _other_vae(ctx: Context) -> list[str]:
+    return ["memory=tiny_vae replaces this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
+
+
+def _with_decoder(
+    found: Finding, pipe: "DiffusionPipeline", trace: Trace, wanted: str, facts: dict[str, Any]
+) -> Finding:
+    """Extends the denoiser's finding with whether the VAE is stored in, and computes in, the type `wanted`."""
+    stored, products = computing_types(pipe.vae), sorted(trace.stages[VAE_DECODER].product_dtypes)
+    summary = f"{found.summary}; VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"
+    engaged = found.engaged and stored == [wanted] == products
+    return Finding(engaged, summary, found.facts | facts | {"vae_weights": stored, "vae_products": products})
+
+
+def _run_in_own_type(vae: Any) -> None:
+    """Makes a VAE cast its inputs to the type of its weights, and encoded latents back to the type of the image."""
+    from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
+    encode, decode = vae.encode, vae.decode
+
+    def encode_in_own_type(image: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = encode(image.to(vae.dtype), *args, **kwargs)
+        output.latent_dist = DiagonalGaussianDistribution(output.latent_dist.parameters.to(image.dtype))
+        return output
+
+    def decode_in_own_type(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return decode(latents.to(vae.dtype), *args, **kwargs)
+
+    vae.__dict__ |= {"encode": encode_in_own_type, "decode": decode_in_own_type}
+
+
+def _in_words(rounded: bool) -> str:
+    return "rounded to TF32" if rounded else "in full"
+
+
+def _rounds_convolutions(device: torch.device) -> bool:
+    if device.type != "cuda" or not torch.backends.cudnn.allow_tf32:
+        return False
+    return torch.cuda.get_device_capability(device) >= TF32.capability

@@ -1,0 +1,328 @@
+"""precision: stores weights of the denoiser in 8 or 4 bits, with TorchAO or SDNQ; memory: those of text encoders."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
+from sdopt.measure.stages import TEXT_ENCODER
+from sdopt.measure.trace import Trace
+from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
+from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.options.compiler import CudaGraphs, Regional
+from sdopt.options.compiler.toolchain import missing_for_triton
+from sdopt.options.conflicts import is_channels_last, missing_packages, records_autograd
+from sdopt.options.lora import Hotswap, Loaded
+from sdopt.pipelines.parts import denoiser_of, layers_with_weights, text_encoders_of, unwrapped
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_PRODUCTS = {
+    "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+    "float8_e4m3fn": ("aten::_scaled_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+    "uint4": (),
+}
+"""Operators that multiply numbers of a type: PyTorch's, and on a GPU SDNQ's."""
+
+
+@dataclass(frozen=True)
+class Quantized(Optimization):
+    """The base class of options that store weights of the denoiser in few bits, and all others in another type."""
+
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, unchanged_layers)
+    contract: ClassVar[Contract] = Contract.LOSSY
+    # Rounding to 8 bits amplifies the small differences between batch sizes.
+    fixed_batch: ClassVar[bool] = True
+    package: ClassVar[str]
+
+    weights: str = bounded("int8", choices=("int8", "float8_e4m3fn"))
+    """The type of the quantized weights."""
+    others: str = bounded("bfloat16", choices=("float32", "float16", "bfloat16"))
+    """The type of all other weights, and of the inputs and outputs of layers."""
+    activations: bool = True
+    """Whether layers quantize inputs too and multiply in 8 bits; otherwise weights are dequantized for each use."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of layers to quantize; of each kind, some layers may be too small."""
+        return ("Linear",)
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"memory", "latency"}) if self.activations else frozenset({"memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing_packages(ctx, self.package, self.package)
+        multiplied = ("int8", "float8_e4m3fn") if ctx.device.is_cuda else ("float8_e4m3fn",)
+        if self.activations and self.weights in multiplied:
+            lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
+            found += [f"{reason}; precision.activations=false quantizes only weights" for reason in lacking]
+        if self.others == "bfloat16" and ctx.device.is_cuda:
+            found += [f"{reason}; choose precision.others=float16" for reason in missing(ctx.device, BFLOAT16)]
+        if "memory.layerwise_casting" in ctx.chosen:
+            found.append("memory=layerwise_casting would cast the quantized weights: choose one of them")
+        found += records_autograd(ctx, "a quantized weight")
+        if isinstance(ctx.chosen.get("lora"), Hotswap):
+            found.append("quantizes the LoRA too, and another LoRA cannot replace quantized weights: choose lora=fused")
+        return found
+
+    @override
+    def load_kwargs(self) -> dict[str, Any]:
+        return {"dtype": getattr(torch, self.others)}
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        kinds = {name: type(layer).__name__ for name, layer in denoiser.named_modules()}
+        self._quantize(denoiser)
+
+        def names() -> set[str]:
+            network = unwrapped(denoiser_of(pipe))
+            return {name for name, layer in network.named_modules() if self._is_quantized(layer)}
+
+        wanted = names()
+
+        def proof(trace: Trace) -> Finding:
+            network, done = unwrapped(denoiser_of(pipe)), names()
+            quantized = Counter(kinds[name] for name in done)
+            weighted = {id(layer) for layer in layers_with_weights(network)}
+            left = Counter(
+                kinds[name]
+                for name, layer in network.named_modules()
+                if name not in done and id(layer) in weighted and kinds.get(name) in ("Linear", "Conv2d")
+            )
+            ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
+            # Compiled products may appear as kernels without an operator; then the stored weights are the evidence.
+            multiplied = bool(ran) == self.activations or trace.is_compiled(denoiser_of(pipe))
+            shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
+            shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
+            products = ", ".join(f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items())
+            products = products or "no product in 8 bits"
+            facts = {
+                "quantized": quantized,
+                "left_alone": left,
+                "products": dict(trace.denoiser.product_dtypes),
+                "kernels": ran,
+                "arithmetic": sorted(trace.denoiser.product_dtypes)
+                or [self.weights if self.activations else self.others],
+            }
+            summary = f"{', '.join(shown)} layers in {self.weights}; {products}"
+            complete = done == wanted and all(quantized[kind] for kind in self.kinds)
+            return Finding(complete and multiplied, summary, facts)
+
+        return proof
+
+    def _quantize(self, denoiser: Any) -> None:
+        """Quantizes weights of the denoiser in place, or replaces their layers."""
+        raise NotImplementedError
+
+    def _is_quantized(self, layer: torch.nn.Module) -> bool:
+        """Returns whether a layer's own weights are quantized."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TorchAo(Quantized):
+    """Quantizes linear layers with TorchAO, with one scale per row; convolutions keep their type.
+
+    Layers that embed the timestep keep their type too, because they have fewer rows than an 8-bit product needs, and so
+    do LoRA layers whose rank is not a multiple of 8. With `compiler=inductor`, scales are fused into int8 products, as
+    TorchAO recommends. Its other recommendation, to tune every kernel by coordinate descent, is not followed: it takes
+    many minutes, and what it gains is no gain of 8 bits.
+    """
+
+    package: ClassVar[str] = "torchao"
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.activations and self.weights == "float8_e4m3fn" and self.others != "bfloat16":
+            found.append("row-wise fp8 products return only bfloat16: choose precision.others=bfloat16")
+        graphs = ctx.chosen.get("compiler")
+        captured = isinstance(graphs, CudaGraphs) and "denoiser" in graphs.targets
+        if captured and self.activations and self.weights == "int8":
+            # `safe_int_mm` searches the repr of each input for FakeTensor, which copies its values to the host.
+            found.append("TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor")
+        if isinstance(graphs, Regional) and not ctx.device.is_cuda:
+            # Seen with PyTorch 2.13 and TorchAO 0.18: of a block alone, Inductor generates C++ that g++ refuses, and
+            # with weights alone quantized, the graph breaks. The whole denoiser compiles.
+            found.append("compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor")
+        return found
+
+    @override
+    def _quantize(self, denoiser: Any) -> None:
+        from torch import _inductor as inductor
+        from torchao import quantization
+        from torchao.quantization import PerRow
+
+        if self.weights == "int8":
+            activated, alone = quantization.Int8DynamicActivationInt8WeightConfig, quantization.Int8WeightOnlyConfig
+            config = (activated if self.activations else alone)(version=2, set_inductor_config=False)
+            inductor.config.force_fuse_int_mm_with_mul = self.activations
+        elif self.activations:
+            fp8 = quantization.Float8DynamicActivationFloat8WeightConfig
+            config = fp8(granularity=PerRow(), set_inductor_config=False)
+        else:
+            config = quantization.Float8WeightOnlyConfig(set_inductor_config=False)
+        quantization.quantize_(denoiser, config, filter_fn=_multiplies_in_8_bits)
+
+    @override
+    def _is_quantized(self, layer: torch.nn.Module) -> bool:
+        from torchao.utils import TorchAOBaseTensor
+
+        return isinstance(getattr(layer, "weight", None), TorchAOBaseTensor)
+
+
+def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
+    """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
+    few_rows = ("time_embedding", "time_emb_proj", "add_embedding")
+    if not isinstance(layer, torch.nn.Linear) or any(part in name for part in few_rows):
+        return False
+    return layer.in_features % 8 == 0 and layer.out_features % 8 == 0
+
+
+@dataclass(frozen=True)
+class Sdnq(Quantized):
+    """Quantizes linear layers and convolutions with SDNQ; in 8 bits with one scale per output channel.
+
+    SDNQ does not quantize layers with fewer than 32 channels or 16,384 weights. SDNQ's own compilation is disabled:
+    `compiler=inductor` compiles its layers with the rest of the denoiser.
+    """
+
+    package: ClassVar[str] = "sdnq"
+    comes_after: ClassVar[Mapping[str, str]] = {
+        "load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"
+    }
+
+    weights: str = bounded("int8", choices=("int8", "float8_e4m3fn", "uint4"))
+    """The type of the quantized weights; `uint4` has a scale for each group of weights."""
+    convolutions: bool = True
+    """Whether to quantize convolutions too."""
+    svd_rank: int | None = bounded(None, ge=1, le=512)
+    """Rank of a part of each weight that keeps its type, and holds what rounding would change most (SVDQuant, Li et al.
+    2024); null is no such part."""
+
+    @property
+    @override
+    def kinds(self) -> tuple[str, ...]:
+        return ("Linear", "Conv2d") if self.convolutions else ("Linear",)
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.weights == "uint4" and self.activations:
+            found.append("4-bit weights are dequantized for each use: set precision.activations=false")
+        if self.convolutions and is_channels_last(ctx):
+            found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
+        if isinstance(ctx.chosen.get("lora"), Loaded):
+            found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao")
+        # SDNQ uses Triton for its products if it is installed.
+        if self.activations and ctx.device.is_cuda and ctx.device.is_here and find_spec("triton") is not None:
+            found += missing_for_triton("SDNQ on CUDA")
+        return found
+
+    @override
+    def _quantize(self, denoiser: Any) -> None:
+        _quantize_by_sdnq(
+            denoiser,
+            weights_dtype=self.weights,
+            use_svd=self.svd_rank is not None,
+            svd_rank=self.svd_rank or 1,
+            quant_conv=self.convolutions,
+            use_quantized_matmul=self.activations,
+            use_quantized_matmul_conv=self.activations and self.convolutions,
+            torch_dtype=getattr(torch, self.others),
+        )
+
+    @override
+    def _is_quantized(self, layer: torch.nn.Module) -> bool:
+        return _is_quantized_by_sdnq(layer)
+
+
+@dataclass(frozen=True)
+class QuantizedTextEncoders(Optimization):
+    """Stores the linear layers of the text encoders in 8 or 4 bits with SDNQ, and dequantizes them for each use."""
+
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+    assumes: ClassVar[tuple[Assumption, ...]] = (no_lora,)
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
+    comes_after: ClassVar[Mapping[str, str]] = {
+        "load_lora_weights": "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps: fuse it before"
+    }
+
+    weights: str = bounded("int8", choices=("int8", "uint4"))
+    """The type of the quantized weights; `uint4` has a scale for each group of weights."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing_packages(ctx, "sdnq", "sdnq")
+        if "memory.precomputed_embeddings" in ctx.chosen:
+            found.append("memory=precomputed_embeddings removes the text encoders: choose one of them")
+        if isinstance(ctx.chosen.get("lora"), Loaded | Hotswap):
+            found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused")
+        if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
+            found.append("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
+        return found + records_autograd(ctx, "a quantized weight")
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        for encoder in text_encoders_of(pipe):
+            _quantize_by_sdnq(encoder, weights_dtype=self.weights, torch_dtype=next(encoder.parameters()).dtype)
+
+        def layers() -> list[torch.nn.Module]:
+            return [layer for encoder in text_encoders_of(pipe) for layer in encoder.modules()]
+
+        wanted = sum(map(_is_quantized_by_sdnq, layers()))
+
+        def proof(trace: Trace) -> Finding:
+            done, calls = sum(map(_is_quantized_by_sdnq, layers())), trace.stages[TEXT_ENCODER].calls
+            left = sum(isinstance(layer, torch.nn.Linear) and not _is_quantized_by_sdnq(layer) for layer in layers())
+            summary = f"{done} of {done + left} linear layers in {self.weights}; text encoders ran {calls} times"
+            facts = {"quantized": done, "left_alone": left, "calls": calls}
+            return Finding(0 < done == wanted and calls > 0, summary, facts)
+
+        return proof
+
+
+def _quantize_by_sdnq(network: Any, weights_dtype: str, **arguments: Any) -> None:
+    """Quantizes a network in place: with a scale for each output channel, in 4 bits for each group of weights."""
+    # SDNQ reads these variables on import. The axis `compiler` alone controls compilation.
+    os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
+    from sdnq import sdnq_post_load_quant
+
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        _give_triton_memory()
+    # PyTorch's `svd_lowrank` starts from random numbers: each process is to have the same weights.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        group_size = 0 if weights_dtype == "uint4" else -1
+        sdnq_post_load_quant(network, weights_dtype=weights_dtype, group_size=group_size, **arguments)
+
+
+def _is_quantized_by_sdnq(layer: torch.nn.Module) -> bool:
+    return hasattr(layer, "sdnq_dequantizer")
+
+
+def _give_triton_memory() -> None:
+    """Sets Triton's allocator for memory that kernels request at launch, as Inductor does before a launch.
+
+    From Hopper on, SDNQ's products store tensor descriptors in such memory, and Triton raises an error without an
+    allocator.
+    """
+    triton = import_module("triton")
+    if hasattr(triton, "set_allocator"):
+        triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device="cuda"))

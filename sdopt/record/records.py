@@ -1,0 +1,325 @@
+"""Defines the schema of `result.json`: a study's measurements, from which all tables and trackers are made."""
+
+import uuid
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.record.choices import NONE, PATCH
+from sdopt.record.comparisons import Comparison, Effect
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.samples import Evidence, Measurement
+from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
+from sdopt.record.verdicts import Judgement, Look
+from sdopt.schema import (
+    Shape,
+    Sheet,
+)
+
+SCHEMA_VERSION = 5
+"""Version of the schema, raised with every change that breaks earlier readers. A result of another one is refused."""
+
+IMPORTED = "imported"
+"""The design of a study whose images and times other programs made."""
+
+
+class Status(StrEnum):
+    """How a variant ended."""
+
+    PENDING = "pending"
+    OK = "ok"
+    NOT_ENGAGED = "not_engaged"
+    """It ran, but an optimization left no evidence of having taken effect."""
+    SKIPPED = "skipped"
+    """It cannot run here, or its choices conflict; nothing was loaded."""
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    TIMEOUT = "timeout"
+    """A request took longer than `protocol.timeout_s`, and its process was killed."""
+    INTERRUPTED = "interrupted"
+
+    @property
+    def measured(self) -> bool:
+        """Whether the variant's figures may be shown: an option without effect still has a latency."""
+        return self in (Status.OK, Status.NOT_ENGAGED)
+
+    @property
+    def failure(self) -> bool:
+        """Whether something went wrong, so that `retry_failed=true` measures it again."""
+        return self in (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the variant's samples may be compared: also samples of an interrupted study."""
+        return self.measured or self is Status.INTERRUPTED
+
+
+@dataclass
+class Promise:
+    """What one optimization promises about the images, and what it is for: `latency`, `memory` or nothing."""
+
+    contract: Contract
+    claims: list[str]
+
+
+@dataclass
+class VariantResult:
+    """One point of the ablation."""
+
+    name: str
+    role: str
+    """`variant`, or `control`: the second baseline of the A/A comparison."""
+    choices: dict[str, str]
+    overrides: list[str]
+    config: RecordedConfig
+    contract: Contract = Contract.EXACT
+    status: Status = Status.PENDING
+    reason: str = ""
+    measurements: list[Measurement] = field(default_factory=list)
+    images: list[ImageRecord] = field(default_factory=list)
+    content_key: str = ""
+    """Hash of all settings that decide the images: two variants with the same key have the same images."""
+    quality: dict[str, Score] = field(default_factory=dict)
+    trips: list[BrokenImage] = field(default_factory=list)
+    denoiser_calls: int | None = None
+    """Number of denoiser runs in one call of the pipeline."""
+    promises: dict[str, Promise] = field(default_factory=dict)
+    """By axis, what its optimizations promise."""
+    snippets: dict[str, list[str]] = field(default_factory=dict)
+    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] if only sdopt has
+    one."""
+    tflop_per_image: float | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digests of the weights, prompts and user's code that it was measured with."""
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is the second baseline of the A/A comparison."""
+        return self.role == "control"
+
+    @property
+    def samples(self) -> dict[int, list[float]]:
+        """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
+        found: dict[int, list[float]] = {}
+        for measurement in self.measurements:
+            if measurement.shapes[0].calls:
+                found.setdefault(measurement.replicate, []).extend(measurement.shapes[0].deciding_s)
+        return found
+
+    def at(self, shape_index: int) -> "VariantResult":
+        """Returns the result with the shape at this index as its main one; only the first shape has images."""
+        if not shape_index or len(self.config.shapes) == 1:
+            return self
+        return replace(
+            self,
+            config=self.config.at(shape_index),
+            measurements=[measurement.at(shape_index) for measurement in self.measurements],
+            images=[],
+            quality={},
+            trips=[],
+            tflop_per_image=None,
+        )
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether functions of one's own change its pipeline."""
+        return self.choices.get(PATCH, NONE) != NONE
+
+    def lacks(self, evidence: Evidence) -> bool:
+        """Returns whether evidence shows that an option had no effect.
+
+        What an option names that promises nothing, as the defaults do, a function of one's own may change.
+        """
+        promise = self.promises.get(evidence.axis)
+        plain = promise is not None and promise.contract is Contract.EXACT and not promise.claims
+        return not evidence.engaged and not (self.is_patched and plain and evidence.axis != PATCH)
+
+    def promises_beside(self, other: "VariantResult") -> list[Promise]:
+        """Returns what its options promise on the axes where it differs from another variant."""
+        mine, theirs = self.choices, other.choices
+        return [promise for axis, promise in self.promises.items() if mine.get(axis) != theirs.get(axis)]
+
+    def image(self, prompt_index: int, image_index: int) -> ImageRecord | None:
+        """Returns one image of a prompt; None if it was not drawn."""
+        place = prompt_index, image_index
+        return next((record for record in self.images if (record.prompt_index, record.image_index) == place), None)
+
+    @property
+    def broken_images(self) -> int:
+        """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""
+        tripped = {trip.path for trip in self.trips}
+        return len(self.images) if "" in tripped else sum(image.path in tripped for image in self.images)
+
+
+def append_reason(row: VariantResult, *more: str) -> str:
+    """Returns the reason of a variant with further texts appended, without its name and without repetitions."""
+    added = [text.removeprefix(f"{row.name}: ") for text in more]
+    return "; ".join([*filter(None, [row.reason]), *(text for text in added if text not in row.reason)])
+
+
+@dataclass
+class Environment:
+    """The machine, the device and the software with which a study ran."""
+
+    sdopt_version: str
+    sdopt_commit: str | None
+    sdopt_dirty: bool | None
+    python: str
+    platform: str
+    packages: dict[str, str]
+    device: dict[str, Any]
+    cpu: dict[str, Any]
+    start_method: str
+    command: list[str]
+    code: str | None = None
+    """Digest of sdopt's own Python files."""
+    sheet: Sheet | None = None
+    """The device's data sheet, if there is one."""
+    gpu: dict[str, Any] = field(default_factory=dict)
+    """Settings of the CUDA device, and the other processes on it, when the study began."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables that were set and change how the libraries compute."""
+    host: str = ""
+    """The machine's name in its network."""
+    warnings: list[str] = field(default_factory=list)
+    """Deviations from the request: why `auto` chose the CPU, or why workers start slowly."""
+
+
+@dataclass
+class Schedule:
+    """How the rounds were laid out: `interleaved`, or `blocks` with the reason and the drift of the baseline.
+
+    `drift` holds, per block, the reference's time after the block over that before it.
+    """
+
+    kind: str = "interleaved"
+    reason: str = ""
+    drift: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class MeasurementSession:
+    """One session of measuring with its own processes: the first, or a later one that measured what was missing.
+
+    A session that times anything measures its own baseline, and repeats it, because processes of different sessions are
+    not comparable.
+    """
+
+    started: str
+    schedule: str = "interleaved"
+    disturbed_by: list[str] = field(default_factory=list)
+    """Other studies that were measured on the same device at the same time."""
+
+
+@dataclass
+class Precision:
+    """The course of a study with `protocol.precision` after its pilot, the first `protocol.replicates` processes."""
+
+    needed: dict[str, int] = field(default_factory=dict)
+    """By candidate, the number of processes that its speed-ups need, estimated from the pilot's deviation."""
+    granted: int = 0
+    """Processes of each variant, of those that it needs, that were to be measured so far."""
+    spent_s: float = 0.0
+    """Time that measuring took, the pilot included."""
+    stopped: str = ""
+    """Why the study ended before all candidates had the processes that they need; "" if they have them."""
+
+
+@dataclass
+class StudyResult:
+    """Everything that one study found."""
+
+    name: str
+    design: str
+    started: str
+    environment: Environment
+    config: RecordedConfig
+    variants: list[VariantResult]
+    comparisons: list[Comparison]
+    baseline: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Id of the study, by which a tracker recognises it."""
+    schema_version: int = SCHEMA_VERSION
+    finished: str | None = None
+    floor: float | None = None
+    """Ratio by which the two baseline workers differed, as in 1.02."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Of the last session; its drift is that of all blocks."""
+    sessions: list[MeasurementSession] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    gate: str = ""
+    """The gate that judged, and its verdict on each comparison."""
+    judgements: list[Judgement] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    """Every judging of a comparison so far, the first one first."""
+    redrawn: dict[str, list[ImageRecord]] = field(default_factory=dict)
+    """The baseline's images drawn again: in other batches (`numerical`), and from other noise (`sampling`)."""
+    feature_digests: dict[str, str] = field(default_factory=dict)
+    """Hashes of the weights of the networks that quality was computed with."""
+    floors: dict[str, dict[str, Spread]] = field(default_factory=dict)
+    """How far two baselines differ, by quality metric: where they compute in another order (`numerical`: other batches
+    and threads), and where they start from other noise (`sampling`). They are shown beside margins, which are fixed
+    beforehand, and never made into one."""
+    precision: Precision | None = None
+    """The course of a study with `protocol.precision`; None without it."""
+    status: str = "running"
+    """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
+
+    def variant(self, name: str) -> VariantResult:
+        """Returns the variant of a name. Raises UsageError if there is none."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        names = ", ".join(variant.name for variant in self.variants)
+        raise UsageError(f"variant={name}: not in the study; choose one of {names}")
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes at which all variants were timed, the main one first; a single shape may differ by variant."""
+        return self.config.shapes
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether other programs made its images and times, so that sdopt has no evidence and no trace of them."""
+        return self.design == IMPORTED
+
+    def at(self, shape_index: int) -> "StudyResult":
+        """Returns the result with the shape at this index as its main one, to derive its figures."""
+        if not shape_index:
+            return self
+        control = self.first_comparison(self.control.name) if self.control else None
+        return replace(
+            self,
+            config=self.config.at(shape_index),
+            variants=[variant.at(shape_index) for variant in self.variants],
+            comparisons=[comparison.at(shape_index) for comparison in self.comparisons],
+            floor=control.shapes[shape_index].floor if control else None,
+        )
+
+    @property
+    def confidence(self) -> float:
+        """Confidence of the two-sided intervals; a gate's one-sided bounds have the confidence of their rule."""
+        return self.config.protocol.confidence
+
+    def replicates_of(self, variant: str) -> int:
+        """Returns how many processes a variant needs so far: by the protocol, or for its precision."""
+        if self.precision is None:
+            return self.config.replicates
+        return max(self.config.replicates, min(self.precision.granted, self.precision.needed.get(variant, 0)))
+
+    @property
+    def control(self) -> VariantResult | None:
+        """The second baseline of the A/A comparison."""
+        return next((variant for variant in self.variants if variant.is_control), None)
+
+    @property
+    def candidates(self) -> list[VariantResult]:
+        """All variants but the baseline and the repeated baseline."""
+        return [variant for variant in self.variants if not variant.is_control and variant.name != self.baseline]
+
+    def first_comparison(self, candidate: str) -> Comparison | None:
+        """Returns a variant's first comparison, whose scores and ratios are shown; None for the baseline."""
+        return next((edge for edge in self.comparisons if edge.candidate == candidate), None)

@@ -1,0 +1,450 @@
+"""Gathers every figure of a study, with its interval, once.
+
+Ratios are those that `statistics.ratios.compare` recorded; everything else is derived here. Tables, plots, Markdown,
+trackers, data frames and a sweeper's objective all read these rows, so that they cannot disagree. A gate takes the same
+estimates from `statistics.measures`, with one-sided bounds of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sdopt.hardware.cards import peak_of
+from sdopt.record.comparisons import BreakEven, Comparison, Interval
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.scores import Score
+from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.schema import Shape
+from sdopt.statistics.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
+from sdopt.statistics.ratios import exceeds, latency, peak_memory_gib, ratios_between
+
+_LABELS = {"median": "p50"}
+"""Flat names of estimators whose flat name differs from their own."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How a candidate compares with its reference in one measure.
+
+    Attributes:
+        measure: the measure.
+        interval: the ratio, with its bounds.
+        floor: the ratio, at least 1, by which two identical baselines differed; None if it is not known.
+        smallest: the smallest factor, at least 1, that counts.
+        key: the key of the configuration that sets `smallest`.
+    """
+
+    measure: Measure
+    interval: Interval
+    floor: float | None
+    smallest: float = 1.0
+    key: str = ""
+
+    @property
+    def within_floor(self) -> bool:
+        """Whether the ratio is no larger than the difference between two identical baselines, or that is not known."""
+        return self.floor is None or not exceeds(self.interval.estimate, self.floor)
+
+    @property
+    def gain(self) -> int:
+        """1 if the whole interval shows a gain that counts and the floor does not explain, -1 for such a harm, else 0.
+
+        Without an interval or a floor nothing is shown.
+        """
+        low, high = self.gain_bounds
+        if low is None or high is None or self.within_floor:
+            return 0
+        return 1 if low > self.smallest else -1 if high < 1 / self.smallest else 0
+
+    @property
+    def gain_bounds(self) -> tuple[float | None, float | None]:
+        """The bounds, turned so that more than 1 is better; None without an interval."""
+        low, high = self.interval.low, self.interval.high
+        if low is None or high is None or self.measure.higher_is_better:
+            return low, high
+        return self.measure.gain(high), self.measure.gain(low)
+
+    @property
+    def excludes_gain(self) -> bool:
+        """Whether the whole interval lies below a gain that counts; False without an interval or a floor."""
+        _, high = self.gain_bounds
+        return high is not None and self.floor is not None and high < self.smallest
+
+    @property
+    def text(self) -> str:
+        """The ratio with its bounds."""
+        return ratio_text(self.interval)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The operations of a variant, and the share of the data sheet's rate that it reached."""
+
+    tflop_per_image: float
+    achieved_tflops: float
+    peak: tuple[str, float] | None
+    """The data sheet's dense peak rate for the types that ran: its name (`bf16`) and TFLOP/s; None if not known."""
+
+    @property
+    def of_peak(self) -> float | None:
+        """The share of the peak that was reached."""
+        return None if self.peak is None else self.achieved_tflops / self.peak[1]
+
+    @property
+    def flat(self) -> dict[str, float | None]:
+        """By flat names."""
+        return {
+            "compute/tflop_per_image": self.tflop_per_image,
+            "compute/achieved_tflops": self.achieved_tflops,
+            "compute/peak_tflops": None if self.peak is None else self.peak[1],
+            "compute/of_peak": self.of_peak,
+        }
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Every figure of one variant and, where it is a candidate, of one comparison with a reference, at one shape.
+
+    Times are in seconds, stages in milliseconds, memory in GiB, energy in joules; what was not measured is None, or
+    missing from a mapping.
+    """
+
+    shape: Shape
+    variant: VariantResult
+    comparison: Comparison | None
+    estimator: str
+    latency: Interval | None
+    """One call, as `protocol.estimator` summarises it."""
+    latency_s: dict[str, float]
+    """Other summaries of the same calls (`p50`, `mean`, `p95`), and the first one (`cold_start`, `compile`)."""
+    stages_ms: dict[str, float]
+    images_per_s: float | None
+    energy_per_image_j: float | None
+    cost_per_1000_images: float | None
+    graphs: float | None
+    """Graphs compiled in the first call."""
+    recompiles: float | None
+    """Graphs compiled in later calls."""
+    compute: Compute | None
+    interference: dict[str, float | None]
+    """What others took from its timed calls, by flat names; empty where nothing was counted."""
+    processes_needed: int | None
+    """How many processes the speed-ups need, in a study with `protocol.precision`."""
+    memory_gib: dict[str, float]
+    """By name (`peak_process`, `peak_allocated`, …): `headline_memory`, and the largest of all processes of others."""
+    headline_memory: tuple[str, float] | None
+    """The peak from which memory ratios are computed, with its name: the geometric mean of the processes."""
+    largest_memory_gib: float | None
+    """The same peak in the process that needs most: what limits are compared with."""
+    ratios: dict[str, Ratio]
+    """By measure (`speedup`, `memory_ratio`, `tail_ratio`): of the comparison."""
+    overall: dict[str, Ratio]
+    """The same over the study's baseline, whatever the reference: what variants are ranked by."""
+    scores: dict[str, Score]
+    """The variant's own quality metrics, and the distances to the reference's images."""
+    judgement: Judgement | None
+    """What the gate says of this comparison; None if it was not judged."""
+    further: tuple["Figures", ...] = ()
+    """The figures at the further shapes of the study; this object holds those at the main shape."""
+
+    @property
+    def shapes(self) -> "tuple[Figures, ...]":
+        """The figures at each shape, the main one first."""
+        return (self, *self.further)
+
+    @property
+    def reference(self) -> str:
+        """The name of the reference; "" without a comparison."""
+        return self.comparison.reference if self.comparison else ""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the reference is another variant than the baseline, as in a study that adds options one by one."""
+        return self.ratios != self.overall
+
+    @property
+    def call_ms(self) -> dict[str, float]:
+        """Milliseconds of one call by stage; of the denoiser, the sum of its steps, which a cache makes unequal."""
+        calls = self.variant.denoiser_calls or self.variant.config.workload.steps
+        return {
+            stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
+            for stage, value in self.stages_ms.items()
+        }
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict on this comparison; None if it was not judged."""
+        return self.judgement.verdict if self.judgement else None
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The speed-up of this comparison, as it was recorded."""
+        return self.ratios.get(SPEEDUP.name)
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """The start-up cost, and after how many images it is repaid."""
+        return self.comparison.break_even if self.comparison else None
+
+    @property
+    def flat_of_shape(self) -> dict[str, float | None]:
+        """The figures that every shape has, by flat names; None for a figure that was not measured."""
+        found: dict[str, float | None] = {
+            **{f"latency/{name}_s": value for name, value in self.latency_s.items()},
+            **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
+            "throughput/images_per_s": self.images_per_s,
+            "cost/per_1000_images": self.cost_per_1000_images,
+            "compile/graphs": self.graphs,
+            "compile/recompiles": self.recompiles,
+            **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
+        }
+        steps = {f"step/{name}": ratio for name, ratio in self.ratios.items()} if self.is_step else {}
+        for name, ratio in (self.overall | steps).items():
+            found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
+        return found
+
+    @property
+    def flat(self) -> dict[str, float]:
+        """Every figure by one name: a tracker logs these, and a sweeper may optimise them.
+
+        With several shapes, a plain name is the figure at the main shape, and `speedup/512x512b1` the one at that
+        shape. A failed variant has no figures: partial measurements must not rank beside complete ones.
+        """
+        if not self.variant.status.measured:
+            return {}
+        scored = bool(self.variant.quality or self.variant.trips)
+        found: dict[str, float | None] = {
+            **self.flat_of_shape,
+            **(self.compute.flat if self.compute else {}),
+            **self.interference,
+            "precision/processes_needed": self.processes_needed,
+            "energy/per_image_j": self.energy_per_image_j,
+            "latency/load_s": _median(measurement.load_s for measurement in self.variant.measurements),
+            **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
+            **{f"quality/{name}": score.estimate for name, score in self.scores.items()},
+            "quality/tripped_images": self.variant.broken_images if scored else None,
+            "gate/passed": None if self.verdict is None else self.verdict is Verdict.PASS,
+        }
+        if (level := self.break_even) is not None:
+            found |= {
+                "start/first_image_s": level.first_image_s,
+                "start/extra_s": level.extra_s,
+                "break_even/images": level.images,
+                "break_even/images_low": level.images_low,
+                "break_even/images_high": level.images_high,
+            }
+        for row in self.shapes if self.further else ():
+            found |= {with_shape(name, row.shape.name): value for name, value in row.flat_of_shape.items()}
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def ratio_text(interval: Interval) -> str:
+    """Returns a ratio with its bounds."""
+    return f"{interval.estimate:.2f}× {bounds_text(interval)}".rstrip()
+
+
+def bounds_text(interval: Interval) -> str:
+    """Returns the bounds of a ratio; "" without any."""
+    known = interval.low is not None and interval.high is not None
+    return f"[{interval.low:.2f}, {interval.high:.2f}]" if known else ""
+
+
+def figures_of(result: StudyResult) -> list[Figures]:
+    """Returns the rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
+    main, *further = [_figures_at(result.at(shape_index)) for shape_index in range(len(result.shapes))]
+    return [replace(row, further=tuple(others)) for row, *others in zip(main, *further, strict=True)]
+
+
+def _figures_at(result: StudyResult) -> list[Figures]:
+    """Returns the rows of a study with one shape."""
+    compared = {comparison.candidate for comparison in result.comparisons}
+    alone = [variant for variant in result.variants if variant.name not in compared]
+    baseline = [variant for variant in alone if variant.name == result.baseline]
+    return [
+        *(_figures(result, variant, None) for variant in baseline),
+        *(_figures(result, result.variant(edge.candidate), edge) for edge in result.comparisons),
+        *(_figures(result, variant, None) for variant in alone if variant not in baseline),
+    ]
+
+
+def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
+    """Returns each variant's first row, in the order of the variants."""
+    first = first_rows(figures_of(result))
+    return {variant.name: first[variant.name] for variant in result.variants}
+
+
+def first_rows(rows: Sequence[Figures]) -> dict[str, Figures]:
+    """Returns the first of the rows of each variant, by the variant's name."""
+    return {row.variant.name: row for row in reversed(rows)}
+
+
+def floor_range(result: StudyResult) -> tuple[float, float] | None:
+    """Returns the smallest and the largest A/A floor of the comparisons; None if there is none.
+
+    They differ in a study of several sessions, because each comparison has the floor of its own sessions.
+    """
+    floors = [comparison.shapes[0].floor for comparison in result.comparisons if comparison.shapes[0].floor is not None]
+    return (min(floors), max(floors)) if floors else None
+
+
+def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
+    """Returns the flat figures of one variant; ratios are those of its first comparison."""
+    return figures_by_variant(result)[variant.name].flat
+
+
+def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Figures:
+    estimator = result.config.protocol.estimator
+    time = latency(variant, estimator, result.confidence) if variant.status.timed else None
+    images = variant.config.images_per_call
+    price = variant.config.hardware.price_per_hour
+    measured = variant.measurements
+    memory = _headline_memory(variant)
+    energy = _mean(joules for measurement in measured for joules in measurement.energy_j)
+    return Figures(
+        shape=variant.config.shapes[0],
+        variant=variant,
+        comparison=comparison,
+        estimator=estimator,
+        latency=time,
+        latency_s=_latencies(variant),
+        stages_ms=_stages(variant),
+        images_per_s=images / time.estimate if time else None,
+        energy_per_image_j=None if energy is None else energy / images,
+        cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
+        graphs=_median(measurement.shapes[0].graphs for measurement in measured),
+        recompiles=_median(measurement.shapes[0].recompiles for measurement in measured),
+        compute=_compute(result, variant, images / time.estimate) if time else None,
+        interference=_interference(variant),
+        processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
+        memory_gib=_memory(variant) | ({memory[0].removesuffix("_gib"): memory[1]} if memory else {}),
+        headline_memory=memory,
+        largest_memory_gib=max((m.peak[1] for m in measured if m.peak), default=None),
+        ratios=_ratios(result, comparison) if comparison else {},
+        overall=_overall(result, variant),
+        scores=variant.quality | (comparison.quality if comparison else {}),
+        judgement=_judgement(result, comparison) if comparison else None,
+    )
+
+
+def _judgement(result: StudyResult, comparison: Comparison) -> Judgement | None:
+    sides = comparison.candidate, comparison.reference
+    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
+
+
+def _latencies(variant: VariantResult) -> dict[str, float]:
+    samples = [sample for times in variant.samples.values() for sample in times]
+    found: dict[str, float | None] = {
+        **{_LABELS.get(name, name): _estimate(variant, name) for name in ("median", "mean")},
+        "p95": float(np.quantile(samples, 0.95)) if samples else None,
+        "cold_start": _median(m.shapes[0].cold_start_s for m in variant.measurements),
+        "compile": _median(m.shapes[0].compile_s for m in variant.measurements),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _estimate(variant: VariantResult, estimator: str) -> float | None:
+    found = latency(variant, estimator, 0.95)
+    return found.estimate if found else None
+
+
+def _stages(variant: VariantResult) -> dict[str, float]:
+    """Returns the mean milliseconds of each stage: only means add up to the call, where steps differ."""
+    samples: dict[str, list[float]] = {}
+    for measurement in variant.measurements:
+        for stage, times in measurement.stages_s.items():
+            samples.setdefault(stage, []).extend(times)
+    return {stage: 1000 * float(np.mean(times)) for stage, times in samples.items() if times}
+
+
+def _compute(result: StudyResult, variant: VariantResult, images_per_s: float) -> Compute | None:
+    if not variant.tflop_per_image:
+        return None
+    return Compute(variant.tflop_per_image, variant.tflop_per_image * images_per_s, peak_rate(result, variant))
+
+
+def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
+    """Returns the data sheet's dense rate for the types in which the variant's matrix products ran, by its evidence.
+
+    Gives the name (`bf16`) and TFLOP/s; None without a sheet, or if the types are unknown or not on it.
+    """
+    sheet = result.environment.sheet
+    shown = [e.facts.get("arithmetic") for m in variant.measurements for e in m.shapes[0].evidence]
+    types = [kind for kinds in shown if isinstance(kinds, list) for kind in kinds]
+    return peak_of(sheet, types) if sheet and types else None
+
+
+def _interference(variant: VariantResult) -> dict[str, float | None]:
+    """Returns the mean and the worst share that others took from a call, and what else was counted."""
+    calls = [call for measurement in variant.measurements for call in measurement.shapes[0].calls]
+    known = [call.disturbed for call in calls if call.disturbed is not None]
+    found = [call.interference for call in calls if call.interference is not None]
+    if not known:
+        return {}
+    return {
+        "interference/mean": float(np.mean(known)),
+        "interference/worst": max(known),
+        "interference/calls_left_out": sum(call.left_out for call in calls),
+        "interference/major_faults": sum(one.major_faults for one in found),
+        "interference/switched_out": sum(one.switched_out for one in found),
+        "interference/cpu_mhz": _median(one.cpu_mhz for one in found),
+    }
+
+
+def _headline_memory(variant: VariantResult) -> tuple[str, float] | None:
+    name = next((measurement.peak[0] for measurement in variant.measurements if measurement.peak), None)
+    peak = peak_memory_gib(variant)
+    return None if name is None or peak is None else (name, peak)
+
+
+def _memory(variant: VariantResult) -> dict[str, float]:
+    names = {
+        "loaded_process": "process_loaded_gib",
+        "peak_process": "peak_process_gib",
+        "loaded_allocated": "cuda_loaded_gib",
+        "peak_allocated": "cuda_peak_allocated_gib",
+        "peak_reserved": "cuda_peak_reserved_gib",
+        "graph_pools": "cuda_graph_pools_gib",
+        "elsewhere": "cuda_elsewhere_gib",
+        "nvml_process": "nvml_process_gib",
+    }
+    memories = [memory for measurement in variant.measurements for memory in measurement.memories]
+    found = {name: [getattr(memory, field) for memory in memories] for name, field in names.items()}
+    return {name: max(values) for name, values in found.items() if values and None not in values}
+
+
+def _overall(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:
+    """Returns the ratios of a variant over the study's baseline: those recorded, or else derived from the samples."""
+    baseline = result.variant(result.baseline)
+    edges = [edge for edge in result.comparisons if edge.candidate == variant.name]
+    recorded = next((edge for edge in edges if edge.reference == result.baseline), None)
+    if recorded is None and edges and variant.status.timed and baseline.status.timed:
+        ratios = ratios_between(result, variant, baseline)
+        recorded = Comparison(variant.name, result.baseline, "", [ratios])
+    return _ratios(result, recorded) if recorded else {}
+
+
+def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
+    gate, reference = result.config.gate, result.variant(comparison.reference)
+    return {
+        name: Ratio(measure, interval, measure.floor(result, comparison), *smallest_change(measure, gate, reference))
+        for name, measure in RULED.items()
+        if (interval := measure.recorded(comparison)) is not None
+    }
+
+
+def _bounded(name: str, interval: Interval | None, unit: str = "") -> dict[str, float | None]:
+    """Returns an interval by flat names: its estimate and, if it has any, its two-sided bounds."""
+    if interval is None:
+        return {}
+    return {f"{name}{unit}": interval.estimate, f"{name}_low{unit}": interval.low, f"{name}_high{unit}": interval.high}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return float(np.mean(known)) if known else None

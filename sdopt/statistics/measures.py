@@ -1,0 +1,101 @@
+"""Defines the ratios of two variants that a gate can judge and a table can show, besides quality metrics."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sdopt.record.comparisons import Comparison, Interval
+from sdopt.record.records import StudyResult, VariantResult
+from sdopt.schema import Gate
+from sdopt.statistics.ratios import (
+    LogRatio,
+    log_memory_ratio,
+    log_speedup,
+    log_tail,
+    memory_floor,
+    peak_memory_gib,
+    tail_floor,
+)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A ratio of a candidate and its reference.
+
+    Attributes:
+        name: its name in rules, trackers and tables, and the field of `Comparison`.
+        claim: the claim (`Optimization.claims`) of an option that should improve it; "" if options cannot claim it.
+        higher_is_better: whether a ratio above 1 is a gain.
+        log_ratio: computes the ratio with its error; None if it was not measured.
+        floor: returns the ratio, at least 1, by which two identical baselines differed; None if it is not known.
+    """
+
+    name: str
+    claim: str
+    higher_is_better: bool
+    log_ratio: Callable[[VariantResult, VariantResult], LogRatio | None]
+    floor: Callable[[StudyResult, Comparison], float | None]
+
+    def ratio(self, candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
+        """Returns the ratio with its interval at a two-sided confidence; None where it was not measured."""
+        found = self.log_ratio(candidate, reference)
+        return found.interval(confidence) if found else None
+
+    def gain(self, value: float) -> float:
+        """Returns a ratio turned so that more than 1 is better."""
+        return value if self.higher_is_better else 1 / value
+
+    def recorded(self, comparison: Comparison) -> Interval | None:
+        """Returns the interval that a study recorded, at the protocol's confidence."""
+        found: Interval | None = getattr(comparison.shapes[0], self.name)
+        return found
+
+
+SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.shapes[0].floor)
+
+MEMORY_RATIO = Measure(
+    "memory_ratio",
+    "memory",
+    False,
+    log_memory_ratio,
+    lambda result, _: memory_floor(result),
+)
+
+MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
+"""The measures that an option may claim, by name, in the order of display."""
+
+TAIL_RATIO = Measure(
+    "tail_ratio",
+    "",
+    False,
+    log_tail,
+    lambda result, _: tail_floor(result),
+)
+
+RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
+"""All measures, by name: a gate's rules may name them besides quality metrics."""
+
+
+def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
+    """Returns the smallest factor, at least 1, by which a measure must differ from that of a reference to count."""
+    return smallest_change(measure, gate, reference)[0]
+
+
+def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> tuple[float, str]:
+    """Returns the smallest factor that counts, with the key that sets it."""
+    if measure is not MEMORY_RATIO:
+        return 1 + gate.smallest_speedup, "gate.smallest_speedup"
+    peak = peak_memory_gib(reference)
+    share = gate.smallest_memory_mib / (1024 * peak) if peak else 0.0
+    if share > gate.smallest_memory:
+        return 1 + share, "gate.smallest_memory_mib"
+    return 1 + gate.smallest_memory, "gate.smallest_memory"
+
+
+def with_shape(name: str, shape: str) -> str:
+    """Returns the name of a figure at a shape, as `speedup/512x512b1`; without a shape the figure's own."""
+    return f"{name}/{shape}" if shape else name
+
+
+def measure_named(name: str) -> Measure:
+    """Returns the measure of a name that may end in a shape's. Raises KeyError."""
+    return RULED[name.partition("/")[0]]

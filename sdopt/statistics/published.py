@@ -1,0 +1,260 @@
+"""Puts the figures of an article beside what a study measured, and says which of them were reproduced.
+
+Compared are speed-ups and ratios of memory, each within one machine, and limits of memory that an article names. Times
+of different machines are never compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import TypeAdapter
+
+from sdopt.record.comparisons import Interval
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.statistics.article import Printed, Published, PublishedTable, other_setup, read_figure
+from sdopt.statistics.figures import Figures, bounds_text, figures_of
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
+
+_GIB_IN_GB = 2**30 / 1e9
+
+MEMORY = "memory"
+"""The measure of a claim that an amount of memory suffices; other claims have the name of their `Measure`."""
+
+_SYMBOLS = {SPEEDUP.name: "×", MEMORY_RATIO.name: "×", MEMORY: " GB"}
+
+
+class Reproduction(StrEnum):
+    """Whether one published figure was reproduced here."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    UNDECIDED = "undecided"
+    """It was measured without an interval."""
+    NOT_COMPARABLE = "not comparable"
+    """The figure measured here is a different quantity."""
+    NOT_RUN = "not run"
+    NO_FIGURE = "no figure"
+    """The article gives none."""
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """One figure of a published table; without a value if the run ran out of memory, or the table has none."""
+
+    measure: str
+    """`speedup`, `memory_ratio`, or `memory`: a limit in GB."""
+    printed: str
+    """The article's own figures, as in `8.0 s → 4.1 s`."""
+    value: Printed | None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published figure of one variant on one card, with the figure measured here."""
+
+    variant: str
+    reference: str
+    shape: str
+    """Size or batch if the study has several; else ""."""
+    gpu: str
+    """The article's card; "" if it gives no figure."""
+    place: str
+    figure: _Figure
+    measured: Interval | None
+    verdict: Reproduction
+    reason: str
+
+    @property
+    def measure(self) -> str:
+        """What it is a figure of: see `_Figure.measure`."""
+        return self.figure.measure
+
+    @property
+    def published_text(self) -> str:
+        """The published figure with its unit."""
+        value = self.figure.value
+        if value is None:
+            return ""
+        text = f"{value.value:{'g' if self.measure == MEMORY else '.2f'}}"
+        return ("<" if value.below else "") + text + _SYMBOLS[self.measure]
+
+    @property
+    def measured_parts(self) -> tuple[str, str]:
+        """The measured figure with its unit, and its interval; "" for none."""
+        found = self.measured
+        return (f"{found.estimate:.2f}{_SYMBOLS[self.measure]}", bounds_text(found)) if found else ("", "")
+
+
+_PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)
+
+
+def published_of(result: StudyResult) -> Published | None:
+    """Returns the article that a study's configuration includes, or None if it reproduces no article."""
+    found = result.config.study.get("published")
+    return None if found is None else _PUBLISHED.validate_python(found)
+
+
+def claims_of(result: StudyResult) -> list[Claim]:
+    """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
+
+    A comparison that the article does not cover gets one claim without a figure, so that no row is left out.
+    """
+    published = published_of(result)
+    if published is None:
+        return []
+    found: list[Claim] = []
+    for row in figures_of(result):
+        if row.variant.is_control:
+            continue
+        told = [(table, gpu, one) for table in published.tables for gpu, one in _figures_in(table, row)]
+        if row.comparison is not None and not told:
+            told = [(PublishedTable(place="", gpus=[]), "", _Figure(SPEEDUP.name, "", None))]
+        claims = [_judged(result, published, row, *one) for one in told]
+        # A limit belongs to the variant: it is not repeated for its further comparisons.
+        found += [claim for claim in claims if claim not in found]
+    return found
+
+
+def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
+    """Returns notes that a reader of the claims needs."""
+    published = published_of(result)
+    if published is None:
+        return []
+    counts = {verdict: sum(claim.verdict is verdict for claim in claims) for verdict in Reproduction}
+    interval, device = f"{100 * result.confidence:g} % interval", result.environment.device["name"]
+    return [
+        f"Published: {published.article}.",
+        "; ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + ".",
+        f"Reproduced: the published figure lies within the {interval} measured here, or is exceeded.",
+        f"Speed-ups and memory are compared, times of different machines are not: this is {device}.",
+        *(f"{table.place}: {table.note}" for table in published.tables if table.note),
+        *published.notes,
+    ]
+
+
+def _figures_in(table: PublishedTable, row: Figures) -> Iterator[tuple[str, _Figure]]:
+    """Yields a table's figures of one comparison, each with its card."""
+    for column, gpu in enumerate(table.gpus):
+        for figure in (_speedup(table, row, column), _memory(table, row, column), _limit(table, row, column)):
+            if figure is not None:
+                yield gpu, figure
+
+
+def _speedup(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
+    """Returns the factor or the saving that a table prints; else the quotient of its times or rates."""
+    name, reference = row.variant.name, row.reference
+    if reference == table.reference:
+        saved = read_figure(table.time_saved.get(name), column)
+        factor = read_figure(table.speedup.get(name), column)
+        if isinstance(saved, Printed):
+            factors = [1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)]
+            text = f"{table.time_saved[name].split()[column]} % of the time saved"
+            return _Figure(SPEEDUP.name, text, Printed(factors[0], factors[1], factors[2], below=saved.below))
+        if isinstance(factor, Printed):
+            return _Figure(SPEEDUP.name, f"×{table.speedup[name].split()[column]}", factor)
+    return _quotient(SPEEDUP.name, table.time, row, column, table.unit, more=table.unit == "it/s")
+
+
+def _memory(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
+    return _quotient(MEMORY_RATIO.name, table.memory_gb, row, column, "GB", more=True)
+
+
+def _limit(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
+    line = table.memory_limit_gb.get(row.variant.name)
+    limit = read_figure(line, column)
+    return _Figure(MEMORY, f"{line.split()[column]} GB", limit) if line and isinstance(limit, Printed) else None
+
+
+def _quotient(
+    measure: str, lines: dict[str, str], row: Figures, column: int, unit: str, *, more: bool
+) -> _Figure | None:
+    """Returns candidate over reference (`more`), or reference over candidate; None if one of them has no figure."""
+    texts = [lines[name].split()[column] for name in (row.reference, row.variant.name) if name in lines]
+    other, mine = (read_figure(lines.get(name), column) for name in (row.reference, row.variant.name))
+    printed = " → ".join(text if text == "OOM" else f"{text} {unit}" for text in texts)
+    if mine and other and "OOM" in (mine, other):
+        return _Figure(measure, printed, None, out_of_memory=True)
+    if not (isinstance(mine, Printed) and isinstance(other, Printed)):
+        return None
+    over, under = (mine, other) if more else (other, mine)
+    return _Figure(measure, printed, Printed(over.value / under.value, over.low / under.high, over.high / under.low))
+
+
+def _judged(
+    result: StudyResult, published: Published, row: Figures, table: PublishedTable, gpu: str, figure: _Figure
+) -> Claim:
+    """Returns the claim for one published figure: with the measured figure beside it, and the verdict."""
+    there = next((at for at in row.shapes if table.is_of(at.shape)), None)
+    measured = _measured(there, figure.measure) if there else None
+    verdict, reason = _not_run(result, row, figure) or (
+        _verdict(result, published, there, figure, measured, gpu)
+        if there
+        else (Reproduction.NOT_COMPARABLE, f"not measured at {table.shape}")
+    )
+    reference = "" if figure.measure == MEMORY else row.reference
+    return Claim(row.variant.name, reference, table.shape, gpu, table.place, figure, measured, verdict, reason)
+
+
+def _measured(row: Figures, measure: str) -> Interval | None:
+    if measure != MEMORY:
+        ratio = row.ratios.get(measure)
+        return ratio.interval if ratio else None
+    peak = row.largest_memory_gib
+    return None if peak is None else Interval(peak * _GIB_IN_GB)
+
+
+_Reasoned = tuple[Reproduction, str]
+"""A verdict and its reason."""
+
+
+def _verdict(
+    result: StudyResult, published: Published, row: Figures, figure: _Figure, measured: Interval | None, gpu: str
+) -> _Reasoned:
+    """Judges a figure of a comparison whose two sides both ran."""
+    if figure.out_of_memory:
+        return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
+    if figure.value is None:
+        return Reproduction.NO_FIGURE, "the article gives none"
+    others = other_setup(published.setup, result.config)
+    if others:
+        return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
+    if figure.measure != SPEEDUP.name and (row.headline_memory or ("",))[0] != "peak_allocated_gib":
+        return Reproduction.NOT_COMPARABLE, "here the memory of a process on a CPU, in the article that of a GPU"
+    return _compared(figure.measure, figure.value, measured)
+
+
+def _not_run(result: StudyResult, row: Figures, figure: _Figure) -> _Reasoned | None:
+    """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
+    sides = [row.variant, *([] if figure.measure == MEMORY else [result.variant(row.reference)])]
+    if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
+        return Reproduction.REPRODUCED, "ran out of memory here too"
+    stopped = [side for side in sides if side.status is not Status.OK]
+    reasons = [("" if side is row.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
+    return (Reproduction.NOT_RUN, "; ".join(reasons)) if stopped else None
+
+
+def _why_not_run(side: VariantResult) -> str:
+    reason = side.reason or {Status.NOT_ENGAGED: "no evidence that its options took effect"}.get(side.status, "")
+    return f"{side.status} ({reason})" if reason else str(side.status)
+
+
+def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:
+    """Returns whether a published figure lies in the measured interval, widened by its rounding, or is exceeded."""
+    if measured is None:
+        return Reproduction.NOT_RUN, "it was not measured"
+    if measure == MEMORY:
+        if measured.estimate <= published.high:
+            return Reproduction.REPRODUCED, "suffices here"
+        return Reproduction.NOT_REPRODUCED, "more is needed here"
+    if measured.low is None or measured.high is None:
+        return Reproduction.UNDECIDED, f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
+    if measure == SPEEDUP.name:
+        reached, exceeded = measured.high >= published.low, measured.low > published.high
+    else:  # less memory is better
+        reached, exceeded = measured.low <= published.high, measured.high < published.low
+    if not reached:
+        return Reproduction.NOT_REPRODUCED, "the whole interval falls short of it"
+    return Reproduction.REPRODUCED, "exceeded" if exceeded else "within its interval"

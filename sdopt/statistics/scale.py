@@ -1,0 +1,97 @@
+"""The one scale of verdicts: on speed, on images, and of a gate; every report has these words, from these functions."""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from sdopt.contract import Contract
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.statistics.figures import Figures, Ratio
+from sdopt.statistics.measures import RULED
+
+
+class Speed(StrEnum):
+    """What the measurements show of a speed-up."""
+
+    FASTER = "faster"
+    CLOSE = "too close to call"
+    """Its interval includes no change, or changes too small to count, or two baselines differed by as much."""
+    FEW = "not enough runs"
+    """It has no interval: too few processes."""
+    SLOWER = "slower"
+
+
+class Images(StrEnum):
+    """What is known of the images; only a gate judges whether a difference matters."""
+
+    EQUAL = "equal"
+    WITHIN = "within tolerance"
+    WORSE = "worse"
+    NOT_JUDGED = "not judged"
+
+
+class Decision(StrEnum):
+    """A gate's verdict as reports show it: what cannot be compared is undecided too, for a reason of its own."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    UNDECIDED = "undecided"
+
+
+def speed_of(ratio: Ratio, claimed: bool = False) -> Speed:
+    """Returns what one speed-up shows; `claimed` is whether a gate has found the claim of this gain to hold."""
+    if claimed:
+        return Speed.FASTER
+    if ratio.interval.low is None or ratio.floor is None:
+        return Speed.FEW
+    return {1: Speed.FASTER, 0: Speed.CLOSE, -1: Speed.SLOWER}[ratio.gain]
+
+
+def speed_over(speeds: Iterable[Speed]) -> Speed | None:
+    """Returns what the speed-ups at all shapes of a study show together; None without any.
+
+    What is slower at one shape is slower; what is faster has to be so at one shape, and slower at none.
+    """
+    found = set(speeds)
+    order = (Speed.SLOWER, Speed.FEW, Speed.FASTER, Speed.CLOSE)
+    return next((speed for speed in order if speed in found), None)
+
+
+def images_of(row: Figures) -> Images:
+    """Returns what is known of a comparison's images."""
+    error = row.scores.get("mse")
+    if row.variant.trips:
+        return Images.WORSE
+    if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
+        return Images.EQUAL
+    rulings = image_rulings(row.judgement)
+    if row.judgement is None or not rulings:
+        return Images.NOT_JUDGED
+    if all(ruling.verdict is Verdict.PASS for ruling in rulings):
+        return Images.WITHIN if row.judgement.contract is Contract.LOSSY else Images.EQUAL
+    if any(ruling.verdict is Verdict.FAIL for ruling in rulings):
+        return Images.WORSE
+    return Images.NOT_JUDGED
+
+
+def image_rulings(judgement: Judgement | None) -> list[Ruling]:
+    """Returns the rulings on the images of a comparison."""
+    rulings = judgement.rulings if judgement else []
+    return [ruling for ruling in rulings if ruling.metric and ruling.metric.partition("/")[0] not in RULED]
+
+
+def worst_images(found: Sequence[Images]) -> Images:
+    """Returns what is known of images that have come about in several steps."""
+    order = (Images.WORSE, Images.NOT_JUDGED, Images.WITHIN, Images.EQUAL)
+    return next((images for images in order if images in found), Images.NOT_JUDGED)
+
+
+def decision_of(verdict: Verdict) -> Decision:
+    """Returns how reports show a gate's verdict."""
+    return {Verdict.PASS: Decision.PASS, Verdict.FAIL: Decision.FAIL}.get(verdict, Decision.UNDECIDED)
+
+
+def worst_decision(found: Iterable[Decision]) -> Decision | None:
+    """Returns the decision on several comparisons; None where none was judged."""
+    decisions = set(found)
+    order = (Decision.FAIL, Decision.UNDECIDED, Decision.PASS)
+    return next((decision for decision in order if decision in decisions), None)

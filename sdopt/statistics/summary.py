@@ -1,0 +1,505 @@
+"""Sums up a study once: a row for each variant with its verdicts, best first, and the answer in one sentence.
+
+The terminal, Markdown, plots, the page, trackers, sweeps and CI all show this summary, so that they cannot disagree.
+Variants are ranked by their gain over the study's baseline; what a variant gains on top of another one is a `Step`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.statistics.adoption import command_of, lines_of
+from sdopt.statistics.changes import changes_of
+from sdopt.statistics.figures import Figures, Ratio, figures_of, first_rows
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.scale import (
+    Decision,
+    Images,
+    Speed,
+    decision_of,
+    images_of,
+    speed_of,
+    speed_over,
+    worst_decision,
+    worst_images,
+)
+from sdopt.statistics.words import change_text, shortened, times_text
+
+PSNR = "psnr_db"
+"""The metric of image pairs that is read first, where it was measured."""
+
+REPEATS = "it changes nothing: its reference has the same configuration"
+"""The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a variant gains on top of another one than the baseline.
+
+    Attributes:
+        reference: the other variant.
+        option: the option in which the two differ, as in `precision=bf16`.
+        left_out: whether the variant leaves this option of its reference out, as in `study=leave_one_out`.
+        figures: the figures of the comparison.
+        speed: what the speed-up shows.
+        decision: the gate's verdict on it; None if none judged.
+    """
+
+    reference: str
+    option: str
+    left_out: bool
+    figures: Figures
+    speed: Speed | None
+    decision: Decision | None
+
+    @property
+    def text(self) -> str:
+        """The step in words, as in `2.30× [1.88, 2.81] on top of fp16`; "" without a speed-up."""
+        ratio = self.figures.speedup
+        return f"{ratio.text} {'beside' if self.left_out else 'on top of'} {self.reference}" if ratio else ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of a study, compared with its baseline.
+
+    Attributes:
+        figures: the variant's figures, with those of its first comparison.
+        option: the options that it adds to the baseline, as in `precision=bf16`; its name if none is known.
+        is_baseline: whether it is the study's baseline.
+        speed: what its speed-up over the baseline shows; None without one.
+        images: what is known of its images; None for the baseline, and where nothing was measured.
+        decision: the gate's verdict on its comparisons, the worst one; None if none judged.
+        because: why it does not pay, in a few words; "" if it does.
+        pays: whether it is shown to gain speed or memory, and neither the gate nor its evidence speaks against it.
+        steps: its comparisons with other variants than the baseline.
+        command: the `sdopt run` command that measures it again.
+        lines: code that turns it on in a program that has a pipeline `pipe` of diffusers.
+    """
+
+    figures: Figures
+    option: str
+    is_baseline: bool
+    speed: Speed | None = None
+    images: Images | None = None
+    decision: Decision | None = None
+    because: str = ""
+    pays: bool = False
+    steps: tuple[Step, ...] = ()
+    command: str = ""
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
+        verdicts += [str(self.decision)] if self.decision else []
+        told = f"{self.name}: {self.speedup.text + ', ' if self.speedup else ''}{', '.join(verdicts)}"
+        return f"{told} ({self.because})" if self.because else told
+
+    @property
+    def name(self) -> str:
+        """The variant's name."""
+        return self.figures.variant.name
+
+    @property
+    def variant(self) -> VariantResult:
+        """What was recorded of the variant."""
+        return self.figures.variant
+
+    @property
+    def status(self) -> Status:
+        """How it was measured."""
+        return self.figures.variant.status
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """Its speed-up over the baseline, at the main shape; None where it was not measured."""
+        return self.figures.overall.get(SPEEDUP.name) if self.status.measured else None
+
+    @property
+    def memory(self) -> Ratio | None:
+        """Its memory over that of the baseline, at the main shape; None where it was not measured."""
+        return self.figures.overall.get(MEMORY_RATIO.name) if self.status.measured else None
+
+    @property
+    def recommended(self) -> bool:
+        """Whether it pays, and is not slower than the baseline: that would be a trade."""
+        return self.pays and self.speed is not Speed.SLOWER
+
+    @property
+    def ratios(self) -> dict[str, Ratio]:
+        """Its speed-up and memory at each shape, by name (`speedup/512x512b1` if there are several shapes)."""
+        return {
+            with_shape(name, at.shape.name if self.figures.further else ""): ratio
+            for at in self.figures.shapes
+            for name, ratio in at.overall.items()
+            if ratio.measure.claim
+        }
+
+    @property
+    def speeds(self) -> list[Speed]:
+        """What the speed-up at each shape shows."""
+        gains = self._gains
+        return [speed_of(ratio, name in gains) for name, ratio in self.ratios.items() if measure_named(name) is SPEEDUP]
+
+    @property
+    def gains(self) -> list[str]:
+        """The names of the ratios that show a gain."""
+        return [name for name, ratio in self.ratios.items() if ratio.gain > 0 or name in self._gains]
+
+    @property
+    def harms(self) -> list[str]:
+        """The names of the ratios that show a harm."""
+        return [name for name, ratio in self.ratios.items() if ratio.gain < 0 and name not in self._gains]
+
+    @property
+    def _gains(self) -> Sequence[str]:
+        judged = self.figures.judgement
+        return () if judged is None or self.figures.is_step else judged.gains
+
+    @property
+    def distance(self) -> tuple[str, str]:
+        """The metric of image pairs that is read first, and its figure; "" twice where there is none."""
+        comparison = self.figures.comparison
+        if comparison is None or not comparison.quality or self.figures.is_step:
+            return "", ""
+        metric = PSNR if PSNR in comparison.quality else next(iter(comparison.quality))
+        estimate = comparison.quality[metric].estimate
+        return metric, "same" if estimate is None else f"{estimate:.3g}"
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """A study, summed up.
+
+    Attributes:
+        result: the study.
+        figures: all figures: the baseline, then one for each comparison, and for each variant without one.
+        rows: a row for each variant but the repeated baseline, best first; those without a figure come last.
+        best: the row that is recommended; None if none is.
+        sentence: the answer.
+        notes: what the verdicts follow from, and how to have the images judged.
+    """
+
+    result: StudyResult
+    figures: tuple[Figures, ...]
+    rows: tuple[Row, ...]
+    best: Row | None
+    sentence: str
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Returns the answer and a line for each variant, as a program prints them."""
+        return "\n".join([self.sentence, *(f"  {row}" for row in self.candidates)])
+
+    @property
+    def candidates(self) -> list[Row]:
+        """The rows but the baseline's."""
+        return [row for row in self.rows if not row.is_baseline]
+
+    @property
+    def first(self) -> dict[str, Figures]:
+        """The first figures of each variant, by its name, in the order of the variants."""
+        first = first_rows(self.figures)
+        return {variant.name: first[variant.name] for variant in self.result.variants}
+
+    def row(self, variant: str) -> Row | None:
+        """Returns the row of a variant; None for the repeated baseline."""
+        return next((row for row in self.rows if row.name == variant), None)
+
+    def step(self, figures: Figures) -> Step | None:
+        """Returns the step that some figures are of; None if they are of a comparison with the baseline."""
+        row = self.row(figures.variant.name)
+        return next((step for step in row.steps if step.figures is figures), None) if row else None
+
+
+def summary_of(result: StudyResult) -> Summary:
+    """Sums up a study."""
+    figures = figures_of(result)
+    rows = [
+        _row(result, [row for row in figures if row.variant is variant])
+        for variant in result.variants
+        if not variant.is_control
+    ]
+    known = {row.name: row for row in rows}
+    rows = sorted((_with_chain(row, known, result) for row in rows), key=rank_of)
+    best = next((row for row in rows if row.recommended), None)
+    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(_notes(result)))
+
+
+def rank_of(row: Row) -> tuple[bool, float]:
+    """Returns the order of rows: the largest speed-up over the baseline first, and what has none last."""
+    if row.is_baseline:
+        return row.figures.latency is None, -1.0
+    return row.speedup is None, -(row.speedup.interval.estimate if row.speedup else 0.0)
+
+
+def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
+    """Returns the row of a variant from its figures, one for each of its comparisons."""
+    baseline, variant = result.variant(result.baseline), figures[0].variant
+    # The comparison with the baseline comes first, where there is one.
+    figures = sorted(figures, key=lambda one: one.reference not in ("", result.baseline))
+    if variant.name == result.baseline:
+        return Row(figures[0], variant.name, is_baseline=True)
+    steps = [_step(result, one) for one in figures if one.reference not in ("", result.baseline)]
+    first = figures[0]
+    direct = first if first.reference == result.baseline else None
+    decisions = [decision_of(one.judgement.verdict) for one in figures if one.judgement]
+    row = Row(
+        figures=first,
+        option=_option(first, result),
+        is_baseline=False,
+        images=worst_images([images_of(one) for one in figures]) if variant.status.measured else None,
+        decision=worst_decision(decisions),
+        steps=tuple(steps),
+        command=command_of(variant, baseline),
+        lines=tuple(lines_of(variant, baseline)),
+    )
+    row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
+    because = _objection(result, row, direct)
+    return replace(row, because=because, pays=not because)
+
+
+def _option(first: Figures, result: StudyResult) -> str:
+    credit = first.comparison.credit if first.comparison and first.reference == result.baseline else ""
+    return credit if credit not in ("", "nothing") else first.variant.name
+
+
+def _step(result: StudyResult, figures: Figures) -> Step:
+    reference, baseline = result.variant(figures.reference), result.variant(result.baseline)
+    speeds = [speed_of(at.speedup) for at in figures.shapes if at.speedup]
+    return Step(
+        reference=figures.reference,
+        option=figures.comparison.credit if figures.comparison else "",
+        left_out=_leaves_out(figures.variant, reference, baseline),
+        figures=figures,
+        speed=speed_over(speeds) if figures.variant.status.measured else None,
+        decision=decision_of(figures.judgement.verdict) if figures.judgement else None,
+    )
+
+
+def _leaves_out(candidate: VariantResult, reference: VariantResult, baseline: VariantResult) -> bool:
+    """Returns whether the candidate is the reference without one of its options, as in `study=leave_one_out`."""
+    mine, other, plain = candidate.choices, reference.choices, baseline.choices
+    axes = [axis for axis in {*mine, *other} if mine.get(axis) != other.get(axis)]
+    return bool(axes) and all(mine.get(axis) == plain.get(axis) for axis in axes)
+
+
+def _with_chain(row: Row, known: dict[str, Row], result: StudyResult) -> Row:
+    """Returns a row that is no better than the steps that it is built on: their images and verdicts are its own too."""
+    images, seen, step = [row.images] if row.images else [], {row.name}, next(iter(row.steps), None)
+    if not row.figures.is_step:
+        return row
+    while step is not None and step.reference not in seen and not step.left_out:
+        seen.add(step.reference)
+        below = known[step.reference]
+        images += [below.images] if below.images else []
+        if below.decision is Decision.FAIL and row.pays:
+            row = replace(row, pays=False, because=f"{below.name}, on which it is built, fails the gate")
+        step = next(iter(below.steps), None) if below.figures.is_step else None
+    return replace(row, images=worst_images(images)) if images else row
+
+
+# -------------------------------------------------------------------------------------------------------- objections
+
+
+def _objection(result: StudyResult, row: Row, direct: Figures | None) -> str:
+    """Returns why a variant does not pay; "" if it does."""
+    variant, baseline = row.variant, result.variant(result.baseline)
+    reference = result.variant(row.figures.reference or result.baseline)
+    judged = [one.judgement for one in (direct, *(step.figures for step in row.steps)) if one and one.judgement]
+    refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
+    because = _failure(variant)
+    if not because and baseline.status is not Status.OK:
+        because = f"the baseline has the status {baseline.status}"
+    if not because and (variant.choices, variant.config) == (reference.choices, reference.config):
+        because = REPEATS
+    if not because and (work := variant.config.incomparable_work(baseline.config)):
+        because = f"not the same work: {', '.join(work)}"
+    # What a gate says of leaving an option out says nothing of the variant as a whole.
+    if not because and not any(step.left_out for step in row.steps):
+        because = "; ".join(dict.fromkeys(map(_refusal, refused)))
+    if not because and not row.gains:
+        because = _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
+    if not because and not judged and not _is_explained(result, row, reference):
+        because = "sdopt's own trace shows no change that explains it"
+    return because
+
+
+def _is_explained(result: StudyResult, row: Row, reference: VariantResult) -> bool:
+    """Returns whether the traces of two variants show a change that can explain the gain that is claimed."""
+    claims = any(promise.claims for promise in row.variant.promises_beside(reference))
+    faster = all(measure_named(name) is SPEEDUP for name in row.gains)
+    return not (claims and faster) or bool(changes_of(result, row.variant, reference))
+
+
+def _failure(variant: VariantResult) -> str:
+    """Returns why the figures of a variant prove nothing; "" if it was fully measured and took effect."""
+    if variant.status in (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED):
+        return variant.reason or str(variant.status)
+    return broken_because(variant)
+
+
+def broken_because(variant: VariantResult) -> str:
+    """Returns why a variant that ran is broken: it failed, had no effect, or its images are broken; "" if it is not."""
+    if variant.status in (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED):
+        return ""
+    if variant.status is Status.NOT_ENGAGED:
+        return f"no evidence that it took effect: {variant.reason}"
+    if variant.status is not Status.OK:
+        return f"{variant.status}: {variant.reason}"
+    if variant.trips:
+        wires = ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
+        return f"{variant.broken_images} of {len(variant.images)} images are broken: {wires}"
+    return ""
+
+
+def _refusal(judgement: Judgement) -> str:
+    """Returns why the gate does not pass a comparison: the reasons of the rulings that decided, each once."""
+    deciding = [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]
+    return "; ".join(dict.fromkeys(map(_bare, deciding)))
+
+
+def _bare(ruling: Ruling) -> str:
+    if ruling.doubt:
+        return ruling.doubt  # whatever the metric, whose figures decide nothing
+    reason = ruling.reason.removeprefix(f"{ruling.payoff}: ")
+    return reason if reason.startswith(ruling.metric) else f"{ruling.metric} {reason}"
+
+
+def _why_open(ratio: Ratio | None) -> str:
+    """Returns why a speed-up shows no gain."""
+    if ratio is None:
+        return "it was not timed"
+    low, high = ratio.gain_bounds
+    if low is None or high is None:
+        return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
+    if ratio.floor is None or ratio.within_floor:
+        by = "" if ratio.floor is None else f" ({100 * (ratio.floor - 1):.1f} %)"
+        return f"two identical baselines differed by as much{by}" if by else "no repeated baseline to compare it with"
+    if 1 / ratio.smallest < low and high < ratio.smallest:
+        return f"too small to count ({ratio.key})"
+    return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
+
+
+# ---------------------------------------------------------------------------------------------------------- sentence
+
+
+def _sentence(rows: Sequence[Row], best: Row | None) -> str:
+    candidates = [row for row in rows if not row.is_baseline]
+    baseline = next((row for row in rows if row.is_baseline), None)
+    if not candidates:
+        return "Nothing was compared with the baseline."
+    if best is not None:
+        return f"{described(best, baseline)}."
+    first, several = candidates[0], len(candidates) > 1
+    if first.speedup is None:
+        pictured = "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images)
+        none = f"Nothing was measured beside the baseline: {first.name}: {first.because}."
+        return f"{pictured} (not timed)." if pictured else none
+    if all(row.speed in (Speed.FEW, None) for row in candidates):
+        more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
+        return f"Not enough runs to tell: {described(first, baseline)}; {more}."
+    if not several and first.speed is Speed.FASTER:
+        return f"{described(first, baseline)}: {shortened(first.because)}."
+    told = [f"Keep the baseline: {described(first, baseline)}" if not several else _none_of(candidates)]
+    if several and first.speed is Speed.FASTER:
+        told.append(f"The fastest: {described(first, baseline)}: {shortened(first.because)}")
+    elif several and (trade := next((row for row in candidates if row.pays), None)):
+        told.append(f"A trade: {described(trade, baseline)}")
+    return ". ".join(told) + "."
+
+
+def _none_of(candidates: Sequence[Row]) -> str:
+    counts = {speed: sum(row.speed is speed for row in candidates) for speed in Speed}
+    counted = [f"{count} {speed}" for speed, count in counts.items() if count]
+    counted += [f"{count} not measured"] if (count := sum(row.speed is None for row in candidates)) else []
+    return f"Keep the baseline: none of {len(candidates)} is shown to be better ({', '.join(counted)})"
+
+
+def described(row: Row, baseline: Row | None, name: str = "") -> str:
+    """Returns what a variant does in one line: speed, memory where it changes, and images.
+
+    A trade is said as one: what it gains first, then what it costs.
+
+    Args:
+        row: the variant.
+        baseline: the baseline.
+        name: the variant's name where it is not that of the row.
+    """
+    ratio, name = row.speedup, name or row.name
+    if ratio is None:
+        return f"{name} was not measured ({row.because})"
+    speed = {
+        Speed.CLOSE: f"speed too close to call ({ratio.text})",
+        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {_runs(row)} each",
+    }.get(row.speed or Speed.CLOSE, f"{change_text(ratio)}{_from_to(row, baseline)}")
+    if SPEEDUP.name not in row.ratios:  # there are several shapes
+        speed = f"{row.speed}: {_at_shapes(row)}"
+    memory = _memory_text(row)
+    saves = MEMORY_RATIO.name in (name.partition("/")[0] for name in row.gains)
+    if saves and row.speed is not Speed.FASTER:
+        told = f"{name} {memory}, {speed}"
+    else:
+        told = f"{name}{' is' if row.speed is not Speed.CLOSE else ':'} {speed}{f', {memory}' if memory else ''}"
+    images = _images_text(row)
+    return f"{told}; {images}" if images else told
+
+
+def _runs(row: Row) -> str:
+    count = len(row.variant.samples)
+    return "one run" if count == 1 else f"{count} runs"
+
+
+def _memory_text(row: Row) -> str:
+    """Returns how the memory changes, as in `saves 22 % memory`; "" where it is not shown to."""
+    ratio = row.memory
+    if ratio is None or not ratio.gain:
+        return ""
+    found = ratio.interval.estimate
+    if found < 1:
+        return f"saves {100 * (1 - found):.0f} % memory"
+    return f"takes {found:.1f}× the memory" if found >= 2 else f"takes {100 * (found - 1):.0f} % more memory"
+
+
+def _at_shapes(row: Row) -> str:
+    found = [(at.overall.get(SPEEDUP.name), at.shape) for at in row.figures.shapes]
+    return "; ".join(f"{ratio.interval.estimate:.2f}× at {shape}" for ratio, shape in found if ratio)
+
+
+def _from_to(row: Row, baseline: Row | None) -> str:
+    mine, other = row.figures.latency, baseline.figures.latency if baseline else None
+    return f" ({times_text(other.estimate, mine.estimate)})" if mine and other else ""
+
+
+_ALIKE = ((math.inf, "identical"), (40.0, "nearly identical"), (30.0, "similar"), (0.0, "visibly different"))
+"""How alike images are that no gate judged, by the least PSNR in dB."""
+
+
+def _images_text(row: Row) -> str:
+    """Returns what is known of a variant's images, in words, with the figure that is read first."""
+    if row.images is None:
+        return ""
+    metric, figure = row.distance
+    if row.images is not Images.NOT_JUDGED or not metric:
+        told = f" ({figure} dB)" if metric == PSNR and figure not in ("", "same") else ""
+        return f"images {row.images}{told}"
+    score = row.figures.scores[metric].estimate
+    if metric != PSNR:
+        return f"images not judged ({metric} {figure})"
+    alike = next(word for least, word in _ALIKE if (math.inf if score is None else score) >= least)
+    return f"images {alike}" + (f" ({figure} dB), not judged" if score is not None else "")
+
+
+def _notes(result: StudyResult) -> list[str]:
+    if result.judgements:
+        return [f"Images and pass or fail follow gate={result.gate}; speed follows the two-sided intervals."]
+    from sdopt.statistics.bounds import prompts_to_exclude  # imports scipy, which takes a second
+
+    advice = "add gate=default, or run `sdopt gate <folder>` on this result"
+    # gate=default tolerates that 5 % of all prompts exceed a limit; with fewer prompts, no lossy option can pass.
+    if (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
+        advice = "measure again with gate=default, which generates more of them"
+    return [f"The images were not judged: {advice}."]

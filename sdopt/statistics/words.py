@@ -1,0 +1,108 @@
+"""Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
+
+from sdopt.record.comparisons import BreakEven, Interval
+from sdopt.record.records import StudyResult
+from sdopt.statistics.break_even import break_even_text, start_text
+from sdopt.statistics.figures import Figures, Ratio
+from sdopt.statistics.measures import MEMORY_RATIO
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
+
+
+def seconds_text(interval: Interval) -> str:
+    """Returns a time with its bounds, in milliseconds below one second, to three digits."""
+    return " ".join(filter(None, seconds_parts(interval)))
+
+
+def seconds_parts(interval: Interval) -> tuple[str, str]:
+    """Returns a time and its bounds ("" if it has none) like `seconds_text`."""
+    unit, scale = ("ms", 1e3) if interval.estimate < 1 else ("s", 1.0)
+    digits = max(0, 3 - len(str(int(interval.estimate * scale))))
+    text = f"{interval.estimate * scale:.{digits}f} {unit}"
+    if interval.low is None or interval.high is None:
+        return text, ""
+    return text, f"[{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+
+
+def times_text(before: float, after: float) -> str:
+    """Returns two times, as in `501 → 260 ms` or `1.25 s → 640 ms`."""
+    first, last = seconds_text(Interval(before)), seconds_text(Interval(after))
+    same = first.split()[1] == last.split()[1]
+    return f"{first.split()[0] if same else first} → {last}"
+
+
+def change_text(speedup: Ratio) -> str:
+    """Returns a speed-up in words, as in `1.92× faster` or `2.30× slower`."""
+    found = speedup.interval.estimate
+    return f"{found:.2f}× faster" if found >= 1 else f"{1 / found:.2f}× slower"
+
+
+def gib_text(gib: float) -> str:
+    """Returns an amount of memory, in MiB below one GiB."""
+    return f"{1024 * gib:.0f} MiB" if gib < 1 else f"{gib:.2f} GiB"
+
+
+def share_text(ratio: float) -> str:
+    """Returns a ratio of amounts as what is added or saved, as in `+2 %`, `−22 %` or `8.2×`."""
+    if not ratio < 2:
+        return f"{ratio:.1f}×"
+    change = round(100 * (ratio - 1))
+    return f"{'−' if change < 0 else '+'}{abs(change)} %"
+
+
+def memory_text(figures: Figures) -> str:
+    """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
+    if figures.headline_memory is None:
+        return ""
+    ratio = figures.overall.get(MEMORY_RATIO.name)
+    return gib_text(figures.headline_memory[1]) + (f" ({share_text(ratio.interval.estimate)})" if ratio else "")
+
+
+def compared(result: StudyResult, figures: Figures) -> str:
+    """Returns the variant's name, with that of its reference where this is not the baseline."""
+    against = f" against {figures.reference}" if figures.reference not in ("", result.baseline) else ""
+    return f"{figures.variant.name}{against}"
+
+
+def has_intervals(result: StudyResult) -> bool:
+    """Returns whether there are enough processes of each variant for an interval."""
+    return result.config.replicates >= MINIMUM_PROCESSES
+
+
+def intervals_text(result: StudyResult) -> str:
+    """Returns which intervals the figures of a study have."""
+    if has_intervals(result):
+        return f"two-sided {100 * result.confidence:g} % intervals"
+    return f"no intervals (needs protocol.replicates={MINIMUM_PROCESSES} or more)"
+
+
+def sampling_text(result: StudyResult) -> str:
+    """Returns the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
+    if not samples:
+        return ""
+    if result.is_imported:
+        return f"up to {max(samples)} calls of each process, {intervals_text(result)}"
+    processes, most = result.config.replicates, max(len(variant.samples) for variant in result.variants)
+    processes_text = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+    rounds = f"{max(samples)} interleaved rounds"
+    if result.schedule.kind != "interleaved":
+        rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"
+    return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
+
+
+def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
+    """Returns in words a variant's extra start-up time, when it is spent, and after how many images it is repaid.
+
+    Returns:
+        such as "31.2 s", "before the first image" and "repaid after 310 images"; None if the time is no more than a
+        call of the reference, or was not measured.
+    """
+    if level is None or not level.is_slower:
+        return None
+    return seconds_text(Interval(level.extra_s)), start_text(level), break_even_text(level)
+
+
+def shortened(reasons: str) -> str:
+    """Returns the first of several reasons, and how many more there are."""
+    first, *others = reasons.split("; ")
+    return f"{first} (and {len(others)} more)" if others else first

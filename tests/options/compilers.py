@@ -1,0 +1,89 @@
+"""What tests of compilers share: the latents that a variant ends with, and stand-ins for a machine."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sdopt.options.compiler.base import Tensors
+from sdopt.record.samples import Evidence
+from sdopt.worker.draws import LATENTS, timed_draw
+from sdopt.worker.host import PipelineHost
+
+TWO_STEPS = "workload.steps=2"
+
+
+def evidence(host: PipelineHost) -> Evidence:
+    """The evidence of the option of the group `compiler`."""
+    [found] = [item for item in host.prove().evidence if item.axis == "compiler"]
+    return found
+
+
+def latents(host: PipelineHost, folder: Path) -> torch.Tensor:
+    """The latents after the last step of the timed call, float32."""
+    host.generate(0, timed_draw(host._variant), folder)
+    found: torch.Tensor = load_file(folder / LATENTS)["latents"]
+    return found
+
+
+class StubGraphs:
+    """Stands in for `torch.cuda`: a graph that replays what was captured, by calling it again on the same tensors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured: list[Any] = []
+        self.streams: list[Any] = []
+        self.replayed = 0
+        stubs = self
+        current: list[Any] = []
+
+        class Stream:
+            def wait_stream(self, _other: Any) -> None:
+                pass
+
+        class Graph:
+            calls: list[Callable[[], None]]
+
+            def replay(self) -> None:
+                stubs.replayed += 1
+                for call in self.calls:
+                    call()
+
+        @contextmanager
+        def graph(made: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
+            made.calls = []
+            current.append(made)
+            stubs.captured.append(pool)
+            stubs.streams.append(stream)
+            yield
+            current.pop()
+
+        @contextmanager
+        def stream(chosen: Any) -> Iterator[None]:
+            stubs.streams.append(chosen)
+            yield
+
+        forward = Tensors.forward
+
+        def recorded(call: Tensors, *tensors: torch.Tensor) -> Any:
+            results = forward(call, *tensors)
+            if current:
+                again: Callable[[], None] = lambda: [  # type: ignore[assignment]  # noqa: E731
+                    own.copy_(new) for own, new in zip(results, forward(call, *tensors), strict=True)
+                ]
+                current[-1].calls.append(again)
+            return results
+
+        monkeypatch.setattr(Tensors, "forward", recorded)
+        for name, stub in {
+            "Stream": Stream,
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "stream": stream,
+            "current_stream": Stream,
+            "graph_pool_handle": object,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, stub)

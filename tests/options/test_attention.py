@@ -1,0 +1,267 @@
+"""The kinds of attention that need another package or other weights: conflicts, wiring, and what shows them."""
+
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.attention_processor import AttnProcessor2_0
+
+from sdopt.hardware.device import Device
+from sdopt.measure import memory
+from sdopt.measure.trace import StageTrace, Trace
+from sdopt.options import attention, conflicts, deepspeed
+from sdopt.record.samples import Evidence
+from sdopt.worker.host import PipelineHost
+from tests.fixtures import CPU, Compose, Load
+
+
+def card(major: int, minor: int, **attributes: Any) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, memory_free_gib=80.0)
+
+
+def evidence(session: PipelineHost) -> Evidence:
+    [found] = [item for item in session.prove().evidence if item.axis == "attention"]
+    return found
+
+
+def saw(operators: dict[str, int], kernels: dict[str, int] | None = None) -> Trace:
+    trace = Trace(kernels=Counter(kernels or {}))
+    trace.stages["denoiser"] = StageTrace(calls=2, operators=Counter(operators))
+    return trace
+
+
+class TestXformers:
+    def test_needs_the_package_where_it_runs(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+        chosen = variant("attention=xformers")
+        assert chosen.conflicts(card(8, 0)) == []  # a card that is planned for
+        [found] = chosen.conflicts(card(8, 0, known=True))
+        assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
+        [found] = chosen.conflicts(CPU)
+        assert "needs a CUDA device" in found
+
+    def test_has_no_float32_on_the_newest_cards(self, variant: Compose) -> None:
+        assert variant("attention=xformers").conflicts(card(9, 0)) == []
+        [found] = variant("attention=xformers").conflicts(card(10, 0))
+        assert found.endswith("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
+        assert variant("attention=xformers", "precision=bf16").conflicts(card(12, 0)) == []
+
+    def test_of_another_pytorch_is_named_before_anything_is_loaded(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(conflicts, "find_spec", lambda name: name)  # it is installed
+        assert variant("attention=xformers").conflicts(card(9, 0, xformers=True)) == []
+        [found] = variant("attention=xformers").conflicts(card(9, 0, xformers=False))
+        assert "this build of xFormers is for another version of PyTorch or CUDA" in found
+
+    @pytest.mark.parametrize(
+        ("operators", "engaged"),
+        [
+            ({"xformers_flash::flash_fwd": 14}, True),
+            ({"xformers_flash3::flash_fwd": 14}, True),
+            ({"aten::_efficient_attention_forward": 14}, True),
+            ({"aten::_efficient_attention_forward": 14, "aten::_scaled_dot_product_efficient_attention": 14}, False),
+            ({"aten::_flash_attention_forward": 14, "aten::_scaled_dot_product_flash_attention": 14}, False),
+            ({"aten::baddbmm": 14}, False),
+        ],
+    )
+    def test_is_told_from_pytorchs_own_by_its_operators(
+        self, session: Load, operators: dict[str, int], engaged: bool
+    ) -> None:
+        loaded = session()
+        proof = attention.Xformers().apply(loaded._pipe)
+        assert proof(saw(operators)).engaged == engaged
+        layer = next(m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor"))
+        layer.set_processor(AttnProcessor2_0())
+        assert not proof(saw(operators)).engaged
+
+    def test_is_told_by_its_kernels_within_a_graph(self, session: Load) -> None:
+        proof = attention.Xformers().apply(session()._pipe)
+        kernel = {"fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)": 14}
+        assert not proof(saw({}, kernel)).engaged
+        for kernels, engaged in ((kernel, True), ({"triton_poi_fused_add_0": 14}, False)):
+            trace = saw({}, kernels)
+            trace.denoiser.graph_launches = 2
+            assert proof(trace).engaged == engaged
+
+
+class TestSliced:
+    @pytest.mark.parametrize(("each", "engaged"), [(1, False), (2, True)])
+    def test_is_told_by_its_softmaxes_within_a_graph(self, session: Load, each: int, engaged: bool) -> None:
+        pipe = session()._pipe
+        softmaxes = each * 2 * len(pipe.unet.attn_processors)
+        trace = saw({}, {"void (anonymous namespace)::softmax_warp_forward<float, float, float, 6>": softmaxes})
+        assert attention.Sliced().apply(pipe)(trace).engaged == engaged
+
+
+class TestFusedProjections:
+    def test_images_are_the_same_but_for_rounding(self, session: Load) -> None:
+        fused, plain = session("attention=fused_qkv"), session()
+        [mine], [theirs] = (loaded._call(output_type="np").images for loaded in (fused, plain))
+        assert np.abs(mine - theirs).max() < 1e-3
+
+    def test_counts_its_products(self, session: Load) -> None:
+        loaded = session("attention=fused_qkv")
+        layers = len(loaded._pipe.unet.attn_processors)
+        assert evidence(loaded).facts["fused_products"] == layers
+        assert evidence(loaded).facts["products_apart"] == 0
+
+    @pytest.mark.parametrize("how", ["all", "one"])
+    def test_taken_apart_again(self, session: Load, how: str) -> None:
+        loaded = session("attention=fused_qkv")
+        if how == "all":
+            loaded._pipe.unet.unfuse_qkv_projections()
+        else:
+            layer = next(m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor"))
+            layer.set_processor(AttnProcessor2_0())
+        assert not evidence(loaded).engaged
+
+
+class Config(SimpleNamespace):
+    """Stands in for DeepSpeedInferenceConfig."""
+
+
+class Reference(torch.nn.Module):
+    """What DeepSpeedDiffusersAttention computes, in PyTorch: its weights are on the right of their products."""
+
+    layer_id = 7
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config, self.number = config, Reference.layer_id
+        Reference.layer_id += 1
+
+    def allocate_workspace(self, size: torch.Size) -> None:
+        pass
+
+    def forward(self, states: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+        own: Any = self
+        if context is None:
+            query, key, value = (states @ own.attn_qkvw).chunk(3, dim=-1)
+        else:
+            query, key, value = states @ own.attn_qw, context @ own.attn_kw, context @ own.attn_vw
+        heads = [x.unflatten(-1, (self.config.heads, -1)).transpose(1, 2) for x in (query, key, value)]
+        output = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        projected: torch.Tensor = output @ own.attn_ow + own.attn_ob
+        return projected
+
+
+class TestDeepSpeed:
+    """Its kernels need a GPU; what is put around them does not."""
+
+    @pytest.fixture(autouse=True)
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(deepspeed, "_classes", lambda: (Reference, Config))
+        monkeypatch.setattr(deepspeed, "_builders", lambda names: [])
+
+    FP16 = ("attention=deepspeed", "precision=fp16")
+    SD15 = ("model=sd15", "model.weights=random")
+
+    @pytest.mark.parametrize(
+        ("overrides", "reasons"),
+        [
+            ([*FP16, *SD15], []),
+            ([*FP16, *SD15, "workload.size=768"], []),
+            ([*FP16, "model=sdxl", "model.weights=random"], []),
+            ([*FP16, "model=sd21_base", "model.weights=random"], []),
+            ([*FP16, "model=sd21_base", "model.weights=random", "workload.size=768"], ["layers of 144 latents"]),
+            ([*FP16, "model=sd21", "model.weights=random"], ["computes its attention in float32", "144 latents"]),
+            ([*FP16], ["multiples of 64 latents, and this size has layers of 16 latents"]),
+            (["attention=deepspeed", *SD15], ["choose precision=fp16"]),
+            (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
+            ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
+            ([*FP16, *SD15, "grad_mode=enabled"], ["does not support autograd"]),
+            ([*FP16, *SD15, "caching=pyramid_attention", "workload.steps=10"], ["which attention=deepspeed replaces"]),
+            ([*FP16, *SD15, "caching=tome"], []),
+            ([*FP16, *SD15, "caching=tome", "caching.ratio=0.3"], ["caching leaves 2868 of 4096 in some layers"]),
+        ],
+    )
+    def test_conflicts(self, variant: Compose, overrides: list[str], reasons: list[str]) -> None:
+        found = variant(*overrides).conflicts(card(8, 0))
+        assert len(found) == len(reasons)
+        assert all(reason in text for reason, text in zip(reasons, found, strict=True))
+
+    def test_needs_what_compiles_its_kernels(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+        # A toolkit that only runs what was compiled.
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True))
+        assert "needs deepspeed, triton, ninja: pip install 'sdopt[deepspeed]'" in packages
+        assert "install the CUDA toolkit, and set CUDA_HOME" in toolkit
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvcc").touch()
+        assert variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True)) == [packages]
+
+    def test_compiles_though_a_process_was_killed_while_it_compiled(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """PyTorch's lock is a file, for whose end every other process would wait."""
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        lock = tmp_path / "transformer_inference" / "lock"
+        lock.parent.mkdir()
+        lock.touch()
+        seen: list[tuple[bool, str]] = []
+        load = lambda: seen.append((lock.exists(), os.environ["TORCH_CUDA_ARCH_LIST"]))  # noqa: E731
+        builder = SimpleNamespace(name=lock.parent.name, load=load)
+        monkeypatch.setattr(deepspeed, "_builders", lambda names: [builder])
+        deepspeed.compile_kernels("InferenceBuilder")
+        assert seen == [(False, "9.0")]  # of 9.0a DeepSpeed makes no number
+
+    def test_its_workspace_is_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        held: list[int] = [0]
+        monkeypatch.setattr(memory, "_elsewhere", [])
+        monkeypatch.setattr(memory, "_free_bytes", lambda: 100 - max(held))
+        allocate = deepspeed._counted(lambda size: held.append(size[0]))
+        for batch in (2, 1, 2, 4, 2):
+            allocate(torch.Size([batch, 64, 320]))
+        assert sum(memory._elsewhere) == 4
+
+    def test_every_layer_computes_what_it_did(self, session: Load) -> None:
+        loaded = session("workload.size=64")
+        [expected] = loaded._call(output_type="np").images
+        proof = deepspeed.Attention().apply(loaded._pipe)
+        [found] = loaded._call(output_type="np").images
+        assert np.abs(found - expected).max() < 1e-3
+        layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, deepspeed.Layer)]
+        assert [layer.attention.number for layer in layers] == list(range(len(layers)))
+        config = layers[0].attention.config
+        assert config.max_out_tokens == config.min_out_tokens == 64
+        assert proof(saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})).engaged
+        assert not proof(saw({}, {"flash_fwd_kernel": 4})).engaged
+
+    def test_takes_the_last_of_an_odd_number_of_tokens(self, session: Load) -> None:
+        loaded = session()
+        deepspeed.Attention().apply(loaded._pipe)
+        layer = next(m for m in loaded._pipe.unet.modules() if isinstance(m, deepspeed.Layer))
+        taken: Any = layer.attention.pad_transform_func
+        query, key, value = (torch.randn(2, tokens, 24) for tokens in (64, 77, 77))
+        found = taken(query, key, value, 3, False)
+        assert [tuple(each.shape) for each in found] == [(2, 3, 64, 8), (2, 3, 77, 8), (2, 3, 77, 8)]
+        assert torch.equal(found[1][:, 2, 76], key[:, 76, 16:])
+
+    def test_a_layer_that_it_cannot_stand_in_for(self, session: Load) -> None:
+        loaded = session()
+        layer = next(m for name, m in loaded._pipe.unet.named_modules() if name.endswith("attn1"))
+        layer.residual_connection = True
+        with pytest.raises(ValueError, match=r"needs nothing but projections, which the layer .*attn1 lacks"):
+            deepspeed.Attention().apply(loaded._pipe)
+
+    def test_a_layer_put_back(self, session: Load) -> None:
+        loaded = session()
+        unet = loaded._pipe.unet
+        name = next(name for name, module in unet.named_modules() if name.endswith("attn2"))
+        layer = unet.get_submodule(name)
+        proof = deepspeed.Attention().apply(loaded._pipe)
+        assert proof(saw({}, {"_fwd_kernel": 4})).engaged
+        unet.set_submodule(name, layer)
+        assert not proof(saw({}, {"_fwd_kernel": 4})).engaged

@@ -1,0 +1,476 @@
+"""The options of the group `caching`: what they leave out, what they prove, and that no image depends on the last."""
+
+import json
+from contextlib import nullcontext
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
+from diffusers.hooks import HookRegistry
+from diffusers.models.attention_processor import AttnProcessor
+from torch._dynamo.utils import counters
+from torch.utils.flop_counter import FlopCounterMode
+
+from sdopt.config.paths import CONF
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.measure.trace import trace_call
+from sdopt.options.caching import Caching, SpectralForecast, _branches
+from sdopt.options.compiler.aot import digest
+from sdopt.options.compiler.base import Tensors
+from sdopt.options.skipping import DeepCache, FirstBlock
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.record.samples import Evidence
+from sdopt.worker.host import PipelineHost
+from tests.fixtures import CPU, Compose, Load
+
+OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
+STEPS = "workload.steps=10"
+SIX = "workload.steps=6"
+"""Of the fewest that each option takes over in: a count of operations goes through every step."""
+needs_tomesd = pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
+needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
+EVERY = [pytest.param(option, marks=needs_tomesd if option == "tome" else ()) for option in OPTIONS]
+
+
+def slow(name: str) -> Any:
+    """A case that differs little from those that are run each time."""
+    return pytest.param(name, marks=[pytest.mark.slow, *([needs_tomesd] if name == "tome" else [])])
+
+
+def pipeline(session: PipelineHost) -> DiffusionPipeline:
+    return session._pipe
+
+
+def evidence(session: PipelineHost) -> Evidence:
+    [found] = [item for item in session.prove().evidence if item.axis == "caching"]
+    return found
+
+
+def image(session: PipelineHost) -> np.ndarray:
+    drawn: np.ndarray = session._call(output_type="np").images
+    return drawn
+
+
+class TestConflicts:
+    def test_none_for_any_of_them_with_a_few_steps(self, variant: Compose) -> None:
+        for option in OPTIONS:
+            if option != "tome" or find_spec("tomesd"):
+                assert variant(f"caching={option}", STEPS).conflicts(CPU) == []
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["caching=deepcache"], "set workload.steps to 2 or more"),
+            (["caching=spectrum", "workload.steps=4"], "all of 4 steps run, and none is forecast: set workload.steps"),
+            (
+                ["caching=first_block", "compiler=trace", "workload.batch_size=2", STEPS],
+                "each of 2 images decides for itself, and a graph has a fixed batch",
+            ),
+            (["caching=deepcache", "caching.branch=4", STEPS], "caching.branch=4: this model has the branches 0 to 3"),
+            (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 reuses an output"),
+            (
+                ["caching=pyramid_attention", "caching.start=0.5", "workload.steps=3"],
+                "between the shares 0.5 and 0.9",
+            ),
+            (
+                ["caching=pyramid_attention", "caching.spatial=null", "caching.cross=null", STEPS],
+                "caching.spatial and caching.cross are both null",
+            ),
+            (["caching=guidance_interval", "caching.start=0", STEPS, "caching.stop=1"], "all of 10 steps lie between"),
+            (["caching=guidance_interval", "workload.guidance_scale=1", STEPS], "there is no guidance to skip"),
+            (["caching=guidance_interval", "caching.start=0.9", STEPS], "caching.start=0.9 must be less than"),
+            (["caching=pyramid_attention", "compiler=inductor", STEPS], "choose compiler=eager, or caching=deepcache"),
+        ],
+    )
+    def test_with_what_cannot_work(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        found = " ".join(variant(*overrides).conflicts(CPU))
+        assert reason in found
+
+    @pytest.mark.parametrize(
+        ("option", "fewest"),
+        [
+            ("caching=deepcache", 2),
+            ("caching=pyramid_attention", 2),
+            ("caching=guidance_interval caching.start=0 caching.stop=0.6", 3),
+        ],
+    )
+    def test_steps_that_a_task_leaves_out_do_not_count(self, variant: Compose, option: str, fewest: int) -> None:
+        chosen = [*option.split(), "task=inpaint", "task.strength=0.5"]
+        assert variant(*chosen, f"workload.steps={2 * fewest}").conflicts(CPU) == []
+        [found] = variant(*chosen, f"workload.steps={2 * fewest - 1}").conflicts(CPU)
+        assert "workload.steps to 4 or more" in found or f" of {fewest - 1} " in found
+
+    def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
+        for option in ("deepcache", "first_block", "guidance_interval", "spectrum"):
+            assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
+        assert variant("caching=deepcache", "compiler=regional", STEPS).conflicts(CPU) == []
+
+
+class TestEveryOption:
+    @pytest.mark.parametrize("option", EVERY)
+    def test_proves_itself_and_no_image_depends_on_the_last(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        assert loaded._variant.contract is Contract.LOSSY
+        assert loaded._variant.optimizations["caching"].claims == {"latency"}
+        assert isinstance(pipeline(loaded).unet, UNet2DConditionModel)
+        whole = image(loaded)
+        assert 0 < np.abs(whole - image(session(STEPS))).mean() < 0.2
+
+        def stop(_pipe: Any, step: int, *_: Any) -> dict[str, Any]:
+            if step == 4:
+                raise InterruptedError
+            return {}
+
+        with pytest.raises(InterruptedError):
+            loaded._call(callback_on_step_end=stop)
+        assert np.array_equal(image(loaded), whole), "nor on one that broke off"
+        for item in loaded.prove().evidence:
+            assert item.engaged, item
+
+    @pytest.mark.parametrize("option", ["deepcache", "guidance_interval", *map(slow, ("pyramid_attention", "tome"))])
+    def test_from_an_image(self, session: Load, inputs: dict[str, list[str]], option: str) -> None:
+        loaded = session(f"caching={option}", STEPS, *inputs["inpaint"], "task.strength=0.5")
+        assert evidence(loaded).engaged
+        assert np.isfinite(image(loaded)).all()
+
+    @pytest.mark.parametrize(
+        "option", ["deepcache", "spectrum", *map(slow, ("pyramid_attention", "guidance_interval"))]
+    )
+    def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load, option: str) -> None:
+        """With attention as two matrix products, which are counted on a CPU as well."""
+        found = []
+        for chosen in ("none", option):
+            loaded = session(f"caching={chosen}", SIX, "attention=vanilla")
+            with FlopCounterMode(display=False) as counter:
+                loaded._call(output_type="latent")
+            found.append((counter.get_total_flops() / 1e12, loaded.count_operations()))
+        (ran, counted), (fewer, counted_fewer) = found
+        assert 0 < counted_fewer < counted
+        assert counted - counted_fewer == pytest.approx(ran - fewer)
+
+    def test_none_runs_every_layer_on_every_step(self, session: Load) -> None:
+        loaded = session(STEPS)
+        assert evidence(loaded).engaged
+        HookRegistry.check_if_exists_or_initialize(pipeline(loaded).unet)
+        unet = pipeline(loaded).unet
+        unet.forward = cached = DeepCache(unet, 3, 0, 0)
+        cached.begin()
+        assert not evidence(loaded).engaged
+
+
+class TestUndone:
+    @pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "spectrum"])
+    def test_forward_put_back(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        del pipeline(loaded).unet.forward
+        assert not evidence(loaded).engaged
+
+    def test_hooks_removed(self, session: Load) -> None:
+        loaded = session("caching=pyramid_attention", STEPS)
+        for layer in pipeline(loaded).unet.modules():
+            if hasattr(layer, "_diffusers_hook"):
+                layer._diffusers_hook.remove_hook("pyramid_attention_broadcast")
+        assert not evidence(loaded).engaged
+
+    @needs_tomesd
+    def test_patch_removed(self, session: Load) -> None:
+        import tomesd
+
+        loaded = session("caching=tome", STEPS)
+        tomesd.remove_patch(pipeline(loaded))
+        assert not evidence(loaded).engaged
+
+    def test_state_that_is_not_reset(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The contrapositive of what a second image does not depend on."""
+        loaded = session("caching=deepcache", STEPS)
+        first = image(loaded)
+        monkeypatch.setattr(Caching, "context", lambda *_: nullcontext())
+        assert not np.array_equal(image(loaded), first)
+
+    def test_guidance_on_every_step(self, session: Load) -> None:
+        loaded = session("caching=guidance_interval", STEPS)
+        loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: True)
+        assert not evidence(loaded).engaged
+
+
+def small_unet(name: str) -> UNet2DConditionModel:
+    """A UNet with the blocks and layers of a published architecture, and few channels."""
+    if name == "emoji":
+        return UNet2DConditionModel.from_pretrained(PACKAGED / "emoji" / "unet")
+    config = json.loads((ARCHITECTURES / name / "unet" / "config.json").read_text())
+    channels = [8 * (i + 1) for i in range(len(config["block_out_channels"]))]
+    heads = {"attention_head_dim": 2, "num_attention_heads": None}
+    depth = config.get("transformer_layers_per_block", 1)
+    smaller = {**config, "block_out_channels": channels, "norm_num_groups": 4, "cross_attention_dim": 16, **heads}
+    smaller["transformer_layers_per_block"] = [min(n, 2) for n in depth] if isinstance(depth, list) else depth
+    if config.get("addition_embed_type"):
+        smaller |= {"addition_time_embed_dim": 4, "projection_class_embeddings_input_dim": 16 + 6 * 4}
+    torch.manual_seed(0)
+    return UNet2DConditionModel.from_config(smaller).eval()
+
+
+def given(unet: UNet2DConditionModel, side: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    added = None
+    if unet.config.addition_embed_type:
+        added = {"text_embeds": torch.randn(2, 16, generator=generator), "time_ids": torch.ones(2, 6)}
+    states = torch.randn(2, 7, unet.config.cross_attention_dim, generator=generator)
+    return {"encoder_hidden_states": states, "added_cond_kwargs": added, "return_dict": False}
+
+
+def predictions(unet: UNet2DConditionModel, steps: int, side: int) -> list[torch.Tensor]:
+    """What a denoiser predicts in a DDIM loop without guidance, from fixed noise."""
+    scheduler = DDIMScheduler()
+    scheduler.set_timesteps(steps)
+    inputs, found = given(unet, side), []
+    latents = torch.randn(2, unet.config.in_channels, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for timestep in scheduler.timesteps:
+            found.append(unet(latents, timestep, **inputs)[0])
+            latents = scheduler.step(found[-1], timestep, latents).prev_sample
+    return found
+
+
+class TestDeepCache:
+    @pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
+    def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
+        unet = small_unet(name)
+        [expected] = predictions(unet, 1, side)
+        branches = _branches(unet.config)
+        assert len(branches) == sum(len(block.resnets) + 1 for block in unet.down_blocks)
+        for branch in branches:
+            unet.forward = DeepCache(unet, 3, *branch)
+            assert torch.equal(predictions(unet, 1, side)[0], expected), branch
+
+    @needs_published
+    @pytest.mark.parametrize("name", ["emoji", "sd15", slow("sd21"), "sdxl"])
+    def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
+        from DeepCache import DeepCacheSDHelper
+
+        unet = small_unet(name)
+        scheduler = DDIMScheduler()
+        scheduler.set_timesteps(5)
+        numbers = [0, 1] if name == "emoji" else [0, 1, 2, 3, 5]  # it takes each block to have two layers
+        for number in numbers:
+            helper = DeepCacheSDHelper(SimpleNamespace(unet=unet, scheduler=scheduler))
+            helper.set_params(cache_interval=3, cache_branch_id=number)
+            helper.enable()
+            expected = predictions(_Positional(unet), 5, 16)
+            helper.disable()
+            del unet.forward
+            unet.forward = cached = DeepCache(unet, 3, *_branches(unet.config)[number])
+            cached.begin()
+            for mine, theirs in zip(predictions(unet, 5, 16), expected, strict=True):
+                assert torch.equal(mine, theirs), number
+            del unet.forward
+
+    def test_one_step_of_three_is_whole(self, session: Load) -> None:
+        loaded = session("caching=deepcache", "workload.steps=7")
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        assert found.engaged
+        assert found.facts == {"whole": 3, "outer": 4, "runs_of_the_first_layer": 7, "runs_of_the_middle": 3}
+
+    def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
+        unet = small_unet("emoji")
+        unet.forward = DeepCache(unet, 3, 0, 0)
+        with pytest.raises(UsageError, match="cannot pass mid_block_additional_residual on"):
+            unet(torch.randn(1, 8, 8, 8), 1, torch.randn(1, 4, 144), mid_block_additional_residual=torch.zeros(1))
+
+    def test_steps_are_counted_from_the_start_of_each_image_with_any_scheduler(self, session: Load) -> None:
+        """PNDM calls the denoiser once more than there are steps."""
+        loaded = session("caching=deepcache", "scheduler=plms", "workload.steps=4")
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        assert loaded._assembly.proofs["caching"](trace).facts["whole"] == 2
+        assert loaded._assembly.proofs["caching"](trace).facts["outer"] == 3
+
+    def test_compiled_packages_of_its_steps_are_not_taken_for_each_other(self) -> None:
+        unet, inputs = small_unet("emoji"), (torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 4, 144))
+        steps = [DeepCache(unet, 3, *branch).whole for branch in _branches(unet.config)[:2]]
+        steps += [DeepCache(unet, 3, *_branches(unet.config)[0]).outer]
+        found = [digest(Tensors(step, (inputs,), {})) for step in [*steps, unet]]
+        unet.set_attn_processor(AttnProcessor())
+        assert len({*found, digest(Tensors(steps[0], (inputs,), {}))}) == 5
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("overrides", [[], ["compiler.fullgraph=true"]])
+    def test_compiles_to_two_graphs_without_a_break(self, session: Load, overrides: list[str]) -> None:
+        eager = image(session("caching=deepcache", STEPS))
+        torch._dynamo.reset()
+        loaded = session("caching=deepcache", "compiler=inductor", STEPS, *overrides)
+        assert np.abs(image(loaded) - eager).max() < 0.02
+        assert counters["stats"]["unique_graphs"] == 2
+        assert not counters["graph_break"]
+        for item in loaded.prove().evidence:
+            assert item.engaged, item
+        assert np.array_equal(image(loaded), image(loaded))
+        assert counters["stats"]["unique_graphs"] == 2
+
+
+GUIDED, UNGUIDED = (SimpleNamespace(do_classifier_free_guidance=guided) for guided in (True, False))
+
+
+class TestFirstBlock:
+    @pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
+    def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
+        unet = small_unet(name)
+        [expected] = predictions(unet, 1, side)
+        unet.forward = FirstBlock(GUIDED, unet, 0.1)
+        assert torch.equal(predictions(unet, 1, side)[0], expected)
+
+    def test_what_has_changed_enough_runs_again(self) -> None:
+        unet = small_unet("emoji")
+        expected = predictions(unet, 5, 16)
+        own = unet.forward
+        unet.forward = cached = FirstBlock(GUIDED, unet, 1e-6)
+        cached.begin()
+        assert all(map(torch.equal, predictions(unet, 5, 16), expected))
+        assert cached.calls == {"whole": 5}
+        unet.forward = own
+        unet.forward = cached = FirstBlock(GUIDED, unet, 10)
+        cached.begin()
+        first, second, *_ = predictions(unet, 5, 16)
+        assert torch.equal(first, expected[0])
+        assert not torch.equal(second, expected[1])
+        assert cached.calls == {"whole": 1, "outer": 4}
+
+    def test_no_image_depends_on_its_neighbours(self) -> None:
+        """The second one changes so much in each step that its inner layers run, and those of the first do not."""
+        unet, generator = small_unet("emoji"), torch.Generator().manual_seed(0)
+        steady, states = torch.randn(1, 8, 8, 8, generator=generator), torch.randn(1, 24, 144, generator=generator)
+        wild = torch.randn(4, 1, 8, 8, 8, generator=generator)
+        unet.forward = cached = FirstBlock(UNGUIDED, unet, 0.3)
+
+        def run(samples: list[torch.Tensor]) -> torch.Tensor:
+            cached.begin()
+            with torch.no_grad():
+                found = [unet(each, 500, states.expand(len(each), -1, -1), return_dict=False)[0] for each in samples]
+            return torch.stack([each[0] for each in found])
+
+        still = [steady * (1 + 0.01 * step) for step in range(4)]
+        alone = run(still)
+        assert cached.calls == {"whole": 1, "outer": 3}
+        beside = run([torch.cat([each, wild[step]]) for step, each in enumerate(still)])
+        assert cached.calls == {"whole": 1, "part": 3}
+        assert torch.allclose(alone, beside, atol=1e-5)
+
+    def test_the_two_samples_of_an_image_decide_together(self) -> None:
+        cached = FirstBlock(GUIDED, small_unet("emoji"), 0.2)
+        before = torch.ones(4, 1, 1, 1)
+        added = torch.tensor([1.3, 1.1, 1.2, 1.1]).view(4, 1, 1, 1)
+        assert cached._changed(added, before).tolist() == [True, False, True, False]
+        cached = FirstBlock(UNGUIDED, small_unet("emoji"), 0.25)
+        assert cached._changed(added, before).tolist() == [True, False, False, False]
+
+
+class TestSpectrum:
+    def test_takes_the_published_steps(self) -> None:
+        """stable-diffusion.cpp, pull request 1322: 1.82× with 20 steps and 2.14× with 30."""
+        published = SpectralForecast(warmup=4, window=2, growth=0.5, stop=0.9)
+        assert [sum(published.runs(steps)) for steps in (20, 30)] == [11, 14]
+        assert all(published.runs(4))
+
+    def test_forecasts_polynomials_of_its_degree(self) -> None:
+        known, values = [0, 1, 2, 3, 5], [1 + 2 * step - 0.3 * step**3 for step in (0, 1, 2, 3, 5, 7)]
+        weights = SpectralForecast(degree=3, ridge=1e-12, blend=1).weights(known, 7, 20)
+        assert float(np.dot(weights, values[:5])) == pytest.approx(values[5], rel=1e-4)
+        assert SpectralForecast(blend=0).weights(known, 7, 20) == [0, 0, 0, -1, 2]
+
+    def test_runs_no_layer_where_it_forecasts(self, session: Load) -> None:
+        loaded = session("caching=spectrum", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        runs = sum(SpectralForecast().runs(10))
+        assert found.engaged
+        facts = {"whole": runs, "forecast": 10 - runs, "runs_of_the_first_layer": runs, "runs_of_the_middle": runs}
+        assert found.facts == facts
+
+
+@pytest.mark.parametrize("option", ["first_block", "spectrum"])
+@pytest.mark.parametrize("guidance", ["workload.guidance_scale=4.5", "workload.guidance_scale=1"])
+def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str, guidance: str) -> None:
+    work = [f"caching={option}", guidance, "workload.steps=12"]
+    [alone] = image(session(*work))
+    assert np.abs(image(session(*work, "workload.batch_size=3"))[0] - alone).max() < 1e-3
+
+
+@pytest.mark.parametrize(("option", "graphs"), [("deepcache", 2), ("first_block", 3), ("spectrum", 1)])
+def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int) -> None:
+    """What decides which of them a step runs lies outside of them: the images are those of eager code."""
+    eager = image(session(f"caching={option}", STEPS))
+    loaded = session(f"caching={option}", "compiler=trace", STEPS)
+    assert np.array_equal(image(loaded), eager)
+    found = {item.axis: item for item in loaded.prove().evidence}
+    assert all(item.engaged for item in found.values()), found
+    assert found["compiler"].facts["graphs"] == graphs
+
+
+class _Positional:
+    """Calls a UNet whose forward the published implementation has wrapped."""
+
+    def __init__(self, unet: UNet2DConditionModel) -> None:
+        self.config, self._unet = unet.config, unet
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._unet(*args, **kwargs)
+
+
+class TestGuidanceInterval:
+    def test_halves_the_batch_outside(self, session: Load) -> None:
+        loaded = session("caching=guidance_interval", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        assert found.facts == {"guided": 7, "unguided": 3, "batches": [1, 2]}
+        assert trace.denoiser.batches[1] * 7 == trace.denoiser.batches[2] * 3
+
+    def test_between_the_ends_is_the_baseline(self, session: Load) -> None:
+        """Where all but the last of ten steps are guided, less changes than where all but the first are not."""
+        plain = image(session(STEPS))
+        nearly = image(session("caching=guidance_interval", "caching.start=0", "caching.stop=0.85", STEPS))
+        never = image(session("caching=guidance_interval", "caching.start=0", "caching.stop=0.05", STEPS))
+        assert 0 < np.abs(nearly - plain).mean() < np.abs(never - plain).mean()
+
+    def test_without_any_is_a_call_without_guidance(self, session: Load) -> None:
+        """From the second step on: the first one is always within."""
+        loaded = session("caching=guidance_interval", STEPS)
+        loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: False)
+        alone = session("workload.guidance_scale=1", STEPS)
+        assert np.abs(image(loaded) - image(alone)).max() < 1e-4
+
+    @pytest.mark.slow
+    def test_compiles_to_a_graph_for_each_batch(self, session: Load) -> None:
+        torch._dynamo.reset()
+        loaded = session("caching=guidance_interval", "compiler=inductor", STEPS)
+        image(loaded)
+        assert counters["stats"]["unique_graphs"] == 2
+        assert not counters["graph_break"]
+        for item in loaded.prove().evidence:
+            assert item.engaged, item
+
+
+class TestPyramidAttention:
+    def test_computes_attention_on_some_steps_only(self, session: Load) -> None:
+        loaded = session("caching=pyramid_attention", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        layers = sum(name.endswith("attn1.to_out.1") for name, _ in pipeline(loaded).unet.named_modules())
+        # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8.
+        assert found.facts == {"self_attention": 7 * layers, "cross_attention": 6 * layers}
+
+
+@needs_tomesd
+class TestTokenMerging:
+    def test_other_seeds_draw_other_images(self, session: Load) -> None:
+        first, second = (image(session("caching=tome", f"caching.seed={seed}", STEPS)) for seed in (0, 1))
+        assert not np.array_equal(first, second)
+
+    def test_the_processs_own_random_numbers_do_not_matter(self, session: Load) -> None:
+        torch.manual_seed(1)
+        first = image(session("caching=tome", STEPS))
+        torch.manual_seed(2)
+        assert np.array_equal(image(session("caching=tome", STEPS)), first)

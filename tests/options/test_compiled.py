@@ -1,0 +1,192 @@
+"""What compilers really make of the packaged model: each of them takes a minute or more on two cores."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdopt.config.composer import HydraComposer
+from sdopt.contract import Contract
+from sdopt.measure.compilation import compiled_so_far
+from sdopt.options.compiler import InductorDynamic
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.worker.host import PipelineHost
+from tests.command import SMOKE
+from tests.fixtures import CPU, Load
+from tests.options.compilers import TWO_STEPS, evidence, latents
+
+pytestmark = pytest.mark.slow
+
+CASES = {
+    "every target": ["compiler=inductor", "compiler.targets=[text_encoder,denoiser,decoder]"],
+    "regional": ["compiler=regional"],
+    "any shape": ["compiler=inductor_dynamic"],
+    "whole step": ["compiler=whole_step"],
+    "whole step of Euler": ["compiler=whole_step", "scheduler=euler"],
+    "whole step of an image": ["compiler=whole_step", "scheduler=euler", "task=inpaint", "task.strength=1"],
+    "package": ["compiler=aot"],
+    "openvino": ["compiler=openvino"],
+    "onnxruntime": ["compiler=onnxruntime"],
+}
+
+
+def work(overrides: list[str]) -> list[str]:
+    """The overrides that choose another scheduler or task, which eager needs too."""
+    return [override for override in overrides if not override.startswith("compiler")]
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder."""
+    torch._dynamo.reset()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sdopt" / "aot"
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
+def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path, overrides: list[str]) -> None:
+    for package in {"compiler=openvino", "compiler=onnxruntime"} & set(overrides):
+        pytest.importorskip(package.partition("=")[2])
+    compiled = session(*overrides, TWO_STEPS)
+    ours, plain = (
+        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
+    )
+    found = evidence(compiled)
+    assert found.engaged, found
+    assert compiled._variant.contract is Contract.EQUIVALENT
+    assert compiled_so_far()[0] > 0
+    assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
+    restore(compiled)
+    assert not evidence(compiled).engaged
+
+
+@pytest.mark.usefixtures("packages")
+def test_blocks_are_compiled_in_steps_that_leave_some_out(session: Load, tmp_path: Path) -> None:
+    """Of five steps, two run the whole UNet."""
+    work = ["caching=deepcache", "workload.steps=5"]
+    compiled = session("compiler=regional", *work)
+    ours, plain = (latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work))))
+    assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
+    assert all(item.engaged for item in compiled.prove().evidence), compiled.prove().evidence
+    restore(compiled)
+    assert not evidence(compiled).engaged
+
+
+def restore(host: PipelineHost) -> None:
+    """Undoes what a compiler did to the denoiser."""
+    unet = unwrapped(denoiser_of(host._pipe))
+    for module in unet.modules():
+        module._compiled_call_impl = None
+    host._pipe.unet = unet
+    for name in ("step", "scale_model_input", "set_timesteps"):
+        vars(host._pipe.scheduler).pop(name, None)
+
+
+def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Path) -> None:
+    cold = session("compiler=aot", TWO_STEPS)
+    first = latents(cold, tmp_path / "first")
+    cold_s, _ = compiled_so_far()
+    assert len(list(packages.glob("*.pt2"))) == 1
+    assert packages.stat().st_mode & 0o777 == 0o700
+    warm = session("compiler=aot", TWO_STEPS)
+    assert torch.equal(latents(warm, tmp_path / "second"), first)
+    assert [said.split()[0] for said in evidence(warm).facts["packages"]] == ["loaded"]
+    assert compiled_so_far()[0] < cold_s
+    # A package has no weights: with those of another model it draws other images.
+    other = session("compiler=aot", TWO_STEPS)
+    with torch.no_grad():
+        other._pipe.unet.conv_out.weight.mul_(0.5)
+    assert not torch.equal(latents(other, tmp_path / "third"), first)
+
+
+@pytest.mark.parametrize(
+    ("attention", "square", "anew"),
+    [("default", False, 0), ("default", True, 1), ("sliced", False, 1), ("sliced_max", False, 1)],
+)
+def test_any_shape_is_refuted_where_sizes_are_constants(
+    session: Load, monkeypatch: pytest.MonkeyPatch, attention: str, square: bool, anew: int
+) -> None:
+    """With TorchDynamo alone, which decides what is compiled anew."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, mode, dynamic: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    if square:
+        monkeypatch.setattr(InductorDynamic, "context", lambda *_: nullcontext())
+    host = session("compiler=inductor_dynamic", f"attention={attention}", TWO_STEPS)
+    found = evidence(host)
+    assert found.facts["compiled_anew"] == anew
+    assert found.engaged is (anew == 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "graphs"), [("inductor_dynamic", [1, 0, 0, 0]), ("inductor compiler.dynamic=false", [1, 1, 1, 1])]
+)
+def test_what_a_new_shape_compiles_is_counted(
+    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch, option: str, graphs: list[int]
+) -> None:
+    """With TorchDynamo alone, which decides what is compiled anew."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    shapes = ["workload.size=[64,96]", "workload.batch_size=[1,2]"]
+    chosen = composer([*SMOKE, TWO_STEPS, *shapes, *f"compiler={option}".split()])
+    host = PipelineHost(chosen.variant(None), CPU)
+    host.prepare()
+    assert [host.time_once(place).compiled.graphs for place in range(4)] == graphs
+    assert [host.time_once(place).compiled.graphs for place in range(4)] == [0] * 4
+    assert all(evidence.engaged for place in range(4) for evidence in host.prove(place).evidence)
+
+
+def test_shapes_share_the_graph_of_a_batch_without_guidance(
+    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TorchDynamo alone: for one image, batches of 2 and 1; for two, batches of 4 and 2."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    chosen = "compiler=inductor compiler.dynamic=false caching=guidance_interval workload.steps=3"
+    host = PipelineHost(composer([*SMOKE, *chosen.split(), "workload.batch_size=[1,2]"]).variant(None), CPU)
+    host.prepare()
+    assert [host.time_once(place).compiled.graphs for place in range(2)] == [2, 1]
+
+
+def test_calls_after_dynamos_limit_are_seen(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TorchDynamo alone, which decides what runs eagerly: a limit of one graph leaves out the other batch size."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    chosen = ("compiler=inductor", "compiler.dynamic=false", "caching=guidance_interval", "workload.steps=3")
+    host = session(*chosen)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        host.time_once()
+        found = evidence(host)
+    assert not found.engaged
+    assert found.facts["compiled_regions_run"] > 0
+    assert "which are not all of 2 calls of the denoiser" in found.summary
+
+
+def test_any_shape_is_one_compilation(session: Load) -> None:
+    torch._dynamo.reset()
+    host = session("compiler=inductor_dynamic", TWO_STEPS)
+    host._call()
+    _, before = compiled_so_far()
+    channels, size = host._pipe.unet.config.in_channels, 12
+    for batch, height in ((1, size), (3, 8), (2, size)):
+        host._call(
+            prompt=["a"] * batch,
+            generator=[torch.Generator()] * batch,
+            height=None,
+            width=None,
+            latents=torch.randn(batch, channels, height, 8),
+        )
+    assert compiled_so_far()[1] == before

@@ -1,0 +1,585 @@
+"""The options of the group `compiler`: what they conflict with, what they prove, and how near they come to eager."""
+
+import copy
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+
+from sdopt.errors import UnavailableError
+from sdopt.hardware.device import Device
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
+from sdopt.options.compiler.base import PerShape, StandIn, Tensors
+from sdopt.options.compiler.cuda_graphs import Capture
+from sdopt.options.compiler.whole_step import Steps
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.reference import MODEL
+from sdopt.worker.host import PipelineHost
+from tests.fixtures import CPU, Compose, Load
+from tests.options.compilers import TWO_STEPS, StubGraphs, evidence, latents
+
+CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0, memory_free_gib=80.0)
+"""Planned, so that what is installed here is no matter."""
+
+
+class TestStandIn:
+    def test_a_call_becomes_a_function_of_its_tensors(self) -> None:
+        class Summing(torch.nn.Linear):
+            def forward(self, x: torch.Tensor, scale: float, more: Any) -> Any:  # type: ignore[override]
+                return {"out": x.sum() * scale, "none": None, "more": more}
+
+        module = Summing(3, 2)
+        call = Tensors(module, (torch.ones(2, 3), 2.0), {"more": torch.zeros(1)})
+        assert [tuple(given.shape) for given in call.inputs] == [(2, 3), (1,)]
+        results = call(torch.ones(2, 3) * 2, torch.ones(1))
+        assert [float(result) for result in results] == [24.0, 1.0]
+        assert call.output(["a", "b"]) == {"out": "a", "none": None, "more": "b"}  # type: ignore[list-item]
+
+    def test_makes_one_graph_for_each_shape_and_counts_them(self) -> None:
+        compilation.reset()
+        stand_in = PerShape(torch.nn.Linear(3, 2), lambda call: call)
+        for rows in (1, 2, 1, 2):
+            assert stand_in(torch.ones(rows, 3)).shape == (rows, 2)
+        assert len(stand_in.graphs) == 2
+        assert compilation.compiled_so_far()[1] == 2
+        compilation.reset()
+
+    def test_makes_another_where_the_weights_have_moved(self) -> None:
+        layer = torch.nn.Linear(3, 2)
+        stand_in = PerShape(layer, lambda call: call)
+        stand_in(torch.ones(1, 3))
+        layer.weight.data = layer.weight.data.clone()
+        stand_in(torch.ones(1, 3))
+        assert len(stand_in.graphs) == 2
+
+
+class TestConflicts:
+    @pytest.mark.parametrize("option", ["inductor", "inductor_dynamic", "regional", "whole_step", "aot"])
+    def test_inductor_would_fuse_what_math_keeps_apart(self, variant: Compose, option: str) -> None:
+        chosen = f"compiler={option}"
+        [found] = [said for said in variant(chosen, "attention=math").conflicts(CPU) if "fused kernel" in said]
+        assert found.endswith("choose attention=vanilla, or another compiler")
+        assert "fused kernel" not in " ".join(variant(chosen, "attention=vanilla").conflicts(CPU))
+
+    @pytest.mark.parametrize("attention", ["sliced", "sliced_max"])
+    def test_a_package_would_hide_the_slices(self, variant: Compose, attention: str) -> None:
+        [found] = variant("compiler=aot", f"attention={attention}").conflicts(CPU)
+        assert "nothing would show the slices: choose compiler=inductor" in found
+
+    @pytest.mark.parametrize("attention", ["sliced", "sliced_max"])
+    def test_slices_are_compiled_for_one_batch_size(self, variant: Compose, attention: str) -> None:
+        [found] = variant("compiler=inductor_dynamic", f"attention={attention}").conflicts(CPU)
+        assert "each batch size would be compiled anew: choose compiler=inductor" in found
+        assert variant("compiler=inductor", f"attention={attention}").conflicts(CPU) == []
+
+    def test_no_graph_is_for_any_shape_and_for_autograd(self, variant: Compose) -> None:
+        [found] = variant("compiler=inductor_dynamic", "grad_mode=enabled").conflicts(CPU)
+        assert "autograd records for any shape: choose grad_mode=no_grad or inference_mode" in found
+        assert variant("compiler=inductor", "grad_mode=enabled").conflicts(CPU) == []
+
+    @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt"])
+    def test_what_an_exported_graph_does_not_see(self, variant: Compose, option: str) -> None:
+        choices = ("precision=autocast_fp16", "attention=math", "grad_mode=enabled")
+        found = " ".join(variant(f"compiler={option}", *choices).conflicts(CPU))
+        assert "runs without autocast: choose precision=fp16" in found
+        assert "selects its own attention kernel: remove attention=math" in found
+        assert "does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode" in found
+
+    @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt", "blade"])
+    def test_an_exported_graph_keeps_its_lora(self, variant: Compose, option: str) -> None:
+        found = " ".join(variant(f"compiler={option}", "lora=hotswap").conflicts(CPU))
+        assert "lora=hotswap would draw wrong images: choose compiler=inductor, or lora=loaded or fused" in found
+        for fits in ("lora=loaded", "lora=fused"):
+            assert "lora=hotswap" not in " ".join(variant(f"compiler={option}", fits).conflicts(CPU))
+        assert variant("compiler=inductor", "lora=hotswap").conflicts(CPU) == []
+
+    @pytest.mark.parametrize("option", ["inductor", "cuda_graphs"])
+    def test_unknown_and_no_targets(self, variant: Compose, option: str) -> None:
+        found = variant(f"compiler={option}", "compiler.targets=[]").conflicts(CARD)
+        assert found == [
+            f"compiler={option}(targets=[]): compiler.targets=[]: name at least one of text_encoder, denoiser, decoder"
+        ]
+        with pytest.raises(Exception, match="choose one of text_encoder, denoiser, decoder"):
+            variant(f"compiler={option}", "compiler.targets=[unet]")
+
+    def test_a_text_encoder_that_never_runs(self, variant: Compose) -> None:
+        found = variant("compiler=cuda_graphs", "memory=precomputed_embeddings").conflicts(CARD)
+        assert any("removes the text encoder" in reason for reason in found)
+        options = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", "memory=precomputed_embeddings")
+        assert variant(*options).conflicts(CARD) == []
+
+    @pytest.mark.parametrize("option", ["compiler=cuda_graphs", "compiler=inductor compiler.mode=reduce-overhead"])
+    def test_a_decoder_whose_weights_move(self, variant: Compose, option: str) -> None:
+        def conflicts(precision: str, targets: str = "denoiser,decoder") -> list[str]:
+            chosen = f"model=sdxl model.weights=random {option} precision={precision} compiler.targets=[{targets}]"
+            return variant(*chosen.split()).conflicts(CARD)
+
+        for precision in ("fp16", "int8_sdnq precision.others=float16"):
+            [found] = conflicts(precision)
+            assert "to float32 and back in each call, which moves its weights" in found
+            assert conflicts(precision, "denoiser") == []
+        for precision in ("bf16", "fp16_vae_fp32", "fp16_vae_fix", "fp16 memory=tiny_vae"):
+            assert conflicts(precision) == []
+
+    @pytest.mark.parametrize(("mode", "fits"), [("reduce-overhead", False), ("default", True)])
+    def test_graphs_record_nothing_for_autograd(self, variant: Compose, mode: str, fits: bool) -> None:
+        found = variant("compiler=inductor", f"compiler.mode={mode}", "grad_mode=enabled").conflicts(CARD)
+        assert fits == (found == [])
+        assert fits or "a CUDA graph does not support autograd" in found[0]
+
+    @pytest.mark.parametrize("scheduler", ["dpmpp_2m", "plms", "unipc"])
+    def test_a_whole_step_of_a_scheduler_with_a_memory(self, variant: Compose, scheduler: str) -> None:
+        [found] = variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU)
+        assert found.endswith("is not a sum of latents and prediction: choose scheduler=ddim or euler")
+
+    @pytest.mark.parametrize("name", ["clip_sample", "thresholding"])
+    def test_a_whole_step_that_clips(self, variant: Compose, name: str) -> None:
+        [found] = variant("compiler=whole_step", f"+scheduler.options.{name}=true").conflicts(CPU)
+        assert f"DDIMScheduler has {name}=true, which makes the step nonlinear: choose scheduler=ddim with " in found
+        assert found.endswith(f"+scheduler.options.{name}=false, or compiler=inductor")
+
+    @pytest.mark.parametrize("own", [{"clip_sample": True}, {}], ids=["set", "default"])
+    def test_a_whole_step_of_a_model_that_clips(self, variant: Compose, tmp_path: Path, own: dict[str, bool]) -> None:
+        shutil.copytree(MODEL, tmp_path / "model")
+        config = tmp_path / "model" / "scheduler" / "scheduler_config.json"
+        kept = {key: value for key, value in json.loads(config.read_text()).items() if key != "clip_sample"}
+        config.write_text(json.dumps(kept | own))
+        assert DDIMScheduler.from_pretrained(config.parent).config.clip_sample
+        chosen = ("compiler=whole_step", "model=folder", f"model.path={tmp_path / 'model'}")
+        [found] = variant(*chosen).conflicts(CPU)
+        assert "DDIMScheduler has clip_sample=true" in found
+        assert variant(*chosen, "scheduler=ddim", "+scheduler.options.clip_sample=false").conflicts(CPU) == []
+        assert variant(*chosen, "scheduler=euler").conflicts(CPU) == []
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["precision=bf16"], "only in float16: choose precision=fp16"),
+            (["precision=fp16", "attention=vanilla"], "has its own attention: choose attention=default"),
+            (["precision=fp16", "workload.size=768"], "images of up to 512 pixels"),
+            (["precision=fp16", "model=sdxl"], "not with SDXL"),
+            (["precision=fp16", "lora=loaded"], "would ignore the LoRA: choose lora=fused"),
+            (["precision=fp16", "grad_mode=enabled"], "choose grad_mode=no_grad or inference_mode"),
+            (["precision=fp16", "model=emoji", "model.weights=packaged"], "multiples of 64 latents, and this size"),
+        ],
+    )
+    def test_what_deepspeed_cannot_take(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        sd15 = ("model=sd15", "model.weights=random", "compiler=deepspeed")
+        assert variant(*sd15, "precision=fp16").conflicts(CARD) == []
+        assert any(reason in found for found in variant(*sd15, *overrides).conflicts(CARD))
+
+
+BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+
+
+class TestSteps:
+    """The scheduler's step, as the table of `whole_step` has it."""
+
+    @pytest.mark.parametrize("kind", [DDIMScheduler, EulerDiscreteScheduler])
+    @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+    def test_is_that_of_the_scheduler(self, kind: Any, prediction: str) -> None:
+        extra = {"clip_sample": False, "set_alpha_to_one": False} if kind is DDIMScheduler else {}
+        own, taken = (kind(**BETAS, prediction_type=prediction, **extra) for _ in range(2))
+        steps = Steps(taken)
+        own.set_timesteps(7)
+        taken.set_timesteps(7)
+        latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+        for timestep in own.timesteps:
+            predicted = torch.randn(latents.shape, generator=torch.Generator().manual_seed(int(timestep)))
+            scale, keep, add = torch.where(steps.table[0] == timestep, steps.table[1:], 0).sum(dim=1)
+            assert torch.allclose(own.scale_model_input(latents, timestep), scale * latents, atol=1e-5)
+            following = own.step(predicted, timestep, latents).prev_sample
+            assert torch.allclose(following, keep * latents + add * predicted, atol=1e-4)
+            latents = following
+
+    def test_counts_steps_as_the_scheduler_does(self) -> None:
+        scheduler = EulerDiscreteScheduler(**BETAS)
+        Steps(scheduler)
+        scheduler.set_timesteps(3)
+        for number, timestep in enumerate(scheduler.timesteps):
+            scheduler.step(SimpleNamespace(latents=torch.zeros(1)), timestep, torch.zeros(1))
+            assert scheduler.step_index == number + 1
+
+    def test_refuse_noise_that_a_caller_asks_for(self) -> None:
+        """A pipeline passes `eta` to a step that takes it; once it was dropped without a word."""
+        scheduler = DDIMScheduler(**BETAS, clip_sample=False)
+        Steps(scheduler)
+        assert "eta" in inspect.signature(scheduler.step).parameters
+        scheduler.set_timesteps(3)
+        given = SimpleNamespace(latents=torch.zeros(1)), scheduler.timesteps[0], torch.zeros(1)
+        scheduler.step(*given, eta=0.0, return_dict=False)
+        with pytest.raises(ValueError, match=r"eta=0.5: compiler=whole_step adds no noise"):
+            scheduler.step(*given, eta=0.5, return_dict=False)
+
+    @pytest.mark.parametrize(
+        "scheduler",
+        [DPMSolverMultistepScheduler(**BETAS), DDIMScheduler(**BETAS, clip_sample=True)],
+        ids=["earlier predictions", "clipping"],
+    )
+    def test_of_another_kind_are_an_error(self, scheduler: Any) -> None:
+        scheduler = copy.deepcopy(scheduler)
+        Steps(scheduler)
+        with pytest.raises(ValueError, match="is not a weighted sum of latents and prediction"):
+            scheduler.set_timesteps(5)
+
+
+class TestCudaGraphs:
+    """The wiring, with a stand-in for `torch.cuda`; what a card does is not seen here."""
+
+    @pytest.fixture
+    def stubs(self, monkeypatch: pytest.MonkeyPatch) -> StubGraphs:
+        return StubGraphs(monkeypatch)
+
+    @pytest.fixture
+    def captured(self, session: Load, stubs: StubGraphs) -> PipelineHost:
+        return session("compiler=cuda_graphs", TWO_STEPS)
+
+    def test_images_are_the_same(
+        self, captured: PipelineHost, session: Load, stubs: StubGraphs, tmp_path: Path
+    ) -> None:
+        assert torch.equal(latents(captured, tmp_path / "a"), latents(session(TWO_STEPS), tmp_path / "b"))
+        # Both prompts in one shape, two steps, one image.
+        assert stubs.replayed == 2 + 2 + 1
+
+    def test_each_module_has_a_pool_of_its_own(self, captured: PipelineHost, stubs: StubGraphs) -> None:
+        captured._call()
+        captured._call(
+            prompt=["a", "b"],
+            latents=captured._inputs[0]["latents"].repeat(2, 1, 1, 1),
+            generator=2 * captured._inputs[0]["generator"],
+        )
+        assert len(stubs.captured) == 2 * 3
+        assert len({id(pool) for pool in stubs.captured}) == 3
+
+    def test_all_run_on_one_stream_beside_the_pipelines(self, captured: PipelineHost, stubs: StubGraphs) -> None:
+        """A library keeps a workspace for each stream: one for each warm-up would count for the option's memory."""
+        captured._call()
+        assert len(stubs.streams) == 2 * 3
+        assert len({id(stream) for stream in stubs.streams}) == 1
+
+    def test_a_replay_reads_new_inputs_and_hands_out_copies(self, stubs: StubGraphs) -> None:
+        stand_in = PerShape(torch.nn.Linear(3, 2), Capture())
+        first = stand_in(torch.ones(1, 3))
+        second = stand_in(torch.zeros(1, 3))
+        assert not torch.equal(first, second)
+        assert torch.equal(first, stand_in._orig_mod(torch.ones(1, 3)))
+
+    def test_both_kinds_of_steps_are_replayed(self, session: Load, stubs: StubGraphs, tmp_path: Path) -> None:
+        """What a whole step keeps is no tensor of its graph, which the next whole step overwrites."""
+        chosen = ["caching=deepcache", "workload.steps=7"]
+        captured, eager = session(*chosen, "compiler=cuda_graphs", "compiler.targets=[denoiser]"), session(*chosen)
+        assert torch.equal(latents(captured, tmp_path / "a"), latents(eager, tmp_path / "b"))
+        assert stubs.replayed == 7
+        assert len(stubs.captured) == len({id(pool) for pool in stubs.captured}) == 2
+
+    @pytest.mark.parametrize(("kernel", "engaged"), [("softmax_warp_forward", True), ("fmha_cutlassF_f32", False)])
+    def test_attention_in_products_runs_no_fused_kernel(self, session: Load, kernel: str, engaged: bool) -> None:
+        chosen = ["caching=deepcache", "attention=math", "compiler=cuda_graphs", "compiler.targets=[denoiser]"]
+        trace = Trace(kernels=Counter([kernel]))
+        assert session(*chosen)._assembly.proofs["attention"](trace).engaged == engaged
+
+    def test_autocast_keeps_no_casts_within_a_capture(self, stubs: StubGraphs) -> None:
+        seen = []
+        layer = torch.nn.Linear(3, 2)
+        layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+        PerShape(layer, Capture())(torch.ones(1, 3))
+        assert set(seen[:-1]) == {False}
+        assert torch.is_autocast_cache_enabled()
+
+    @pytest.mark.parametrize(
+        ("launches", "engaged"), [((2, 2, 1), True), ((2, 0, 1), False), ((2, 1, 1), False), ((0, 2, 1), False)]
+    )
+    def test_every_call_of_every_target_is_a_replay(
+        self, session: Load, launches: tuple[int, int, int], engaged: bool
+    ) -> None:
+        proof = CudaGraphs().apply(session()._pipe)
+        trace = Trace()
+        for (stage, calls), count in zip(
+            {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}.items(), launches, strict=True
+        ):
+            trace.stages[stage].calls, trace.stages[stage].graph_launches = calls, count
+        assert proof(trace).engaged == engaged
+
+
+class TestAnyShape:
+    def test_another_shape_is_called_as_the_pipeline_calls(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is around a call is a part of what is compiled: without it, the evidence would be a compilation."""
+        seen: list[tuple[tuple[int, ...], bool]] = []
+
+        class Noting(StandIn):
+            def forward(self, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                seen.append((tuple(sample.shape), torch.is_inference_mode_enabled()))
+                return self._orig_mod(sample, *args, **kwargs)
+
+        monkeypatch.setattr(torch, "compile", lambda module, **_: Noting(module))
+        host = session("compiler=inductor_dynamic", "grad_mode=inference_mode", TWO_STEPS)
+        trace = Trace(call=host._call)
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = trace.denoiser.calls = 2
+        found = host._assembly.proofs["compiler"](trace)
+        assert found.engaged, "whichever pipeline of this process the graphs were compiled for"
+        assert "compiled before" in found.summary
+        shapes, modes = zip(*seen, strict=True)
+        assert len(set(shapes)) == 2
+        assert set(modes) == {True}
+
+
+class TestTrace:
+    @pytest.fixture
+    def traced(self, session: Load) -> PipelineHost:
+        return session("compiler=trace", TWO_STEPS)
+
+    def test_ran_and_gave_the_same_latents(self, traced: PipelineHost, session: Load, tmp_path: Path) -> None:
+        found = evidence(traced)
+        assert found.engaged, found
+        assert found.facts["graphs_run"] >= found.facts["calls"] == 2
+        difference = latents(traced, tmp_path / "a") - latents(session(TWO_STEPS), tmp_path / "b")
+        assert float(difference.abs().max()) < 1e-4
+
+    def test_that_was_taken_off_is_not_proved(self, traced: PipelineHost) -> None:
+        traced._pipe.unet = unwrapped(denoiser_of(traced._pipe))
+        assert not evidence(traced).engaged
+
+
+class TestPackages:
+    def test_lie_in_a_folder_of_the_users_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        folder = aot.private_folder()
+        assert folder == tmp_path / "sdopt" / "aot"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o770)
+        with pytest.raises(UnavailableError, match="only you may have access: chmod 700"):
+            aot.private_folder()
+
+    @staticmethod
+    def digest(unet: Any, rows: int = 2) -> str:
+        given = (torch.zeros(rows, unet.config.in_channels, 8, 8, dtype=unet.dtype), torch.tensor(1))
+        return aot.digest(Tensors(unet, given, {"return_dict": False}))
+
+    def test_are_told_apart_by_what_their_code_depends_on(self, session: Load) -> None:
+        def digest(*overrides: str, rows: int = 2) -> str:
+            return self.digest(session(*overrides)._pipe.unet, rows)
+
+        found = Counter(
+            [
+                digest(),
+                digest("precision=bf16"),
+                digest("layout=channels_last"),
+                digest("attention=vanilla"),
+                digest("attention=math"),
+                digest("lora=loaded"),
+                digest("lora=loaded", "lora.scale=0.5"),
+                digest("lora=hotswap"),
+                digest(rows=4),
+            ]
+        )
+        assert set(found.values()) == {1}
+        assert digest() in found
+        assert digest("lora=loaded") in found
+
+    def test_are_told_apart_by_attributes_of_modules(self, session: Load) -> None:
+        """Such as those in which FreeU, a LoRA's alpha and the models of Stable Diffusion 2 differ."""
+        unet = session("lora=hotswap")._pipe.unet
+        before = self.digest(unet)
+        unet.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
+        found = [self.digest(unet)]
+        unet.disable_freeu()
+        layer = next(layer for layer in unet.modules() if hasattr(layer, "scaling"))
+        layer.scaling["sdopt"].fill_(0.25)
+        found.append(self.digest(unet))
+        layer.scaling["sdopt"].fill_(1)
+        unet.mid_block.attentions[0].transformer_blocks[0].attn1.upcast_attention = True
+        found.append(self.digest(unet))
+        unet.mid_block.attentions[0].transformer_blocks[0].attn1.upcast_attention = False
+        assert len({before, *found}) == 4
+        for name in ("s1", "s2", "b1", "b2"):
+            for block in unet.up_blocks:
+                delattr(block, name)
+        assert self.digest(unet) == before
+
+    def test_do_not_depend_on_where_a_model_was_loaded_from(self, session: Load) -> None:
+        unet = session()._pipe.unet
+        before = self.digest(unet)
+        unet.register_to_config(_name_or_path="elsewhere", _diffusers_version="0.1.0")
+        assert self.digest(unet) == before
+
+    def test_do_not_depend_on_the_order_of_sets(self, session: Load) -> None:
+        unet = session()._pipe.unet
+        attention = unet.mid_block.attentions[0]
+        assert len(attention.config["_use_default_values"]) > 1
+        attention.some = {0, 2**61 - 1}  # of one hash, by which the order is that of insertion
+        before = self.digest(unet)
+        attention.some = {2**61 - 1, 0}
+        attention.register_to_config(_use_default_values=attention.config["_use_default_values"][::-1])
+        assert self.digest(unet) == before
+        attention.some = {1}
+        assert self.digest(unet) != before
+
+    def test_are_told_apart_by_the_files_of_their_code(
+        self, session: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A class may keep its name while its code changes."""
+        monkeypatch.syspath_prepend(tmp_path)
+        unet, found = session()._pipe.unet, []
+        for factor in (2, 3):
+            (tmp_path / "my_processor.py").write_text(
+                "from diffusers.models.attention_processor import AttnProcessor\n\n"
+                f"class Mine(AttnProcessor):\n    def scaled(self, query):\n        return {factor} * query\n"
+            )
+            sys.modules.pop("my_processor", None)
+            aot._code_of.cache_clear()
+            unet.set_attn_processor(import_module("my_processor").Mine())
+            found.append(self.digest(unet))
+        assert len(set(found)) == 2
+
+    def test_say_what_they_cost_when_they_were_compiled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def compiled(call: Tensors, package: Path) -> None:
+            package.touch()
+
+        monkeypatch.setattr(aot, "_compile", compiled)
+        monkeypatch.setattr(aot, "_load", lambda call, package: call.module)
+        call = Tensors(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {})
+        compilation.reset()
+        aot.Packages(tmp_path, recompile=False).graph_of(call)
+        assert compilation.packages_so_far() == (1, 0.0)
+        [cost] = tmp_path.glob("*.json")
+        cost.write_text('{"compile_s": 40.5}')
+        aot.Packages(tmp_path, recompile=False).graph_of(call)
+        assert compilation.packages_so_far() == (1, 40.5)
+        cost.write_text("[]")
+        aot.Packages(tmp_path, recompile=False).graph_of(call)
+        assert compilation.packages_so_far() == (1, 40.5)
+        aot.Packages(tmp_path, recompile=True).graph_of(call)
+        assert compilation.packages_so_far() == (1, 40.5), "a new process would compile again"
+
+    @pytest.mark.slow
+    def test_are_the_same_in_another_process(self) -> None:
+        code = """
+            import torch
+            from diffusers import UNet2DConditionModel
+            from sdopt.options.compiler import aot
+            from sdopt.options.compiler.base import Tensors
+            from sdopt.reference import MODEL
+            unet = UNet2DConditionModel.from_pretrained(MODEL, subfolder="unet")
+            print(aot.digest(Tensors(unet, (torch.zeros(2, unet.config.in_channels, 8, 8), torch.tensor(1)), {})))
+        """
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        found = {
+            subprocess.run(
+                command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            ).stdout
+            for seed in ("0", "1")
+        }
+        assert [len(each.strip()) for each in found] == [32]
+
+    def test_are_for_one_number_of_threads(self) -> None:
+        """Inductor generates loops and arrays for the threads that there are: with more, they would be overrun."""
+        layer = torch.nn.Linear(2, 2)
+        threads, found = torch.get_num_threads(), set()
+        try:
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                found.add(aot.digest(Tensors(layer, (torch.ones(1, 2),), {})))
+        finally:
+            torch.set_num_threads(threads)
+        assert len(found) == 2
+
+
+class TestInductorTargets:
+    """Proof by target; what is compiled really is in the slow tests."""
+
+    @pytest.mark.parametrize(
+        ("regions", "engaged"),
+        [
+            ({"denoiser": 2, "vae_decoder": 1}, True),
+            ({"denoiser": 2}, False),
+            ({"denoiser": 1, "vae_decoder": 1}, False),  # TorchDynamo ran one call eagerly
+        ],
+    )
+    def test_each_must_have_run(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch, regions: dict[str, int], engaged: bool
+    ) -> None:
+        monkeypatch.setattr(torch, "compile", lambda module, **_: StandIn(module))
+        pipe = session()._pipe
+        proof = Inductor(targets=["denoiser", "decoder"]).apply(pipe)
+        assert isinstance(pipe.unet, StandIn)
+        assert isinstance(pipe.vae.decoder, StandIn)
+        assert not isinstance(pipe.text_encoder, StandIn)
+        trace = Trace()
+        for stage, count in regions.items():
+            trace.stages[stage].operators["Torch-Compiled Region: 0/0"] = count
+        trace.denoiser.calls, trace.stages["vae_decoder"].calls = 2, 1
+        found = proof(trace)
+        assert found.engaged == engaged
+        assert f"denoiser {regions['denoiser']}" in found.summary
+        assert engaged != ("which are not all of" in found.summary)
+
+
+class TestRegional:
+    """Proof of the repeated blocks; what is compiled really is in the slow tests."""
+
+    @pytest.mark.parametrize(
+        ("regions", "eager", "engaged"),
+        [
+            (7, ["conv_in"], True),
+            (3, ["conv_in"], True),  # most steps left blocks out
+            (0, ["conv_in"], False),
+            (7, [], False),  # a trace that shows no layers at all shows no eager ones
+            (6, ["conv_in", "mid_block.attentions.0.transformer_blocks.0.norm1"], False),
+        ],
+    )
+    def test_no_layer_of_a_block_may_have_run_eagerly(
+        self, session: Load, regions: int, eager: list[str], engaged: bool
+    ) -> None:
+        pipe = session()._pipe
+        proof = Regional().apply(pipe)
+        assert {*eager} <= {name for name, _ in pipe.unet.named_modules()}
+        trace = Trace()
+        trace.denoiser.calls = 4
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = regions
+        trace.denoiser.ran.update(eager)
+        found = proof(trace)
+        assert found.engaged == engaged
+        assert (len(eager) == 2) == ("layers of them that ran eagerly: 1" in found.summary)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("caching", ["none", "deepcache"])
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        ["compiler=cuda_graphs"],
+        ["compiler=inductor", "compiler.mode=reduce-overhead"],
+        ["compiler=inductor", "compiler.mode=reduce-overhead", "compiler.targets=[text_encoder,denoiser,decoder]"],
+    ],
+    ids=["CUDA graphs", "Inductor", "Inductor of every target"],
+)
+def test_graphs_on_a_card_replay_and_give_the_latents_of_eager(
+    on_cuda: Load, tmp_path: Path, compiler: list[str], caching: str
+) -> None:
+    """As in a study: calls that are timed come first, and compile; then nothing may be captured again."""
+    torch._dynamo.reset()
+    work = ["precision=fp16", f"caching={caching}", "workload.steps=6"]
+    compiled = on_cuda(*work, *compiler)
+    for _ in range(2):
+        compiled.time_once()
+    found = {item.axis: item for item in compiled.prove().evidence}
+    assert all(item.engaged for item in found.values()), found
+    assert found["compiler"].facts["graph_launches"] > 0
+    ours, plain = latents(compiled, tmp_path / "compiled"), latents(on_cuda(*work), tmp_path / "eager")
+    assert float((ours - plain).abs().mean()) < 0.05 * float(plain.std())

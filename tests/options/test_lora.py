@@ -1,0 +1,476 @@
+"""LoRAs: which files are taken, what shows that they changed the images, and that one replaces another."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._dynamo.utils import counters
+
+from sdopt.config.composer import HydraComposer
+from sdopt.measure.compilation import compilation
+from sdopt.measure.trace import trace_call
+from sdopt.options.base import Finding
+from sdopt.options.compiler import TorchScript
+from sdopt.options.lora import Distilled, Hotswap, Loaded
+from sdopt.pipelines.loras import rank_of
+from sdopt.record.samples import Evidence
+from sdopt.reference import LORAS
+from sdopt.worker.host import PipelineHost
+from tests.fixtures import CPU, Compose, Load
+
+OPTIONS = ("loaded", "fused", "hotswap")
+STEPS = "workload.steps=2"
+
+FEW_STEPS = [f"{kind}_{model}" for kind in ("lcm", "tcd", "hyper") for model in ("sd15", "sdxl")]
+FEW_STEPS += ["lcm_emoji", "lightning_sdxl", "dmd2_sdxl"]
+
+
+def evidence(session: PipelineHost, axis: str = "lora") -> Evidence:
+    [found] = [item for item in session.prove().evidence if item.axis == axis]
+    return found
+
+
+def image(session: PipelineHost) -> np.ndarray:
+    drawn: np.ndarray = session._call(output_type="np").images
+    return drawn
+
+
+class TestFiles:
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_the_packaged_ones_fit_the_packaged_model(self, variant: Compose, option: str) -> None:
+        assert variant(f"lora={option}").conflicts(CPU) == []
+        [found] = variant(f"lora={option}", "model=sd15", "model.weights=random").conflicts(CPU)
+        assert found == f"lora={option}: the LoRAs that come with sdopt are for model=emoji: set lora.path"
+
+    def test_of_another_model(self, variant: Compose) -> None:
+        chosen = ("lora=loaded", f"lora.path={LORAS / 'fxemoji.safetensors'}", "model=sdxl")
+        assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
+        [found] = variant(*chosen, "model.weights=random").conflicts(CPU)
+        assert "fxemoji.safetensors cannot be loaded into this model: its update of unet.down_blocks" in found
+        assert "from 160 to 160 channels, and this model's layer from 640 to 640" in found
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["lora.weight_name=no.safetensors"], "no such file"),
+            (["lora.weight_name=no.safetensors"], "holds fxemoji.safetensors, high_contrast.safetensors"),
+            (["lora.path=/nowhere/at/all.safetensors"], "no such file"),
+            ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
+            ([f"lora.path={LORAS}", "lora.weight_name=README.md"], "from .safetensors files only"),
+            (
+                [f"lora.path={LORAS / 'fxemoji.safetensors'}", "lora.weight_name=a.safetensors"],
+                "lora.weight_name=a.safetensors: only applies to a folder or a repository",
+            ),
+        ],
+    )
+    def test_that_cannot_be_read(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        [found] = variant("lora=loaded", *overrides).conflicts(CPU)
+        assert reason in found
+
+    def test_that_are_no_lora(self, variant: Compose, tmp_path: Path) -> None:
+        save_file({"weight": torch.zeros(2)}, tmp_path / "some.safetensors")
+        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'some.safetensors'}").conflicts(CPU)
+        assert "some.safetensors holds weight, which is no matrix of a LoRA" in found
+        (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}").conflicts(CPU)
+        assert "not a complete safetensors file" in found
+
+    def test_on_the_hub_are_fetched_before_they_are_looked_at(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        asked = []
+
+        def download(repository: str, name: str, local_files_only: bool) -> str:
+            asked.append((repository, name, local_files_only))
+            return str(tmp_path / name)
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+        options = ("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
+        chosen = variant(*options)
+        assert chosen.conflicts(CPU) == []
+        for fetch in (True, False):
+            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [tmp_path / "it.safetensors"]
+        assert asked == [("some/style", "it.safetensors", local) for local in (True, False, True)]
+        save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / "it.safetensors")
+        [found] = variant(*options, "model=sd15", "model.weights=random").conflicts(CPU)
+        assert "it.safetensors cannot be loaded into this model" in found
+
+    def test_of_the_time_when_loras_were_attention_processors(
+        self, variant: Compose, session: Load, tmp_path: Path
+    ) -> None:
+        def older(name: str) -> str:
+            name = re.sub(r"\.(to_\w+)(\.0)?\.lora_", r".processor.\1_lora.", name)
+            return name.replace("_lora.A.", "_lora.down.").replace("_lora.B.", "_lora.up.")
+
+        file = tmp_path / "older.safetensors"
+        attention = {name: each for name, each in load_file(LORAS / "fxemoji.safetensors").items() if ".to_" in name}
+        save_file({older(name): each for name, each in attention.items()}, file)
+        assert rank_of(file) == 4
+        chosen = ("lora=hotswap", f"lora.path={tmp_path}", f"lora.weight_name={file.name}", f"lora.other={file.name}")
+        assert variant(*chosen).conflicts(CPU) == []
+        [found] = variant(*chosen, "lora.target_rank=2").conflicts(CPU)
+        assert found.endswith(": lora.target_rank=2: the files have ranks up to 4")
+        [found] = variant(*chosen, "model=sd15", "model.weights=random").conflicts(CPU)
+        assert "older.safetensors cannot be loaded into this model" in found
+        assert evidence(session("lora=loaded", f"lora.path={file}", STEPS)).engaged
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            [f"lora.path={LORAS / 'fxemoji.safetensors'}"],
+            [f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"],
+            [f"lora.path={LORAS}", "lora.other=fxemoji.safetensors"],
+            ["lora.path=some/repository"],
+        ],
+    )
+    def test_a_swap_needs_two(self, variant: Compose, overrides: list[str]) -> None:
+        [found] = variant("lora=hotswap", *overrides).conflicts(CPU)
+        keys = "and lora.weight_name and lora.other to the two files"
+        assert found.endswith(f": needs two LoRAs: set lora.path to their folder or repository, {keys}")
+
+    def test_of_a_text_encoder_cannot_be_exchanged(self, variant: Compose, tmp_path: Path) -> None:
+        tensors = load_file(LORAS / "fxemoji.safetensors")
+        for name in ("a", "b"):
+            save_file(tensors | text_lora("text_encoder.text_model.encoder"), tmp_path / f"{name}.safetensors")
+        found = variant(
+            "lora=hotswap", f"lora.path={tmp_path}", "lora.weight_name=a.safetensors", "lora.other=b.safetensors"
+        ).conflicts(CPU)
+        assert [reason.partition(": ")[2] for reason in found] == [
+            f"{name}.safetensors updates the text encoder too, which cannot be hot-swapped" for name in ("a", "b")
+        ]
+
+
+MODULE = "mid_block.attentions.0.transformer_blocks.0.attn2.to_k"
+KOHYA = "lora_unet_" + MODULE.replace(".", "_")
+
+Tensors = dict[str, torch.Tensor]
+
+
+def packaged() -> Tensors:
+    return {name: each.float() for name, each in load_file(LORAS / "fxemoji.safetensors").items()}
+
+
+def kohya(alpha: float | None = 2, rank: int = 4) -> Tensors:
+    """The packaged LoRA by kohya's names."""
+    found: Tensors = {}
+    for name, tensor in packaged().items():
+        module, _, kind = name.removeprefix("unet.").removesuffix(".weight").rpartition(".")
+        base = "lora_unet_" + module.replace(".", "_")
+        found[f"{base}.{'lora_down' if kind == 'lora_A' else 'lora_up'}.weight"] = tensor
+        if alpha is not None:
+            found[f"{base}.alpha"] = torch.tensor(float(alpha))
+    return found
+
+
+def text_lora(prefix: str = "lora_te_text_model_encoder", width: int = 144) -> Tensors:
+    made, found = torch.Generator().manual_seed(0), {}
+    dot, names = ("_", ("lora_down", "lora_up")) if prefix.startswith("lora") else (".", ("lora_A", "lora_B"))
+    for layer in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        base = dot.join((prefix, "layers", "0", "self_attn", layer))
+        for name, size in zip(names, ((2, width), (width, 2)), strict=True):
+            found[f"{base}.{name}.weight"] = torch.randn(size, generator=made)
+    return found
+
+
+def beside(**tensors: torch.Tensor) -> Tensors:
+    """The packaged LoRA, with other tensors for one module."""
+    return kohya() | {f"{KOHYA}.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
+
+
+def other_ranks() -> Tensors:
+    """Twice the rank in every third module, with an alpha of its own."""
+    found = kohya()
+    for number, base in enumerate([name.removesuffix(".alpha") for name in found if name.endswith(".alpha")][::3]):
+        for name, way in (("lora_down", 0), ("lora_up", 1)):
+            found[f"{base}.{name}.weight"] = torch.cat([found[f"{base}.{name}.weight"]] * 2, dim=way)
+        found[f"{base}.alpha"] = torch.tensor(3.0 + number)
+    return found
+
+
+def some_without_alpha() -> Tensors:
+    return {name: each for name, each in kohya().items() if not (name.endswith(".alpha") and "attn1" in name)}
+
+
+def in_8_bits() -> Tensors:
+    return {name: each.to(torch.float8_e4m3fn) if each.ndim > 1 else each for name, each in kohya().items()}
+
+
+def with_convolution() -> Tensors:
+    base = "lora_unet_mid_block_resnets_0_conv1"
+    return kohya() | {
+        f"{base}.lora_down.weight": torch.randn(4, 160, 3, 3),
+        f"{base}.lora_up.weight": torch.randn(160, 4, 1, 1),
+    }
+
+
+class TestArrival:
+    """A file arrives in the networks as a whole, or is refused before a worker starts."""
+
+    @pytest.mark.parametrize(
+        ("tensors", "marks", "words"),
+        [
+            (lambda: beside(dora_scale=torch.ones(160, 1)), {}, "to_k.dora_scale, which is a DoRA's"),
+            (lambda: beside(hada_w1_a=torch.ones(160, 4)), {}, "which is a LoHa"),
+            (lambda: beside(lokr_w1=torch.ones(8, 8)), {}, "which is a LoKr"),
+            (lambda: beside(lora_mid__weight=torch.ones(4, 4, 3, 3)), {}, "a LoCon with a third matrix"),
+            (lambda: beside(diff=torch.ones(160, 144)), {}, "a full difference of weights"),
+            (lambda: beside(oft_blocks=torch.ones(4, 4, 4)), {}, "an OFT or a BOFT"),
+            (lambda: beside(a1__weight=torch.ones(4, 4)), {}, "a GLoRA"),
+            (lambda: beside(on_input=torch.tensor(True)), {}, "an IA³"),
+            (lambda: kohya() | {"bundle_emb.cat.string_to_param.*": torch.ones(1, 144)}, {}, "trained words"),
+            (lambda: {"model.diffusion_model.out.weight": torch.ones(1)}, {}, "no matrix of a LoRA"),
+            (lambda: {"a.alpha": torch.ones(1)}, {}, "holds no LoRA"),
+            (
+                lambda: {name: each for name, each in kohya().items() if name != f"{KOHYA}.lora_up.weight"},
+                {},
+                "only one",
+            ),
+            (lambda: kohya() | {f"{KOHYA}.lora_up.weight": torch.full((160, 4), torch.nan)}, {}, "not finite"),
+            (lambda: {name: each * 0 for name, each in kohya().items()}, {}, "changes nothing"),
+            (lambda: kohya(alpha=0), {}, "changes nothing"),
+            (lambda: text_lora("lora_te2_text_model_encoder"), {}, "would leave out: this model's networks have no"),
+            (lambda: text_lora(width=768), {}, "from 768 to 768 channels, and this model's layer from 144 to 144"),
+            (lambda: kohya() | {n.replace("mid_", "mid_9_"): t for n, t in kohya().items()}, {}, "would leave out"),
+            (lambda: kohya() | {n: t for n, t in packaged().items() if "mid" in n}, {}, "would leave out"),
+            (lambda: {n.replace("unet.", "diffusion_model."): t for n, t in packaged().items()}, {}, "and 83 more"),
+            (lambda: {n.replace("unet.", "base_model.model."): t for n, t in packaged().items()}, {}, "and 83 more"),
+            (lambda: packaged() | {f"unet.{MODULE}.lora_B.bias": torch.ones(160)}, {}, "would stay empty"),
+            (
+                kohya,
+                {"ss_base_model_version": "sdxl_base_v1-0"},
+                "it is for SDXL, and this model is Stable Diffusion 1.x",
+            ),
+            (kohya, {"modelspec.architecture": "stable-diffusion-v2-768-v/lora"}, "it is for Stable Diffusion 2.x"),
+        ],
+    )
+    def test_what_would_be_lost_is_refused_by_name(
+        self, variant: Compose, tmp_path: Path, tensors: Callable[[], Tensors], marks: dict[str, str], words: str
+    ) -> None:
+        save_file({name: each.clone() for name, each in tensors().items()}, tmp_path / "it.safetensors", marks)
+        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'it.safetensors'}").conflicts(CPU)
+        assert "it.safetensors " in found
+        assert words in found
+
+    def test_biases_cannot_be_fused(self, variant: Compose, tmp_path: Path) -> None:
+        biases = {n.replace("B.weight", "B.bias"): t.float().sum(1) for n, t in packaged().items() if "B.weight" in n}
+        save_file(
+            {name: each.flatten() if "bias" in name else each for name, each in (packaged() | biases).items()},
+            tmp_path / "it.safetensors",
+        )
+        loaded, fused = (variant(f"lora={how}", f"lora.path={tmp_path}/it.safetensors") for how in ("loaded", "fused"))
+        assert loaded.conflicts(CPU) == []
+        assert "has biases, which peft cannot fuse: choose lora=loaded" in str(fused.conflicts(CPU))
+
+    @pytest.mark.parametrize("tensors", [other_ranks, some_without_alpha, in_8_bits, with_convolution])
+    def test_what_arrives_is_the_formula(
+        self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]
+    ) -> None:
+        file, given = tmp_path / "it.safetensors", tensors()
+        save_file({name: each.clone() for name, each in given.items()}, file, {"ss_base_model_version": "sd_v1"})
+        chosen = ("lora=loaded", f"lora.path={file}", STEPS)
+        assert variant(*chosen).conflicts(CPU) == []
+        unet = session(*chosen)._pipe.unet
+        layers = {name: layer for name, layer in unet.named_modules() if hasattr(layer, "lora_A")}
+        assert len(layers) == sum(name.endswith("lora_down.weight") for name in given)
+        for name, layer in layers.items():
+            base = "lora_unet_" + name.replace(".", "_")
+            down, up = (given[f"{base}.lora_{which}.weight"].float() for which in ("down", "up"))
+            scale = float(given.get(f"{base}.alpha", torch.tensor(len(down)))) / len(down)
+            wanted = scale * (up.flatten(1) @ down.flatten(1))
+            assert torch.allclose(layer.get_delta_weight("sdopt").flatten(1), wanted, atol=1e-5), name
+
+    @pytest.mark.parametrize(("option", "memory"), [("loaded", []), ("fused", ["memory=[precomputed_embeddings]"])])
+    def test_of_the_text_encoder_alone_counts(
+        self, session: Load, tmp_path: Path, option: str, memory: list[str]
+    ) -> None:
+        save_file(text_lora(), tmp_path / "it.safetensors")
+        loaded = session(f"lora={option}", f"lora.path={tmp_path / 'it.safetensors'}", *memory, STEPS)
+        assert np.abs(image(loaded) - image(session(*memory, STEPS))).mean() > 0.01
+        assert all(item.engaged for item in loaded.prove().evidence)
+
+
+@pytest.mark.parametrize("lora_first", [True, False])
+def test_a_graph_from_before_the_lora_is_no_evidence(session: Load, lora_first: bool) -> None:
+    """It runs without the LoRA, whose layers are all active."""
+    loaded, lora = session(STEPS), Loaded()
+    proof = lora.apply(loaded._pipe) if lora_first else None
+    TorchScript().apply(loaded._pipe)
+    image(loaded)
+    if proof is None:
+        graphs = loaded._pipe.unet
+        loaded._pipe.unet = graphs._orig_mod
+        proof = lora.apply(loaded._pipe)
+        loaded._pipe.unet = graphs
+    found = proof(trace_call(loaded._pipe, loaded._call, cuda=False))
+    assert found.facts["active"] == found.facts["layers"] == 84
+    assert found.engaged is lora_first, found
+
+
+class TestProof:
+    def test_all_draw_the_same_images_and_not_the_models(self, session: Load) -> None:
+        plain, first, *others = (image(session(f"lora={option}", STEPS)) for option in ("none", *OPTIONS))
+        assert np.abs(first - plain).mean() > 0.01
+        for other in others:
+            assert np.abs(other - first).max() < 1e-3
+
+    def test_a_scale(self, session: Load) -> None:
+        plain, whole = (image(session(f"lora={option}", STEPS)) for option in ("none", "loaded"))
+        halves = [image(session(f"lora={option}", "lora.scale=0.5", STEPS)) for option in ("loaded", "fused")]
+        assert np.abs(halves[0] - halves[1]).max() < 1e-3
+        assert 0 < np.abs(halves[0] - plain).mean() < np.abs(whole - plain).mean()
+
+    def test_hotswap_says_what_it_did(self, session: Load) -> None:
+        facts = evidence(session("lora=hotswap", STEPS)).facts
+        assert facts["recompiles"] == 0
+        assert facts["other_images"] is True
+        assert facts["active"] == facts["layers"] == facts["ran"] > 0
+
+    def test_fused_projections_take_a_lora_that_is_fused_before(self, session: Load, variant: Compose) -> None:
+        [found] = variant("lora=loaded", "attention=fused_qkv").conflicts(CPU)
+        assert found.endswith("would ignore the LoRA: choose lora=fused")
+        loaded = session("lora=fused", "attention=fused_qkv", STEPS)
+        assert all(item.engaged for item in loaded.prove().evidence)
+        assert np.abs(image(loaded) - image(session("lora=fused", STEPS))).max() < 1e-3
+
+
+class TestUndone:
+    def proved(self, loaded: PipelineHost) -> Finding:
+        return loaded._assembly.proofs["lora"](trace_call(loaded._pipe, loaded._call, cuda=False))
+
+    @pytest.mark.parametrize(
+        ("option", "how"),
+        [("loaded", "disable_lora"), ("loaded", "unload_lora_weights"), ("hotswap", "disable_lora")],
+    )
+    def test_switched_off_or_taken_out(self, session: Load, option: str, how: str) -> None:
+        loaded = session(f"lora={option}", STEPS)
+        getattr(loaded._pipe, how)()
+        assert not self.proved(loaded).engaged
+
+    def test_fused_weights_put_back(self, session: Load) -> None:
+        loaded, plain = session("lora=fused", STEPS), session(STEPS)
+        loaded._pipe.unet.load_state_dict(plain._pipe.unet.state_dict())
+        assert not self.proved(loaded).engaged
+
+    def test_one_fused_weight_put_back(self, session: Load) -> None:
+        loaded, plain = session("lora=fused", STEPS), session(STEPS)
+        name = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+        loaded._pipe.unet.get_submodule(name).load_state_dict(plain._pipe.unet.get_submodule(name).state_dict())
+        assert not self.proved(loaded).engaged
+
+    def test_none_where_there_is_one(self, session: Load) -> None:
+        loaded = session(STEPS)
+        assert self.proved(loaded).engaged
+        loaded._pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
+        assert not self.proved(loaded).engaged
+
+    def test_a_swap_for_which_a_graph_is_made(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By any compiler, such as one that captures a graph anew."""
+        loaded, load = session("lora=hotswap", STEPS), Hotswap._load
+
+        def compiling(option: Hotswap, *given: Any, **how: Any) -> None:
+            with compilation():
+                load(option, *given, **how)
+
+        monkeypatch.setattr(Hotswap, "_load", compiling)
+        found = self.proved(loaded)
+        assert not found.engaged
+        assert found.facts["recompiles"] == 2
+
+    def test_another_that_changes_nothing(self, session: Load, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / f"{name}.safetensors")
+        names = ("lora.weight_name=a.safetensors", "lora.other=b.safetensors")
+        assert not self.proved(session("lora=hotswap", f"lora.path={tmp_path}", *names, STEPS)).engaged
+
+
+@pytest.mark.slow
+def test_another_lora_takes_the_place_of_a_compiled_one(session: Load) -> None:
+    torch._dynamo.reset()
+    loaded = session("lora=hotswap", "compiler=inductor", STEPS)
+    image(loaded)
+    assert counters["stats"]["unique_graphs"] == 1
+    for item in loaded.prove().evidence:
+        assert item.engaged, item
+    assert evidence(loaded).facts["recompiles"] == 0
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+class TestFewSteps:
+    """A scheduler for few steps and the LoRA that was made for it are two choices."""
+
+    @pytest.mark.parametrize("scheduler", ["lcm", "turbo", "tcd", "dmd2"])
+    def test_need_a_distilled_model(self, variant: Compose, scheduler: str) -> None:
+        [found] = variant(f"scheduler={scheduler}").conflicts(CPU)
+        assert found.startswith(f"scheduler={scheduler}: needs a model distilled to a few steps")
+        assert variant(f"scheduler={scheduler}", "lora=fused").conflicts(CPU) == []
+        assert variant(f"scheduler={scheduler}", "model.distilled=true").conflicts(CPU) == []
+
+    @pytest.mark.parametrize("model", ["sd_turbo", "sdxl_turbo"])
+    def test_a_distilled_model_says_how_it_is_sampled(
+        self, variant: Compose, composer: type[HydraComposer], model: str
+    ) -> None:
+        few = composer([f"model={model}"]).variant(None)
+        assert (few.workload.steps, few.guidance_scale, few.shapes[0].size) == (4, 0, 512)
+        assert variant(f"model={model}", "model.weights=random", "scheduler=turbo").conflicts(CPU) == []
+        width = {"sd_turbo": "sd15", "sdxl_turbo": "sdxl"}[model]
+        assert variant(f"model={model}", f"lora=lcm_{width}").conflicts(CPU) != []
+
+    @pytest.mark.parametrize("option", FEW_STEPS)
+    def test_a_lora_for_few_steps_names_what_goes_with_it(self, variant: Compose, option: str) -> None:
+        model = option.rpartition("_")[2]
+        given = [f"model={model}", f"lora={option}"] + ([] if model == "emoji" else ["model.weights=random"])
+        option_made = variant(*given).optimizations["lora"]
+        assert isinstance(option_made, Distilled)
+        found = variant(*given).conflicts(CPU)
+        keys = [reason.partition(": ")[2] for reason in found]
+        [scheduler, steps, guidance] = keys
+        assert scheduler == f"it was distilled for another scheduler: choose scheduler={option_made.scheduler}"
+        assert "set workload.steps=4" in steps
+        assert f"set workload.guidance_scale={option_made.guidance_scale:g} or less" in guidance
+        few = [f"scheduler={option_made.scheduler}", "workload.steps=4", "workload.guidance_scale=1"]
+        assert variant(*given, *few).conflicts(CPU) == []
+        other = "sd15" if model == "sdxl" else "sdxl"
+        [found_there] = variant(f"model={other}", f"lora={option}", *few).conflicts(CPU)
+        assert "it is for models that read" in found_there
+
+    def test_a_call_of_a_program_is_refused_other_steps(self) -> None:
+        option = Distilled(steps=[2, 8])
+        assert option.refusals({"num_inference_steps": 4, "guidance_scale": 1}) == []
+        assert option.refusals({"num_inference_steps": 4}) == [
+            "guidance is in its weights: set guidance_scale=1 or less"
+        ]
+        assert "set num_inference_steps=4" in option.refusals({"guidance_scale": 0})[0]
+
+    @pytest.mark.parametrize(
+        ("experiment", "distilled"), [("few_steps", 2), ("few_steps_sd15", 4), ("few_steps_sdxl", 5)]
+    )
+    def test_are_one_choice_in_an_experiment(
+        self, composer: type[HydraComposer], experiment: str, distilled: int
+    ) -> None:
+        plan = (chosen := composer([f"experiment={experiment}"])).current.study.plan(chosen)
+        assert plan.variants[0].workload.steps == 25
+        assert all(each.conflicts(CPU) == [] for each in plan.variants)
+        few = [each for each in plan.variants if isinstance(each.optimizations["lora"], Distilled)]
+        assert len(few) == distilled
+        assert all(each.workload.steps <= 8 and each.guidance_scale <= 1 for each in few)
+
+    def test_the_packaged_one_takes_effect(self, session: Load) -> None:
+        few = ("scheduler=lcm", "workload.steps=4", "workload.guidance_scale=1")
+        distilled = session("lora=lcm_emoji", *few)
+        assert evidence(distilled).engaged
+        assert np.abs(image(distilled) - image(session(*few))).mean() > 0.01
+
+    def test_draw_the_same_noise_in_each_call_and_any_batch(self, session: Load) -> None:
+        """Latent consistency draws noise at every step but the last."""
+        few = ("scheduler=lcm", "lora=fused", "workload.steps=4", "workload.guidance_scale=1")
+        loaded, pair = session(*few), session(*few, "workload.batch_size=2", "workload.prompt_count=2")
+        torch.manual_seed(1)
+        first = image(loaded)
+        torch.manual_seed(2)
+        assert np.array_equal(image(loaded), first)
+        assert np.abs(image(pair)[:1] - first).max() < 1e-3

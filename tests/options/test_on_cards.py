@@ -1,0 +1,258 @@
+"""What a card, its libraries and its compiler cannot do is a conflict; what ran there is told by its exact names."""
+
+import os
+import shutil
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
+from torch.utils import cpp_extension
+
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace
+from sdopt.options.attention import Sdpa, backend_of
+from sdopt.options.base import Finding
+from sdopt.options.compiler import Inductor, aot, toolchain
+from sdopt.options.compiler.base import Tensors
+from sdopt.pipelines.loading import head_dimensions
+from tests.fixtures import CPU, Compose, Load
+
+
+def card(major: int, minor: int, **attributes: Any) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, memory_free_gib=80.0)
+
+
+class TestHeads:
+    @pytest.mark.parametrize(
+        ("model", "dimensions"), [("emoji", [24, 40]), ("sd15", [40, 80, 160]), ("sd21", [64]), ("sdxl", [64])]
+    )
+    def test_are_read_from_the_configuration(self, variant: Compose, model: str, dimensions: list[int]) -> None:
+        weights = [] if model == "emoji" else ["model.weights=random"]
+        assert head_dimensions(variant(f"model={model}", *weights).model) == dimensions
+
+    @pytest.mark.parametrize(
+        ("model", "device", "fits"),
+        [
+            ("sd15", card(8, 0), False),
+            ("sd15", card(8, 9, cudnn_head_dimension=128), False),
+            ("sd15", card(9, 0), True),
+            ("sd15", card(9, 0, cudnn_head_dimension=128), False),
+            ("sd15", card(9, 0, cudnn_head_dimension=160), True),
+            ("sd15", card(10, 0), False),
+            ("sd15", card(12, 0), False),
+            ("sdxl", card(8, 0), True),
+            ("emoji", card(8, 0), True),
+        ],
+    )
+    def test_wider_than_cudnn_takes_are_a_conflict(
+        self, variant: Compose, model: str, device: Device, fits: bool
+    ) -> None:
+        weights = [] if model == "emoji" else ["model.weights=random"]
+        found = variant(f"model={model}", *weights, "precision=fp16", "attention=cudnn").conflicts(device)
+        if fits:
+            assert found == []
+        else:
+            [reason] = found
+            assert reason.startswith("attention=cudnn: the cudnn kernel supports heads of up to 128 channels, in ")
+            assert reason.endswith("this model has heads of 160: choose attention=default or mem_efficient")
+
+    @pytest.mark.parametrize(("others", "fits"), [("float32", False), ("float16", True)])
+    def test_layers_of_8_bit_weights_compute_them_in_the_type_of_the_others(
+        self, variant: Compose, others: str, fits: bool
+    ) -> None:
+        chosen = ("precision=int8_torchao", f"precision.others={others}", "attention=flash")
+        found = variant(*chosen).conflicts(card(8, 0))
+        assert fits == (found == [])
+        assert fits or "the flash kernel needs float16 or bfloat16" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("_scaled_dot_product_flash_attention", "flash"),
+        ("_scaled_dot_product_flash_attention_for_cpu", "flash"),
+        ("_scaled_dot_product_cudnn_attention", "cudnn"),
+        ("_scaled_dot_product_efficient_attention", "mem_efficient"),
+        ("_scaled_dot_product_attention_math", "math"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "cudnn"),
+        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>", "flash"),
+        ("void pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>", "flash"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>", "flash"),
+        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)", "mem_efficient"),
+        ("_scaled_dot_product_fused_attention_overrideable", None),
+        ("triton_poi_fused_add_0", None),
+    ],
+)
+def test_back_ends_are_told_apart_by_exact_names(name: str, backend: str | None) -> None:
+    assert backend_of(name) == backend
+
+
+@pytest.mark.parametrize(("option", "engaged"), [("cudnn", True), ("flash", False)])
+def test_cudnns_kernel_in_a_graph_is_no_flash_kernel(session: Load, option: str, engaged: bool) -> None:
+    trace = Trace(kernels=Counter({"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7": 12}))
+    assert Sdpa(backend=option).apply(session()._pipe)(trace).engaged == engaged
+
+
+def test_a_package_serves_every_card_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's properties of a card include its UUID."""
+
+    def digest(**others: Any) -> str:
+        known = {"name": "a GPU", "major": 9, "minor": 0, "multi_processor_count": 132, "uuid": "one"} | others
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
+        with FakeTensorMode():
+            given = torch.empty(1, 3, device="cuda:0")
+        return aot.digest(Tensors(torch.nn.Linear(3, 3), (given,), {}))
+
+    assert digest() == digest(uuid="another")
+    others: list[dict[str, Any]] = [{"name": "another GPU"}, {"minor": 1}, {"multi_processor_count": 66}]
+    assert len({digest(), *(digest(**other) for other in others)}) == 4
+
+
+class TestToolchain:
+    HERE = card(8, 0, cuda="13.0")
+
+    @pytest.fixture(autouse=True)
+    def complete(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A machine that has everything; each test takes something away."""
+        (tmp_path / "Python.h").touch()
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+        monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+
+    def test_without_triton(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert found == "compiler=inductor: Inductor on CUDA needs the package triton: pip install triton"
+
+    def test_with_a_compiler_of_the_users_that_is_none(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CC", "no-such-cc")
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert "CC=no-such-cc is not one" in found
+
+    def test_without_pythons_headers(self, variant: Compose, tmp_path: Path) -> None:
+        (tmp_path / "Python.h").unlink()
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert found.endswith(f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
+
+    def test_in_a_folder_that_nothing_can_be_loaded_from(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """As Docker's `--tmpfs` mounts it."""
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+        for here in (self.HERE, CPU):
+            found = variant("compiler=inductor").conflicts(here)
+            assert "which is mounted noexec: choose another folder with TMPDIR=…" in found[-1]
+        assert variant("compiler=inductor").conflicts(card(8, 0)) == []
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        assert variant("compiler=inductor").conflicts(self.HERE) == []
+        found = variant("compiler=aot").conflicts(CPU)
+        assert "unpacks compiled code to /tmp, independent of TMPDIR" in found[-1]
+
+    def test_of_products_by_sdnq(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are Triton's, where it is installed."""
+        monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: object())
+        monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: object())
+        assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        [found] = variant("precision=int8_sdnq").conflicts(self.HERE)
+        assert found.startswith("precision=int8_sdnq: SDNQ on CUDA needs a C compiler")
+        assert variant("precision=int8_sdnq", "precision.activations=false").conflicts(self.HERE) == []
+        monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: None)
+        assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
+
+    def test_of_packages(self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """They are C++, compiled against CUDA's own headers."""
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+        compiler, headers = variant("compiler=aot").conflicts(self.HERE)
+        assert "AOTInductor on CUDA needs a C++ compiler" in compiler
+        assert "AOTInductor on CUDA needs the headers of the CUDA toolkit" in headers
+        (tmp_path / "include").mkdir()
+        (tmp_path / "include" / "cuda_runtime.h").touch()
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+        assert variant("compiler=aot").conflicts(self.HERE) == []
+
+    def test_is_not_that_of_a_card_that_is_planned(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+        assert variant("compiler=inductor").conflicts(card(8, 0)) == []
+
+
+class TestGraphs:
+    """`reduce-overhead` on a card: stand-ins for the compiler and the pipeline, and traces with and without replays."""
+
+    def finding(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        launches: int,
+        skips: int,
+        device: str = "cuda",
+        mode: str = "",
+        captures: int = 0,
+    ) -> Finding:
+        """Of a trace of two calls."""
+        unet = torch.nn.Identity()
+        pipe: Any = SimpleNamespace(unet=unet, device=torch.device(device))
+        monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+        proof = Inductor(mode=mode or "reduce-overhead").apply(pipe)
+        counters["stats"]["unique_graphs"] = 1
+        counters["inductor"]["cudagraph_skips"] = skips
+        trace = Trace()
+        trace.denoiser.calls, trace.denoiser.graph_launches, trace.denoiser.graph_captures = 2, launches, captures
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
+        found = proof(trace)
+        counters.clear()
+        return found
+
+    @pytest.mark.parametrize(
+        ("launches", "skips", "engaged"), [(2, 0, True), (5, 0, True), (0, 0, False), (1, 0, False), (2, 1, False)]
+    )
+    def test_must_be_replayed_in_each_call_and_none_skipped(
+        self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, engaged: bool
+    ) -> None:
+        found = self.finding(monkeypatch, launches, skips)
+        assert found.engaged == engaged
+        assert f"{launches} CUDA graphs replayed, {skips} skipped" in found.summary
+
+    def test_must_not_be_recorded_in_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As Inductor does, and counts it as no skip, where weights have moved since the last call."""
+        found = self.finding(monkeypatch, 2, 0, captures=2)
+        assert not found.engaged
+        assert found.summary.endswith("2 CUDA graphs replayed, 0 skipped, 2 recorded again in the traced call")
+
+    @pytest.mark.parametrize(("device", "mode"), [("cpu", "reduce-overhead"), ("cuda", "default")])
+    def test_are_not_asked_for_elsewhere(self, monkeypatch: pytest.MonkeyPatch, device: str, mode: str) -> None:
+        assert self.finding(monkeypatch, 0, 1, device, mode).engaged
+
+    @pytest.mark.parametrize(("mode", "big", "said"), [("max-autotune", False, True), ("max-autotune", True, False)])
+    def test_what_inductor_leaves_out_on_a_small_card_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, mode: str, big: bool, said: bool
+    ) -> None:
+        monkeypatch.setattr("torch._inductor.utils.is_big_gpu", lambda device: big)
+        found = self.finding(monkeypatch, 2, 0, mode=mode)
+        assert found.engaged
+        assert ("tried no Triton templates for products" in found.summary) == said
+
+
+class TestTf32:
+    def test_convolutions_that_are_still_rounded_refute_it(
+        self, session: Load, variant: Compose, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Products are in full in any case: `fp32_ieee` changes convolutions alone."""
+        from sdopt.options import precision
+
+        loaded = session("precision=fp32_ieee")
+        [found] = [item for item in loaded.prove().evidence if item.axis == "precision"]
+        assert found.engaged
+        assert found.summary.endswith("float32 products in full, convolutions in full")
+        monkeypatch.setattr(precision, "convolutions_are_rounded", lambda device: True)
+        [found] = [item for item in loaded.prove().evidence if item.axis == "precision"]
+        assert not found.engaged
+        assert found.summary.endswith("convolutions rounded to TF32")

@@ -1,0 +1,413 @@
+"""Every option conflicts with a reason or is applied and proves it; and where its change is undone, the proof fails."""
+
+import time
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from PIL import Image
+
+from sdopt.config.composer import HydraComposer
+from sdopt.config.paths import CONF
+from sdopt.contract import Contract
+from sdopt.hardware.arithmetic import tf32
+from sdopt.hardware.device import Device
+from sdopt.measure.stages import observed
+from sdopt.measure.trace import Trace
+from sdopt.record.samples import Evidence
+from sdopt.worker.draws import timed_draw
+from sdopt.worker.host import PipelineHost
+from tests.command import SMOKE, sdopt, working_in
+from tests.fixtures import CPU, Compose, Load
+
+AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
+AXES_APART = {"caching", "lora", "patch"}  # test_caching.py, test_lora.py, test_patch.py
+# What has a file of tests of its own because it needs more than a device.
+APART = [("attention", "deepspeed")]
+OPTIONS = [
+    (axis, path.stem)
+    for axis in AXES
+    for path in sorted((CONF / axis).glob("*.yaml"))
+    if (axis, path.stem) not in APART
+]
+CUDA_ONLY = {
+    ("attention", "mem_efficient"),
+    ("attention", "cudnn"),
+    ("attention", "xformers"),
+    ("precision", "tf32"),
+    ("precision", "fp32_ieee"),
+    *(("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")),
+}
+ELSEWHERE = {
+    ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
+    ("precision", "fp8_torchao"): "float8 arithmetic needs a CUDA device",
+    ("precision", "fp8_sdnq"): "float8 arithmetic needs a CUDA device",
+}
+"""What conflicts with the packaged model or a CPU, with the reason; tests of their own look at these options."""
+PACKAGES = {name for name in ("torchao", "sdnq", "onnxruntime", "openvino") if find_spec(name) is None}
+"""Packages of extras that are not installed; without them, their options conflict and say so."""
+COMPILED = [option for option in OPTIONS if option[0] == "compiler" and option[1] != "eager"]  # see test_compilers.py
+OPTIONS = [option for option in OPTIONS if not any(option[1].endswith(name) for name in PACKAGES)]
+HERE = [option for option in OPTIONS if option not in CUDA_ONLY | ELSEWHERE.keys() and option not in COMPILED]
+
+
+def cuda(major: int, minor: int) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), memory_total_gib=80.0, memory_free_gib=80.0)
+
+
+def evidence(session: PipelineHost, axis: str) -> Evidence:
+    [found] = [item for item in session.prove().evidence if item.axis == axis]
+    return found
+
+
+def pipeline(session: PipelineHost) -> DiffusionPipeline:
+    return session._pipe
+
+
+class TestConflicts:
+    @pytest.mark.parametrize(("axis", "option"), OPTIONS)
+    def test_on_a_cpu_only_what_needs_cuda(self, variant: Compose, axis: str, option: str) -> None:
+        found = variant(f"{axis}={option}").conflicts(CPU)
+        if (axis, option) in CUDA_ONLY:
+            reason = next(
+                reason for reason in found if reason.endswith(f"needs a CUDA device; this runs on {CPU.name}")
+            )
+            assert reason.startswith(f"{axis}={option}: ")
+        elif (axis, option) in ELSEWHERE:
+            [reason] = found
+            assert reason.startswith(f"{axis}={option}: {ELSEWHERE[axis, option]}")
+        else:
+            assert found == []
+
+    @pytest.mark.parametrize(
+        ("capability", "overrides", "at_fault"),
+        [
+            ((7, 5), ["precision=tf32", "attention=flash"], ["precision=tf32", "attention=flash", "attention=flash"]),
+            ((7, 5), ["precision=bf16", "attention=cudnn"], ["precision=bf16", "attention=cudnn"]),
+            ((7, 5), ["precision=fp16", "attention=mem_efficient", "compiler=inductor"], []),
+            ((7, 5), ["precision=fp32_ieee"], ["precision=fp32_ieee"]),
+            ((6, 1), ["compiler=inductor", "attention=mem_efficient"], ["compiler=inductor"]),
+            ((3, 7), ["precision=fp16", "attention=mem_efficient"], ["attention=mem_efficient"]),
+            ((8, 0), ["attention=flash"], ["attention=flash"]),
+            ((8, 0), ["attention=cudnn", "precision=tf32"], ["attention=cudnn"]),
+            ((8, 0), ["attention=flash", "precision=autocast_fp16"], []),
+            ((9, 0), ["attention=cudnn", "precision=bf16", "compiler=inductor", "layout=channels_last"], []),
+            ((9, 0), ["precision=tf32", "attention=mem_efficient"], []),
+        ],
+    )
+    def test_on_a_gpu_of_some_capability(
+        self, variant: Compose, capability: tuple[int, int], overrides: list[str], at_fault: list[str]
+    ) -> None:
+        found = variant(*overrides).conflicts(cuda(*capability))
+        assert [reason.partition(":")[0] for reason in found] == at_fault
+
+    def test_inductor_needs_a_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.delenv("CXX", raising=False)
+        [found] = variant("compiler=inductor").conflicts(CPU)
+        assert "needs a C++ compiler" in found
+        assert variant("compiler=inductor").conflicts(cuda(9, 0)) == []
+
+
+class TestEveryOption:
+    @pytest.mark.parametrize(("axis", "option"), OPTIONS)
+    def test_has_a_contract_that_its_default_alone_keeps_exactly(
+        self, variant: Compose, axis: str, option: str
+    ) -> None:
+        chosen = variant(f"{axis}={option}").optimizations[axis]
+        assert chosen.contract in Contract
+        assert chosen.claims <= {"latency", "memory"}
+        if chosen == variant().optimizations[axis]:
+            assert chosen.contract is Contract.EXACT
+            assert not chosen.claims
+
+    def test_every_axis_of_the_defaults_is_walked(self, composer: type[HydraComposer]) -> None:
+        assert set(composer([]).current.optimizations) == {*AXES, *AXES_APART}
+
+    def test_the_weakest_promise_is_the_variants(self, variant: Compose) -> None:
+        assert variant().contract is Contract.EXACT
+        assert variant("attention=math").contract is Contract.EQUIVALENT
+        assert variant("attention=math", "precision=bf16").contract is Contract.LOSSY
+
+
+def image(session: PipelineHost, folder: Path) -> np.ndarray:
+    [record] = session.generate(0, timed_draw(session._variant), folder).records
+    return np.asarray(Image.open(folder / record.path), dtype=float)
+
+
+def test_images_keep_the_promises_of_options(session: Load, tmp_path: Path) -> None:
+    reference = image(session(), tmp_path)
+    for override, contract, most in (
+        ("grad_mode=inference_mode", Contract.EXACT, 0),
+        ("grad_mode=enabled", Contract.EXACT, 0),
+        ("attention=math", Contract.EQUIVALENT, 2),
+        ("attention=vanilla", Contract.EQUIVALENT, 2),
+        ("attention=sliced", Contract.EQUIVALENT, 2),
+        ("attention=sliced_max", Contract.EQUIVALENT, 2),
+        ("attention=fused_qkv", Contract.EQUIVALENT, 2),
+        ("layout=channels_last", Contract.EQUIVALENT, 2),
+        ("precision=bf16", Contract.LOSSY, 255),
+    ):
+        loaded = session(override)
+        assert loaded._variant.contract is contract, override
+        difference = np.abs(image(loaded, tmp_path) - reference)
+        assert difference.max() <= most, override
+        assert difference.mean() < 32, override
+        assert contract is not Contract.LOSSY or difference.mean() > 0
+
+
+class TestUndone:
+    """The contrapositive: a change that is not in force is not proved."""
+
+    @pytest.mark.parametrize("option", ["vanilla", "sliced"])
+    def test_attention_processors_put_back(self, session: Load, option: str) -> None:
+        loaded = session(f"attention={option}")
+        pipeline(loaded).unet.set_attn_processor(AttnProcessor2_0())
+        assert not evidence(loaded, "attention").engaged
+
+    def test_one_attention_processor_put_back(self, session: Load) -> None:
+        loaded = session("attention=vanilla")
+        layer = next(m for m in pipeline(loaded).unet.modules() if hasattr(m, "set_processor"))
+        layer.set_processor(AttnProcessor2_0())
+        assert not evidence(loaded, "attention").engaged
+
+    @pytest.mark.parametrize("option", ["default", "math", "flash"])
+    def test_attention_processors_replaced(self, session: Load, option: str) -> None:
+        loaded = session(f"attention={option}")
+        pipeline(loaded).unet.set_attn_processor(AttnProcessor())
+        assert not evidence(loaded, "attention").engaged
+
+    def test_attention_back_end_taken_away(self, session: Load) -> None:
+        loaded = session("attention=math")
+        del pipeline(loaded).unet.forward
+        assert not evidence(loaded, "attention").engaged
+
+    def test_larger_attention_slices_than_there_are_heads_are_a_conflict(self, variant: Compose) -> None:
+        [found] = variant("attention=sliced", "attention.slice_size=5").conflicts(CPU)
+        assert "attention.slice_size=5: a layer of this model has only 4 heads; choose at most 4" in found
+        assert variant("attention=sliced", "attention.slice_size=4").conflicts(CPU) == []
+
+    def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:
+        """The model has four heads: without guidance, four rows at once are all there are."""
+        loaded = session("attention=sliced", "attention.slice_size=4", "workload.guidance_scale=1")
+        assert not evidence(loaded, "attention").engaged
+
+    def test_convolutions_moved_back(self, session: Load) -> None:
+        loaded = session("layout=channels_last")
+        pipeline(loaded).unet.to(memory_format=torch.contiguous_format)
+        assert not evidence(loaded, "layout").engaged
+
+    def test_convolutions_moved_away(self, session: Load) -> None:
+        loaded = session("layout=contiguous")
+        pipeline(loaded).unet.to(memory_format=torch.channels_last)
+        assert not evidence(loaded, "layout").engaged
+
+    @pytest.mark.parametrize("option", ["autocast_fp16", "fp16_autocast"])
+    def test_autocast_taken_away(self, session: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded = session(f"precision={option}")
+        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
+        assert not evidence(loaded, "precision").engaged
+
+    def test_autocast_on_top(self, session: Load) -> None:
+        loaded = session("precision=fp32")
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert not evidence(loaded, "precision").engaged
+
+    @pytest.mark.parametrize("option", ["fp16", "bf16"])
+    def test_weights_cast_back(self, session: Load, option: str) -> None:
+        loaded = session(f"precision={option}")
+        pipeline(loaded).to(torch.float32)
+        loaded._inputs[0]["latents"] = loaded._inputs[0]["latents"].float()
+        assert not evidence(loaded, "precision").engaged
+
+    def test_some_weights_cast_back(self, session: Load) -> None:
+        loaded = session("precision=bf16")
+        layer = pipeline(loaded).unet.conv_out.float()
+        layer.register_forward_pre_hook(lambda _module, inputs: (inputs[0].float(),))
+        layer.register_forward_hook(lambda _module, _inputs, output: output.bfloat16())
+        assert not evidence(loaded, "precision").engaged
+
+    @pytest.mark.parametrize("option", ["enabled", "inference_mode"])
+    def test_gradients_switched_off_inside(self, session: Load, option: str) -> None:
+        loaded = session(f"grad_mode={option}")
+        pipe = pipeline(loaded)
+        call = type(pipe).__call__
+
+        class Quiet(type(pipe)):  # type: ignore[misc]
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with torch.inference_mode(False), torch.no_grad():
+                    return call(self, *args, **kwargs)
+
+        pipe.__class__ = Quiet
+        assert not evidence(loaded, "grad_mode").engaged
+
+    def test_parameters_that_need_no_gradient(self, session: Load) -> None:
+        """Autograd is on, but nothing asks for it: there is no graph."""
+        loaded = session("grad_mode=enabled")
+        for module in (pipeline(loaded).unet, pipeline(loaded).text_encoder):
+            module.requires_grad_(False)
+        assert not evidence(loaded, "grad_mode").engaged
+
+
+class TestGradMode:
+    def test_enabled_really_records_a_graph(self, session: Load) -> None:
+        loaded, outputs = session("grad_mode=enabled"), []
+        with observed(pipeline(loaded), lambda stage: None, lambda stage, output: outputs.append((stage, output))):
+            images = loaded._call().images
+        predictions = [output[0] for stage, output in outputs if stage == "denoiser"]
+        assert all(prediction.grad_fn is not None for prediction in predictions)
+        predictions[-1].sum().backward()
+        assert pipeline(loaded).unet.conv_in.weight.grad.abs().sum() > 0
+        assert len(images) == 1
+
+    def test_leaves_the_process_as_it_was(self, session: Load) -> None:
+        for option in ("enabled", "no_grad", "inference_mode"):
+            session(f"grad_mode={option}")._call()
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+
+
+class TestContexts:
+    def test_autocast_is_that_of_the_device_of_the_run(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With hardware=cpu on a machine that has a GPU."""
+        loaded = session("precision=autocast_fp16")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert evidence(loaded, "precision").engaged
+
+    def test_tf32_settings_are_restored(self, session: Load, variant: Compose) -> None:
+        def settings() -> tuple[bool, bool, str]:
+            backends = torch.backends
+            return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+        before, pipe = settings(), pipeline(session())
+        for option, inside in (("tf32", True), ("fp32_ieee", False)):
+            with variant(f"precision={option}").optimizations["precision"].context(pipe):
+                assert settings()[:2] == (inside, inside)
+            assert settings() == before
+        with variant("precision=fp32").optimizations["precision"].context(pipe):
+            assert settings() == before
+
+    def test_a_back_end_is_that_of_the_denoiser_alone(self, session: Load) -> None:
+        loaded, seen = session("attention=math"), {}
+
+        def enter(stage: str) -> None:
+            seen[stage] = torch.backends.cuda.flash_sdp_enabled()
+
+        pipeline(loaded).unet.conv_in.register_forward_pre_hook(lambda *_: enter("inside the denoiser"))
+        with observed(pipeline(loaded), enter, lambda stage, output: None):
+            loaded._call()
+        assert seen["inside the denoiser"] is False
+        assert seen["text_encoder"]
+        assert seen["vae_decoder"]
+        assert torch.backends.cuda.flash_sdp_enabled()
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_math_in_compiled_blocks_leaves_no_operator(self, session: Load, compiled: bool) -> None:
+        """`compiler=regional` replaces no module; Inductor makes products and a softmax of this back end."""
+        proof, trace = session("attention=math")._assembly.proofs["attention"], Trace()
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 7 * compiled
+        assert proof(trace).engaged is compiled
+        trace.denoiser.operators["aten::_scaled_dot_product_flash_attention_for_cpu"] = 1
+        assert not proof(trace).engaged
+
+
+@pytest.mark.slow
+class TestInductor:
+    """One compilation for all tests, about a minute on two cores."""
+
+    @pytest.fixture(scope="class")
+    def compiled(self, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = tmp_path_factory.mktemp("inductor")
+        work = ("workload.steps=2", "workload.size=64", "workload.prompt_count=2")
+        finished = sdopt(folder, "run", *SMOKE, *work, "compiler=inductor")
+        time.sleep(1)
+        return finished, working_in(folder)
+
+    def test_is_compiled_and_proves_it(self, compiled: Any) -> None:
+        finished, _ = compiled
+        assert finished.code == 0, finished.shown
+        row = finished.result.variant("compiler=inductor")
+        [found] = [item for item in row.measurements[0].evidence if item.axis == "compiler"]
+        assert found.engaged
+        assert found.facts["graphs"] >= 1
+        assert found.facts["compiled_regions_run"] > 0
+
+    def test_compile_time_and_recompiles_are_figures_of_their_own(self, compiled: Any) -> None:
+        [measured] = compiled[0].result.variant("compiler=inductor").measurements
+        assert 0 < measured.compile_s < measured.cold_start_s
+        assert measured.recompiles == 0
+        [plain] = compiled[0].result.variant("baseline").measurements
+        assert plain.compile_s is None
+        assert plain.recompiles is None
+
+    def test_images_are_close_to_those_without(self, compiled: Any) -> None:
+        finished, _ = compiled
+        rows = [finished.result.variant(name) for name in ("baseline", "compiler=inductor")]
+        for plain, compiled_image in zip(*(row.images for row in rows), strict=True):
+            assert plain.seed == compiled_image.seed
+            pixels = [
+                np.asarray(Image.open(finished.folder / record.path), dtype=float) for record in (plain, compiled_image)
+            ]
+            assert np.abs(pixels[0] - pixels[1]).mean() < 1
+            assert pixels[0].std() > 0
+
+    def test_the_compilers_processes_are_gone(self, compiled: Any) -> None:
+        assert compiled[1] == []
+
+
+def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    loaded = session("compiler=inductor")
+    assert not evidence(loaded, "compiler").engaged
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    """Kernels seen on a GPU; what this one cannot run is skipped."""
+
+    @pytest.mark.parametrize("option", [option for axis, option in OPTIONS if axis == "attention"])
+    def test_attention(self, on_cuda: Load, option: str) -> None:
+        found = evidence(on_cuda("precision=fp16", f"attention={option}"), "attention")
+        assert found.engaged, found
+
+    def test_attention_kernels_differ(self, on_cuda: Load) -> None:
+        kernels = [
+            evidence(on_cuda("precision=fp16", f"attention={option}"), "attention").facts["kernels"]
+            for option in ("flash", "cudnn", "mem_efficient", "math")
+        ]
+        names = [frozenset(found) for found in kernels]
+        assert len(set(names)) == 4
+
+    @pytest.mark.parametrize(
+        ("axis", "option"),
+        [
+            pytest.param(axis, option, marks=[pytest.mark.slow] if option.endswith("sdnq") else [])
+            for axis, option in OPTIONS
+            if axis != "attention" and (axis, option) not in COMPILED and option != "fp16_vae_fix"
+        ],
+    )
+    def test_everything_else(self, on_cuda: Load, axis: str, option: str) -> None:
+        found = evidence(on_cuda(f"{axis}={option}"), axis)
+        assert found.engaged, found
+
+    @pytest.mark.parametrize("option", ["tf32", "fp32_ieee"])
+    def test_tf32_that_was_set_otherwise(self, on_cuda: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded = on_cuda(f"precision={option}")
+        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
+        with tf32(option == "fp32_ieee"):
+            assert not evidence(loaded, "precision").engaged
+
+    def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
+        memory = on_cuda("precision=fp16").time_once(memory=True).memory
+        assert memory is not None
+        assert memory.headline is not None
+        assert memory.headline[0] == "peak_allocated_gib"
+        figures = (memory.cuda_loaded_gib, memory.cuda_peak_allocated_gib, memory.cuda_peak_reserved_gib)
+        loaded, allocated, reserved = (figure or 0.0 for figure in figures)
+        assert 0 < loaded < allocated <= reserved

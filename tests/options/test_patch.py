@@ -1,0 +1,119 @@
+"""Functions of a user's own file are an option like any other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
+from sdopt.library import load
+from sdopt.options.patch import Patch
+from sdopt.record.records import Status
+from sdopt.statistics.outcomes import Standing, outcomes_of
+from tests.command import SMOKE, sdopt
+from tests.fakes import fake_workers
+
+CODE = """
+import torch
+
+def steps(pipe):
+    forward = pipe.unet.forward
+    pipe.unet.forward = lambda sample, *a, **k: forward(sample * 1.1, *a, **k)
+
+def null(pipe):
+    pass
+
+def paler(pipe):
+    pipe.vae.decoder.conv_out.weight.data.mul_(0.7)
+
+def nhwc(pipe):
+    pipe.unet.to(memory_format=torch.channels_last)
+    pipe.vae.to(memory_format=torch.channels_last)
+
+def nchw(pipe):
+    pipe.unet.to(memory_format=torch.contiguous_format)
+    pipe.vae.to(memory_format=torch.contiguous_format)
+
+def fails(pipe):
+    raise RuntimeError("my mistake")
+
+other = 3
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(CODE)
+    return tmp_path
+
+
+def test_applies_and_says_what_it_changed(code: Path) -> None:
+    done = sdopt(
+        code, "run", f"patch={code}/mine.py:steps", "patch.contract=equivalent", "patch.claims=nothing", *SMOKE
+    )
+    assert done.code == 0, done.shown
+    [row] = done.result.candidates
+    assert row.status is Status.OK
+    assert (row.contract, row.promises["patch"].claims) == (Contract.EQUIVALENT, [])
+    [shown] = [found for found in row.measurements[0].shapes[0].evidence if found.axis == "patch"]
+    assert "unet" in shown.summary
+    with pytest.raises(UsageError, match="runs code"):
+        load(done.folder)
+    other = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=elsewhere/mine.py:steps")
+    assert (other.code, "runs code" in other.err) == (2, True)
+    again = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2")
+    assert (again.code, "patch=" in again.err) == (2, True)
+    with fake_workers():
+        assert sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=mine.py:steps").code == 0
+
+
+def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: Path) -> None:
+    variants = (
+        "study.variants={baseline:[],none:[patch:mine.py:null],paler:[patch:mine.py:paler],fails:[patch:mine.py:fails],"
+        "last:[patch:mine.py:nhwc],undone:[layout:channels_last,patch:mine.py:nchw]}"
+    )
+    done = sdopt(code, "run", "study=explicit", variants, *SMOKE)
+    found = {row.name: row for row in done.result.candidates}
+    assert found["none"].status is Status.NOT_ENGAGED
+    assert found["paler"].status is Status.OK  # values alone are other ones
+    # What a default names is not held against a function, and is said; what was chosen is.
+    assert found["last"].status is Status.OK
+    assert "changed what layout=contiguous" in found["last"].reason
+    plain = [outcome.standing for outcome in outcomes_of(done.result) if outcome.option == "contiguous"]
+    assert plain == [Standing.PROVEN]
+    assert found["undone"].status is Status.NOT_ENGAGED
+    assert "layout=channels_last: 0 of" in found["undone"].reason
+    assert "leave one of the two out" in found["undone"].reason
+    assert found["fails"].status is Status.FAILED
+    assert "my mistake" in found["fails"].reason
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("patch=mine.py:nothing", "defines no function nothing"),
+        ("patch=mine.py:other", "defines no function other"),
+        ("patch=yours.py:steps", "cannot be read"),
+        ("patch=[mine.py:steps,mine.py:nothing]", "defines no function nothing"),
+        ("patch=function", "names the functions"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_it_starts(code: Path, override: str, said: str) -> None:
+    done = sdopt(code, "run", override, *SMOKE)
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert "Traceback" not in done.err
+
+
+def test_several_are_called_in_order(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f(pipe):\n    pipe.calls = ['a']\n")
+    (tmp_path / "b.py").write_text("def f(pipe):\n    pipe.calls.append('b')\n")
+
+    class Pipe:
+        components: dict[str, Any] = {}  # noqa: RUF012 (as a pipeline's own)
+
+    pipe: Any = Pipe()
+    found = Patch([f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f"]).apply(pipe)
+    trace: Any = None
+    assert pipe.calls == ["a", "b"]
+    assert found(trace).engaged

@@ -1,0 +1,103 @@
+"""After how many images a variant has repaid what it costs before the first one."""
+
+from dataclasses import replace
+
+import pytest
+
+from sdopt.record.comparisons import BreakEven, Interval
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import ShapeSamples
+from sdopt.report.notes import notes_of
+from sdopt.report.page.sections import _break_even
+from sdopt.statistics.break_even import break_even, break_even_text, start_text, uncounted
+from sdopt.statistics.figures import flat_figures
+from sdopt.statistics.ratios import compare
+from sdopt.statistics.summary import summary_of
+
+
+def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) -> None:
+    for measured in result.variant(name).measurements:
+        measured.load_s = measured.shapes[0].cold_start_s = None
+    first = result.variant(name).measurements[0]
+    first.load_s, first.shapes[0].cold_start_s = load_s, cold_start_s
+
+
+def level(result: StudyResult, speedup: Interval) -> BreakEven:
+    candidate, reference = result.variant("bfloat16"), result.variant("baseline")
+    found = break_even(candidate, reference, Interval(2.0), speedup)
+    assert found is not None
+    return found
+
+
+class TestBreakEven:
+    def test_is_where_both_have_taken_equally_long(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 3.0, 60.0)
+        found = level(result, Interval(1.25, 1.1, 1.6, 0.95))
+        assert (found.first_image_s, found.extra_s) == (63.0, 60.0)
+        # A call of 2 s takes 1.6 s: 150 further calls make up for 60 s.
+        assert found.images == pytest.approx(151)
+        calls = found.images - 1 if found.images else 0
+        assert 63.0 + calls * 1.6 == pytest.approx(3.0 + calls * 2.0)
+        assert found.images_low == pytest.approx(1 + 60 / (2 - 2 / 1.6))
+        assert found.images_high == pytest.approx(1 + 60 / (2 - 2 / 1.1))
+        assert break_even_text(found) == "repaid after 151 images [81, 331]"
+
+    def test_counts_what_each_further_shape_compiles(self, result: StudyResult) -> None:
+        """`compiler=inductor` compiles at each shape, and `inductor_dynamic` once."""
+        for name, first_s, others_s in (("baseline", 2.0, 3.0), ("bfloat16", 60.0, 40.0)):
+            started(result, name, 1.0, first_s)
+            variant = result.variant(name)
+            variant.config = replace(variant.config, workload=replace(variant.config.workload, size=[64, 96]))
+            for measured in variant.measurements:
+                measured.shapes.append(ShapeSamples())
+            variant.measurements[0].shapes[1] = ShapeSamples(cold_start_s=others_s)
+        found = level(result, Interval(1.25))
+        assert (found.first_image_s, found.extra_s, found.shapes) == (61.0, 58.0 + 37.0, 2)
+        assert found.images == pytest.approx(1 + 95.0 / 0.4)
+        assert start_text(found) == "in loading and the first calls at 2 shapes"
+
+    def test_counts_what_an_earlier_run_compiled(self, result: StudyResult) -> None:
+        """The package that was loaded is no gift: without that run, this one would have compiled."""
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 2.5)
+        result.variant("bfloat16").measurements[0].shapes[0].earlier_compile_s = 40.0
+        found = level(result, Interval(1.25))
+        assert (found.first_image_s, found.extra_s) == (3.5, 40.5)
+        assert found.images == pytest.approx(1 + 40.5 / 0.4)
+        compare(result)
+        told = " ".join(notes_of(summary_of(result)))
+        loaded = "Earlier runs compiled packages that were loaded here: bfloat16 in 40.0 s. The start-up includes this."
+        assert loaded in told
+
+    def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 20.0)
+        assert break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95))) == "never repaid: its calls are no faster"
+        perhaps = level(result, Interval(1.1, 0.9, 1.3, 0.95))
+        assert perhaps.images_high is None
+        assert break_even_text(perhaps).endswith(", never]")
+
+    def test_is_said_everywhere_alike(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 200.0)
+        compare(result)
+        comparison = result.first_comparison("bfloat16")
+        assert comparison is not None
+        assert comparison.break_even is not None
+        said = "bfloat16 takes 198 s longer than baseline before the first image, "
+        # Which of the two was faster is chance: both run the same kernels here.
+        comparison.shapes[0].speedup, comparison.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
+        comparison.break_even = level(result, comparison.shapes[0].speedup)
+        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
+        assert f"{said}{break_even_text(comparison.break_even)}" in note
+        flat = flat_figures(result, result.variant("bfloat16"))
+        assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
+        assert flat["break_even/images"] == comparison.break_even.images == pytest.approx(1 + 198.0 * 1.5)
+        comparison.shapes[0].floor, comparison.break_even = 2.0, uncounted(comparison.break_even)
+        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
+        assert f"{said}and its calls differ by no more than two identical baselines" in note
+        flat = flat_figures(result, result.variant("bfloat16"))
+        assert flat["start/extra_s"] == comparison.break_even.extra_s
+        assert not any(name.startswith("break_even/") for name in flat)
+        assert "not known" in str(_break_even(summary_of(result)).blocks)

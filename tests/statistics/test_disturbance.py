@@ -1,0 +1,92 @@
+"""Which rounds decide: by what others took, and never by the times; all sides of a round together."""
+
+import numpy as np
+import pytest
+
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
+from sdopt.report.notes import notes_of
+from sdopt.statistics.disturbance import count_rounds, enough_clean, rounds_left_out, worst_by_round
+from sdopt.statistics.figures import figures_by_variant
+from sdopt.statistics.ratios import log_speedup, paired_rounds
+from sdopt.statistics.summary import summary_of
+from tests.records import reconfigure, retime, timed
+
+
+def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
+    calls = [Interference(share, 0.0) for share in shared]
+    return Measurement(0, shapes=[ShapeSamples(calls=timed(times or [1.0] * len(shared), interference=calls))])
+
+
+class TestPlacesLeftOut:
+    @pytest.mark.parametrize(
+        ("worst", "left_out"),
+        [
+            ([0.0, 0.0, 0.0], []),
+            ([0.5, 0.0, 0.0], []),  # too few yet: the disturbed one decides
+            ([0.5, 0.0, 0.0, 0.0], [0]),
+            ([0.019, 0.02, 0.0, 0.0], [3]),  # clean ones are alike, and the first ones decide
+            ([0.5, 0.3, 0.4, 0.0, 0.6], [0, 4]),  # the least disturbed ones fill up
+        ],
+    )
+    def test_the_least_disturbed_rounds_decide(self, worst: list[float], left_out: list[int]) -> None:
+        assert rounds_left_out(worst, 3, 0.02) == left_out
+
+    def test_enough_are_clean(self) -> None:
+        assert enough_clean([0.02, 0.5, 0.0], 2, 0.02)
+        assert not enough_clean([0.02, 0.5, 0.03], 2, 0.02)
+
+
+class TestShares:
+    def test_add_up_over_the_causes(self) -> None:
+        call = Call(1.0, interference=Interference(0.01, 0.02), gpu=GpuState(others=0.3))
+        assert call.disturbed == pytest.approx(0.33)
+
+    def test_of_a_round_are_the_worst_of_all_processes(self) -> None:
+        assert worst_by_round([measurement(0.0, 0.1, 0.0).shapes[0], measurement(0.2, 0.0).shapes[0]]) == [0.2, 0.1]
+
+
+def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> None:
+    """As if others had disturbed one call of the baseline's first process in one round."""
+    reconfigure(result, "protocol", interference=0.02)
+    for row in result.variants:
+        for found in row.measurements:
+            retime(
+                found.shapes[0],
+                interference=[Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.shapes[0].latency_s],
+            )
+            retime(found.shapes[0], left_out=[place] if left_out else [])
+    result.variant("baseline").measurements[0].shapes[0].calls[place].interference = Interference(share, 0.0)
+
+
+class TestStudy:
+    def test_rounds_that_were_left_out_decide_nothing(self, result: StudyResult) -> None:
+        candidate, baseline = result.variant("bfloat16"), result.variant("baseline")
+        before = log_speedup(candidate, baseline)
+        disturb(result, 2, 0.5, left_out=True)
+        for found in candidate.measurements:
+            found.shapes[0].calls[2].seconds *= 100
+        assert paired_rounds(candidate, baseline, 0) == 5
+        after = log_speedup(candidate, baseline)
+        assert before is not None
+        assert after is not None
+        assert abs(after.mean - before.mean) < np.log(100) / 6
+        for found in candidate.measurements:
+            retime(found.shapes[0], left_out=[])
+        assert paired_rounds(candidate, baseline, 0) == 5
+
+    def test_are_counted_and_noted(self, result: StudyResult) -> None:
+        disturb(result, 2, 0.5, left_out=True)
+        counts = count_rounds(result)
+        assert counts is not None
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
+        said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
+        assert said in notes_of(summary_of(result))
+
+    def test_figures_have_them_by_variant(self, result: StudyResult) -> None:
+        disturb(result, 2, 0.5, left_out=True)
+        flat = figures_by_variant(result)["baseline"].flat
+        assert flat["interference/worst"] == 0.5
+        assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)
+        assert flat["interference/calls_left_out"] == 3
+        assert flat["interference/cpu_mhz"] == 2000.0

@@ -1,0 +1,293 @@
+"""Verdicts follow the gate where one judged, else the intervals; code and command do what they say."""
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from sdopt.config.paths import CONF
+from sdopt.contract import Contract
+from sdopt.record.comparisons import Interval, ShapeRatios
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.scores import BrokenImage
+from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
+from sdopt.report.tables import evidence
+from sdopt.statistics.adoption import PLAIN, command_of, lines_of
+from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.statistics.summary import REPEATS, Row, summary_of
+from tests.records import reconfigure
+
+RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
+NAME = "channels last"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> StudyResult:
+    return read_result(RECORD)
+
+
+@pytest.fixture
+def study(recorded: StudyResult) -> StudyResult:
+    """One option against the baseline, without a gate."""
+    found = deepcopy(recorded)
+    found.variants = [v for v in found.variants if v.name in (found.baseline, NAME) or v.role == "control"]
+    found.comparisons = [edge for edge in found.comparisons if edge.candidate != "bfloat16"]
+    found.comparisons = [edge for edge in found.comparisons if edge.candidate in {v.name for v in found.variants}]
+    found.judgements, found.gate = [], ""
+    for row in found.variants:
+        row.measurements[0].shapes[0].traced = {"operators": 2.0 if row.name == NAME else 1.0}
+    found.comparisons[0].shapes[0].floor = 1.02
+    found.comparisons[0].shapes[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
+    return found
+
+
+def only(study: StudyResult) -> Row:
+    [row] = summary_of(study).candidates
+    return row
+
+
+def timed(study: StudyResult, estimate: float, low: float | None, high: float | None) -> Row:
+    study.comparisons[0].shapes[0].speedup = Interval(estimate, low, high, 0.95, 3, "process")
+    return only(study)
+
+
+class TestWithoutAGate:
+    @pytest.mark.parametrize(
+        ("estimate", "low", "high", "speed", "because"),
+        [
+            (1.21, 1.08, 1.35, Speed.FASTER, ""),
+            (0.85, 0.80, 0.90, Speed.SLOWER, "slower"),
+            (1.05, 0.95, 1.15, Speed.CLOSE, "too small to count"),
+            (1.03, 1.005, 1.05, Speed.CLOSE, "its interval includes changes too small to count"),
+            (1.025, 1.024, 1.026, Speed.FASTER, ""),
+            (1.015, 1.012, 1.018, Speed.CLOSE, "baselines differed by as much"),
+            (1.5, None, None, Speed.FEW, "protocol.replicates=3"),
+            (0.998, 0.992, 1.004, Speed.CLOSE, "as much"),
+        ],
+    )
+    def test_the_interval_and_the_floor_decide(
+        self, study: StudyResult, estimate: float, low: float | None, high: float | None, speed: Speed, because: str
+    ) -> None:
+        row = timed(study, estimate, low, high)
+        assert row.speed is speed
+        assert because in row.because
+        assert row.recommended is row.pays is (speed is Speed.FASTER)
+        assert row.images is Images.NOT_JUDGED
+        assert "images were not judged" in summary_of(study).notes[0]
+
+    def test_the_sentence_names_the_variant_its_times_and_its_images(self, study: StudyResult) -> None:
+        timed(study, 1.21, 1.08, 1.35)
+        said = summary_of(study).sentence
+        assert said == "channels last is 1.21× faster (501 → 523 ms); images nearly identical (89.8 dB), not judged."
+        timed(study, 0.8, 0.75, 0.85)
+        assert summary_of(study).sentence.startswith("Keep the baseline: channels last is 1.25× slower (")
+        timed(study, 1.5, None, None)
+        assert summary_of(study).sentence.startswith("Not enough runs to tell: ")
+
+    def test_what_saves_memory_and_is_slower_is_a_trade(self, study: StudyResult) -> None:
+        study.comparisons[0].shapes[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
+        row = timed(study, 0.5, 0.45, 0.55)
+        assert (row.pays, row.recommended, row.gains, row.speed) == (True, False, ["memory_ratio"], Speed.SLOWER)
+        assert "saves 50 % memory, 2.00× slower" in summary_of(study).sentence
+        assert summary_of(study).best is None
+        row = timed(study, 1.0, 0.95, 1.05)
+        assert row.recommended
+        assert "saves 50 % memory, speed too close to call" in summary_of(study).sentence
+
+    def test_a_change_of_memory_too_small_to_count_is_no_gain(self, study: StudyResult) -> None:
+        study.comparisons[0].shapes[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
+        assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup"], "16 MiB are 17 % here"
+        reconfigure(study, "gate", smallest_memory_mib=0)
+        assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup", "memory_ratio"]
+
+    def test_other_work_is_not_recommended(self, study: StudyResult) -> None:
+        reconfigure(study.variant(NAME), "workload", steps=10)
+        assert timed(study, 2.0, 1.9, 2.1).recommended, "fewer steps are a choice"
+        reconfigure(study.variant(NAME), "workload", batch_size=4)
+        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.batch_size"
+
+    def test_what_its_reference_chooses_too_changes_nothing(self, study: StudyResult) -> None:
+        baseline, variant = study.variant(study.baseline), study.variant(NAME)
+        variant.choices, variant.config = baseline.choices, baseline.config
+        assert timed(study, 1.3, 1.2, 1.4).because == REPEATS
+        assert any(line.endswith(REPEATS) for line in evidence(summary_of(study)))
+
+    def test_a_gain_that_the_trace_does_not_explain_is_not_recommended(self, study: StudyResult) -> None:
+        for variant in study.variants:
+            variant.measurements[0].shapes[0].traced = {"operators": 1.0}
+        row = timed(study, 1.3, 1.2, 1.4)
+        assert (row.speed, row.recommended) == (Speed.FASTER, False)
+        assert "trace shows no change" in summary_of(study).sentence
+
+    def test_of_several_shapes_one_that_is_slower_decides(self, study: StudyResult) -> None:
+        owners: list[StudyResult | VariantResult] = [study, *study.variants]
+        for owner in owners:
+            reconfigure(owner, "workload", size=[64, 96])
+        for variant in study.variants:
+            for measurement in variant.measurements:
+                measurement.shapes.append(replace(measurement.shapes[0]))
+        edge = study.comparisons[0]
+        for compared in study.comparisons:
+            compared.shapes.append(ShapeRatios(floor=1.02))
+        edge.shapes[0].speedup = Interval(1.3, 1.2, 1.4, 0.95, 3, "process")
+        edge.shapes[1].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
+        row = only(study)
+        assert (row.speed, row.gains) == (Speed.FASTER, ["speedup/64x64b1", "speedup/96x96b1"])
+        assert "faster: 1.30× at 64×64, batch 1; 1.20× at 96×96, batch 1" in summary_of(study).sentence
+        assert "'workload.size=[64,96]'" in row.command
+        edge.shapes[1].speedup = Interval(0.8, 0.7, 0.9, 0.95, 3, "process")
+        assert (only(study).speed, only(study).recommended) == (Speed.SLOWER, False)
+
+
+class TestSteps:
+    """Variants that are compared with another one than the baseline."""
+
+    def chain(self, study: StudyResult, recorded: StudyResult) -> Row:
+        """Deep cache, here a step on top of channels last, which is slower than the baseline."""
+        study.variants.append(deepcopy(recorded.variant("deep cache")))
+        edge = deepcopy(next(edge for edge in recorded.comparisons if edge.candidate == "deep cache"))
+        edge.reference = NAME
+        study.comparisons.append(edge)
+        row = summary_of(study).row("deep cache")
+        assert row is not None
+        return row
+
+    def test_the_gain_over_the_baseline_ranks_and_the_step_is_said_beside_it(
+        self, study: StudyResult, recorded: StudyResult
+    ) -> None:
+        timed(study, 0.5, 0.45, 0.55)
+        row = self.chain(study, recorded)
+        direct = next(edge for edge in recorded.comparisons if edge.candidate == "deep cache").shapes[0].speedup
+        assert direct is not None
+        assert row.speedup is not None
+        assert row.speedup.interval.estimate == pytest.approx(direct.estimate)
+        assert [each.name for each in summary_of(study).rows] == ["deep cache", "baseline", NAME]
+        [step] = row.steps
+        assert step.text == f"{ratio_text(direct)} on top of {NAME}"
+
+    def test_it_is_no_better_than_what_it_is_built_on(self, study: StudyResult, recorded: StudyResult) -> None:
+        timed(study, 1.2, 1.1, 1.3)
+        self.chain(study, recorded)
+        study.gate = "default"
+        bad = Ruling("at_most", "mse", Verdict.FAIL, "large")
+        good = Ruling("at_most", "mse", Verdict.PASS, "small")
+        study.judgements = [
+            Judgement(NAME, study.baseline, "layout=channels_last", Contract.LOSSY, Verdict.FAIL, [bad]),
+            Judgement("deep cache", NAME, "caching=deepcache", Contract.LOSSY, Verdict.PASS, [good], gains=["speedup"]),
+        ]
+        row = summary_of(study).row("deep cache")
+        assert row is not None
+        assert (row.decision, row.images, row.recommended) == (Decision.PASS, Images.WORSE, False)
+
+
+class TestBroken:
+    @pytest.mark.parametrize("status", [Status.NOT_ENGAGED, Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED])
+    def test_what_failed_or_took_no_effect_is_not_recommended_whatever_its_times(
+        self, study: StudyResult, status: Status
+    ) -> None:
+        study.variant(NAME).status, study.variant(NAME).reason = status, "the reason"
+        row = timed(study, 1.5, 1.4, 1.6)
+        assert not row.recommended
+        assert "the reason" in row.because
+        assert "the reason" in summary_of(study).sentence
+
+    def test_broken_images_are_worse_and_named(self, study: StudyResult) -> None:
+        study.variant(NAME).trips = [BrokenImage("black", study.variant(NAME).images[0].path, "all zero")]
+        row = timed(study, 1.5, 1.4, 1.6)
+        assert (row.images, row.recommended) == (Images.WORSE, False)
+        assert "black" in row.because
+
+
+class TestWithAGate:
+    def judged(self, study: StudyResult, verdict: Verdict, reason: str, gains: list[str]) -> Row:
+        timed(study, 1.21, 1.08, 1.35)
+        rulings = [
+            Ruling("at_most", "mse", Verdict.PASS, "small"),
+            Ruling("must pay", "", verdict, reason, payoff=next((p for p in Payoff if reason.startswith(p)), None)),
+        ]
+        study.gate = "default"
+        study.judgements = [
+            Judgement(NAME, study.baseline, "layout=channels_last", Contract.EQUIVALENT, verdict, rulings, gains=gains)
+        ]
+        return only(study)
+
+    def test_a_pass_with_a_gain_is_recommended_and_its_images_are_equal(self, study: StudyResult) -> None:
+        row = self.judged(study, Verdict.PASS, "it pays", ["speedup"])
+        assert (row.recommended, row.decision, row.images) == (True, Decision.PASS, Images.EQUAL)
+        assert "1.21× faster" in summary_of(study).sentence
+        assert "images equal" in summary_of(study).sentence
+
+    @pytest.mark.parametrize(
+        ("verdict", "reason", "decision", "because"),
+        [
+            (Verdict.FAIL, "harm: speedup 0.9×", Decision.FAIL, "speedup 0.9×"),
+            (Verdict.FAIL, "no benefit: speedup 1×", Decision.FAIL, "speedup 1×"),
+            (Verdict.INCONCLUSIVE, "speedup 1.02× straddles", Decision.UNDECIDED, "speedup 1.02× straddles"),
+            (Verdict.NOT_COMPARABLE, "the reference failed", Decision.UNDECIDED, "the reference failed"),
+        ],
+    )
+    def test_the_gate_has_the_last_word_and_says_it_once(
+        self, study: StudyResult, verdict: Verdict, reason: str, decision: Decision, because: str
+    ) -> None:
+        row = self.judged(study, verdict, reason, [])
+        assert (row.decision, row.because, row.recommended) == (decision, because, False)
+
+    def test_what_disturbed_several_rulings_is_said_once(self, study: StudyResult) -> None:
+        self.judged(study, Verdict.INCONCLUSIVE, "speedup 1.21×", [])
+        [judgement] = study.judgements
+        judgement.rulings += [
+            Ruling("at_least", "speedup", Verdict.INCONCLUSIVE, "1.1 reaches 0.95"),
+            Ruling("at_most", "tail_ratio", Verdict.INCONCLUSIVE, "1.1 stays within 1.25"),
+        ]
+        for ruling in judgement.rulings[1:]:
+            ruling.doubt = "other work disturbed it"
+        judgement.rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, "other work disturbed it"))
+        assert only(study).because == "other work disturbed it"
+
+
+class TestAdoption:
+    def test_the_command_measures_the_option_alone_with_the_work_of_its_preset(self, recorded: StudyResult) -> None:
+        variant = deepcopy(recorded.variant("bfloat16"))
+        variant.config = replace(variant.config, workload=replace(variant.config.workload, steps=20))
+        command = command_of(variant, recorded.variant(recorded.baseline))
+        assert command.startswith("sdopt run workload.steps=20 gate=default ")
+        assert command.endswith(" precision=bf16")
+
+    def test_the_command_names_what_a_preset_chose_for_both_sides(self, recorded: StudyResult) -> None:
+        variant, baseline = deepcopy(recorded.variant("bfloat16")), deepcopy(recorded.variant(recorded.baseline))
+        for side in (variant, baseline):
+            side.choices |= {"scheduler": "plms", "layout": "channels_last", "caching": "deepcache(interval=2)"}
+        command = command_of(variant, baseline)
+        assert "scheduler=plms" in command
+        assert "layout=channels_last" in command
+        assert "'study.baseline=[caching:deepcache,layout:channels_last]'" in command
+        assert command.endswith(" precision=bf16")
+
+    def test_default_options_are_those_of_the_configuration(self) -> None:
+        defaults = OmegaConf.load(CONF / "config.yaml").defaults
+        found = {group: option for each in defaults if isinstance(each, DictConfig) for group, option in each.items()}
+        assert {group: found[group] for group in PLAIN} == PLAIN
+
+    def test_code_around_calls_goes_around_the_call(self, recorded: StudyResult) -> None:
+        variant, baseline = deepcopy(recorded.variant("inference mode")), recorded.variant(recorded.baseline)
+        variant.snippets = {"grad_mode": ["import torch", "with torch.inference_mode():"]}
+        assert lines_of(variant, baseline) == [
+            "import torch",
+            "with torch.inference_mode():",
+            "    image = pipe(prompt).images[0]",
+        ]
+
+    def test_what_only_sdopt_has_is_one_call_of_optimize(self, recorded: StudyResult) -> None:
+        variant, baseline = deepcopy(recorded.variant("math attention")), recorded.variant(recorded.baseline)
+        variant.choices |= {"memory.vae_slicing": "vae_slicing", "caching": "deepcache(interval=2)"}
+        variant.promises |= dict.fromkeys(("memory.vae_slicing", "caching"), variant.promises["attention"])
+        variant.snippets |= {"memory.vae_slicing": []}
+        variant.overrides += ["caching=deepcache", "caching.interval=2"]
+        assert lines_of(variant, baseline) == [
+            "import sdopt",
+            'sdopt.optimize(pipe, "caching.interval=2", caching="deepcache", attention="math", memory=["vae_slicing"])',
+        ]
