@@ -15,6 +15,7 @@ from sdopt.pipelines.sampling import scheduler_class
 from sdopt.record.records import Status
 from sdopt.reference import MODEL
 from sdopt.statistics.published import Reproduction, claims_of
+from sdopt.study.designs import CONTROL
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 
@@ -110,7 +111,7 @@ def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(tmp_path: Path,
     # What a variant takes of memory is claimed of itself.
     edges = {(c.variant, c.reference) for c in claims}
     for candidate, reference in compared:
-        assert "control" in candidate or {(candidate, reference), (candidate, "")} & edges
+        assert candidate == CONTROL or {(candidate, reference), (candidate, "")} & edges
     # The packaged model reproduces no article.
     assert {claim.verdict for claim in claims} <= {
         Reproduction.NOT_RUN,

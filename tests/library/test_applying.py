@@ -34,6 +34,8 @@ LOSSY = (
     *("precision=bf16", "precision=fp16", "precision=fp16_autocast", "precision=fp16_vae_fp32"),
     *("precision=int8_sdnq", "precision=int8_torchao", "lora=fused", "memory=layerwise_casting"),
     "memory=group_offload",
+    "memory=quantized_text_encoders",
+    "precision=uint4_sdnq",
 )
 """Options on a CPU that change or move weights: `undo` refuses them."""
 

@@ -14,6 +14,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.doctor.options import compose_options
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
+from sdopt.options.caching import FirstBlockCaching
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.preload import MODULES, import_all
@@ -82,7 +83,11 @@ class Walk:
         base = self._bases[task, workload]
         options, names = dict(base.optimizations), dict(base.choices)
         for choice in chosen:
-            options |= choice.optimizations
+            # Few steps of small images differ too much for the test of a first-block cache as it is set for users.
+            options |= {
+                axis: replace(option, threshold=10.0) if isinstance(option, FirstBlockCaching) else option
+                for axis, option in choice.optimizations.items()
+            }
             names |= dict.fromkeys(choice.optimizations, choice.option)
         return replace(base, optimizations=options, choices=names)
 

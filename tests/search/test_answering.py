@@ -1,5 +1,6 @@
 """What `sdopt optimize` answers, with fake workers."""
 
+import re
 from pathlib import Path
 
 from tests.command import SMALL, sdopt
@@ -37,5 +38,5 @@ def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_pa
         found = sdopt(tmp_path, *OPTIMIZE, "gate=default", *IMAGES)
     assert found.code == 3, found.shown
     assert "Keep the baseline: none of the 2 combinations" in found.shown
-    assert "precision=bf16 was about 2.0" in found.shown
+    assert re.search(r"precision=bf16 was about (1\.9|2\.0)\d×, but: ", found.shown)
     assert not list(tmp_path.rglob("optimized.py"))

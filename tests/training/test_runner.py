@@ -18,7 +18,10 @@ from sdopt.training.config import STAGES
         ("+autoencoder.nonsense=1", "autoencoder.nonsense: unknown key; the keys are share, steps"),
         ("~clip.target", "clip.target: must be given"),
         ("~seed", "sdopt: seed: must be given, as in seed=…"),
-        ("stage=nonsense", "all, data, tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, clip, export"),
+        (
+            "stage=nonsense",
+            "tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, few_steps, clip, export",
+        ),
         ("device=tpu", "device=tpu: choose one of auto, cpu, cuda"),
         ("seed=many", "seed: Value 'many'"),
         ("clip=3", "clip: must be a group of keys, not 3"),
