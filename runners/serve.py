@@ -90,13 +90,11 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
 
     from sdopt.config.groups import data_sheets
     from sdopt.errors import ConflictError, print_problems
+    from sdopt.experiment import check_models, fetch
     from sdopt.locks import reserve
-    from sdopt.pipelines.components import require_parts
-    from sdopt.pipelines.hub import fetch_models
     from sdopt.scratch import scratch_folder
     from sdopt.serving.engine import Engine, unservable
     from sdopt.serving.server import listen, serve
-    from sdopt.worker.calls import in_process
     from sdopt.worker.machine import find_machine
     from sdopt.worker.process import WorkerProcess
 
@@ -105,10 +103,8 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
         raise ConflictError(problems)
     print_problems(machine.warnings)
     listening = listen(serving)
-    fetch_models([variant.model])
-    variant.files(fetch=True)
-    if variant.model.weights in ("path", "hub"):
-        in_process(context, require_parts, variant.model, what=f"model={variant.model.name}")
+    fetch([variant], context)
+    check_models([variant], ("path", "hub"), context)
     host, port = listening.getsockname()[:2]
     site = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if host not in ("127.0.0.1", "::1"):

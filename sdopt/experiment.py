@@ -4,7 +4,7 @@ The command line, the Python API, launchers in other processes and tests all run
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -70,6 +70,29 @@ def fetch_clip(composer: HydraComposer) -> None:
         print_problems(f"no CLIP score: {problem}" for problem in error.problems)
     else:
         composer.refresh()
+
+
+def fetch(variants: Sequence[Variant], context: StartContext) -> None:
+    """Downloads or builds the models of variants, and downloads what their options read. Raises UsageError."""
+    for model, task in dict.fromkeys((v.model, v.task) for v in variants if v.model.factory is not None):
+        remember(model, in_process(context, describe, model, task, what=model.origin))
+    fetch_models(variant.model for variant in variants)
+    for variant in variants:
+        variant.files(fetch=True)
+
+
+def check_models(variants: Sequence[Variant], weights: Collection[str], context: StartContext) -> None:
+    """Checks that models whose weights are of some origins can be built, since options read their configuration.
+
+    Raises:
+        UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
+    """
+    for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights in weights):
+        try:
+            in_process(context, require_parts, model, what=f"model={model.name}")
+        except UsageError as error:
+            scheduler = next(variant.scheduler for variant in variants if variant.model == model)
+            raise UsageError([*error.problems, *sampling_remarks(model, scheduler)]) from error
 
 
 @dataclass
@@ -271,10 +294,10 @@ class Experiment:
         """
         hardware = self.config.hardware
         if self.config.dry_run and hardware.sheet is not None:
-            self._check_models(plan.variants, "path")
+            check_models(plan.variants, ("path",), self.context)
             return planned_machine(hardware.sheet)
         machine, self.context = find_machine(self.context, hardware, data_sheets)
-        self._check_models(plan.variants, "path")
+        check_models(plan.variants, ("path",), self.context)
         nothing_runs = self._all_refused(plan, machine)
         if self.config.dry_run or nothing_runs or not hardware.exclusive:
             return machine
@@ -283,14 +306,10 @@ class Experiment:
 
     def _fetch(self, variants: Sequence[Variant]) -> None:
         """Downloads or builds the models, and downloads what options and metrics read. Raises UsageError."""
-        for model, task in dict.fromkeys((v.model, v.task) for v in variants if v.model.factory is not None):
-            remember(model, in_process(self.context, describe, model, task, what=model.origin))
-        fetch_models(variant.model for variant in variants)
-        for variant in variants:
-            variant.files(fetch=True)
+        fetch(variants, self.context)
         for name in features_of(self.config.quality, self.config.model) if self.config.quality.metrics else ():
             fetch_features(name)
-        self._check_models(variants, "hub")
+        check_models(variants, ("hub",), self.context)
 
     def _other_cards(self, machine: Machine) -> list[Machine]:
         """Returns a `Machine` for each other card that `hardware.device=auto` may use; skips unusable ones."""
@@ -307,19 +326,6 @@ class Experiment:
         self.timeline.enter(WAITING)
         where = f"{holder}, which measures on {machine.device.name}"
         print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
-
-    def _check_models(self, variants: Sequence[Variant], weights: str) -> None:
-        """Checks that models with local weights can be built, since options read their configuration.
-
-        Raises:
-            UsageError: a model cannot be built; with the remarks on it, which are not printed any more.
-        """
-        for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights == weights):
-            try:
-                in_process(self.context, require_parts, model, what=f"model={model.name}")
-            except UsageError as error:
-                scheduler = next(variant.scheduler for variant in variants if variant.model == model)
-                raise UsageError([*error.problems, *sampling_remarks(model, scheduler)]) from error
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""

@@ -17,7 +17,7 @@ import torch
 
 from sdopt.foresight.costs import PassCosts
 from sdopt.foresight.latency import PARTS, Array
-from sdopt.schema import Rates, Sheet
+from sdopt.schema import Hardware, Rates, Sheet
 
 ARCHITECTURE = "cpu"
 
@@ -128,8 +128,14 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
     return work / min(taken)
 
 
-def sheet_of_cpu(threads: int) -> Sheet:
+def threads_of(hardware: Hardware) -> int:
+    """Returns how many CPU threads a worker has."""
+    return hardware.threads or torch.get_num_threads()
+
+
+def sheet_of_cpu(hardware: Hardware) -> Sheet:
     """Returns this machine as a data sheet; its memory is the machine's."""
+    threads = threads_of(hardware)
     found = measure_machine(threads)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     plural = "" if threads == 1 else "s"

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
-from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu
+from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu, threads_of
 from sdopt.foresight.fitting import (
     EXTRAPOLATED,
     half_width,
@@ -145,8 +144,7 @@ def predict(
 
 def predict_here(variants: Sequence[Variant], sheets: Mapping[str, Sheet]) -> list[Prediction]:
     """Predicts each variant at each of its shapes on this machine's CPU, whose rates are measured first."""
-    threads = variants[0].hardware.threads or torch.get_num_threads()
-    return predict(variants, {"cpu": sheet_of_cpu(threads)}, sheets)
+    return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)}, sheets)
 
 
 def _prediction(
@@ -227,7 +225,7 @@ def _why_not_here(software: Software | str) -> str:
 
 def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Prediction:
     """Adds the time on this machine's CPU, from the rates that it reaches."""
-    machine = measure_machine(variant.hardware.threads or torch.get_num_threads())
+    machine = measure_machine(threads_of(variant.hardware))
     texts = sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS) * 2**30 / 4
     prompts = 2 if variant.guidance_scale > 1 else 1
     parts = machine.parts(case.denoiser, case.decoder, 2.0 * texts * _TOKENS * prompts)

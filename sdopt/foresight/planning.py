@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
@@ -95,7 +93,7 @@ def _cards(
         return {str(name): sheets[str(name)] for name in dict.fromkeys(names)}
     sheet = composer.current.hardware.sheet
     if sheet is None and composer.current.hardware.device == "cpu":
-        return {"cpu": sheet_of_cpu(composer.current.hardware.threads or torch.get_num_threads())}
+        return {"cpu": sheet_of_cpu(composer.current.hardware)}
     if sheet is None:
         raise UsageError(
             "no card is named: choose one, as in hardware=rtx4090, or several, as in 'plan.hardware=[t4,l4,rtx4090]'; "

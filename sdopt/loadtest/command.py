@@ -13,12 +13,12 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.serving import BATCHES
 from sdopt.errors import ConflictError, command_line, print_problems
+from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of
 from sdopt.loadtest.report import PLOT, blocks_of, latency_plot, page_of
 from sdopt.loadtest.run import Candidate, LoadTest
 from sdopt.locks import reserve
-from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.report.charts.spec import picture
 from sdopt.report.markdown import written
@@ -36,8 +36,6 @@ from sdopt.worker.machine import Machine, find_machine
 from sdopt.worker.process import WorkerProcess
 
 _LOAD = "sdopt.load"
-
-_LOGGED = ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "rejected", "errors")
 
 
 def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say: Callable[[str], None]) -> LoadRecord:
@@ -101,9 +99,8 @@ def _measure(
 ) -> None:
     running = [variant for (variant, _), reasons in zip(rows, refused, strict=True) if not reasons]
     variants = [variant for number, variant in enumerate(running) if variant not in running[:number]]
-    fetch_models(variant.model for variant in variants)
-    for variant in variants:
-        variant.files(fetch=True)
+    fetch(variants, context)
+    check_models(variants, ("path", "hub"), context)
     first = variants[0]
     most = max(shape.batch_size for shape in first.shapes)
     work = f"{first.model.name} {first.size}×{first.size}, {first.workload.steps} steps"

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from sdopt.traffic.figures import Interval, Window, interval_of, max_rate
+from sdopt.record.comparisons import Interval
+from sdopt.statistics.figures import ratio_text
+from sdopt.traffic.figures import Window, interval_of, max_rate
 
 RECORD = "load.json"
 
@@ -184,13 +186,6 @@ def answer_of(record: LoadRecord) -> str:
         f"{best.row.name} {carries} {ratio_text(best.ratio)} the requests of {baseline.row.name} {within}: "
         f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
     )
-
-
-def ratio_text(ratio: Interval | None) -> str:
-    """Returns a ratio with its interval, as in `2.30× [2.10, 2.50]`."""
-    if ratio is None:
-        return ""
-    return f"{ratio.estimate:.2f}×" + ("" if ratio.low is None else f" [{ratio.low:.2f}, {ratio.high:.2f}]")
 
 
 def rate_text(figures: RowFigures) -> str:

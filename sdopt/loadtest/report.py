@@ -5,11 +5,12 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.loadtest.record import LoadRecord, RowFigures, answer_of, header_texts, rate_text, ratio_text
+from sdopt.loadtest.record import LoadRecord, RowFigures, answer_of, header_texts, rate_text
 from sdopt.report.blocks import Block, Cell, Chart, Notes, Page, Prose, Section, Table
 from sdopt.report.charts.parts import built, inline
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import INK
+from sdopt.statistics.figures import ratio_text
 
 PLOT = "load.png"
 
@@ -58,7 +59,7 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     return [
         figures.row.name,
         rate_text(figures),
-        ratio_text(figures.ratio),
+        ratio_text(figures.ratio) if figures.ratio else "",
         f"{rate:.3g}/s",
         *("" if value is None else f"{value:.3g} s" for value in seconds),
         _number(figures.mean(rate, "batch")),

@@ -109,6 +109,12 @@ class SkippedLayers(Caching):
     }
 
     @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        if ctx.steps > 1:
+            return []
+        return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
+
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         unet = denoiser_of(pipe)
         skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
@@ -163,10 +169,6 @@ class DeepCaching(SkippedLayers):
         return found
 
     @override
-    def ineffective(self, ctx: Context) -> list[str]:
-        return _needs_two_steps(ctx)
-
-    @override
     def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
         # This module imports the compiler, which takes seconds that other commands should not spend.
         from sdopt.options.skipping import DeepCache
@@ -202,10 +204,6 @@ class FirstBlockCaching(SkippedLayers):
             several = f"each of {images} images decides for itself, and a graph has a fixed batch"
             found.append(f"{several}: choose compiler=eager, or workload.batch_size=1")
         return found
-
-    @override
-    def ineffective(self, ctx: Context) -> list[str]:
-        return _needs_two_steps(ctx)
 
     @override
     def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
@@ -538,12 +536,6 @@ class _Seeded(State):
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
-
-
-def _needs_two_steps(ctx: Context) -> list[str]:
-    if ctx.steps > 1:
-        return []
-    return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
 
 
 def _branches(config: Any) -> list[tuple[int, int]]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy import special
 
+from sdopt.record.comparisons import Interval
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio
 from sdopt.traffic.generator import Sent
 
 NEEDED = {50: 1, 95: 59, 99: 459}
@@ -111,23 +112,11 @@ def max_rate(windows: Sequence[Window], wanted: float) -> tuple[float, str]:
     return ordered[-1].rate, ">"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A geometric mean over replicates, with its two-sided t interval on the log scale; None with fewer than three."""
-
-    estimate: float
-    low: float | None = None
-    high: float | None = None
-
-
 def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Returns the interval of positive figures, one of each replicate."""
+    """Returns the geometric mean of positive figures, one of each replicate; with few of them without an interval."""
     logs, count = np.log(values), len(values)
-    mean = float(logs.mean())
-    if count < 3:
-        return Interval(math.exp(mean))
-    half = float(special.stdtrit(count - 1, (1 + confidence) / 2)) * float(logs.std(ddof=1)) / math.sqrt(count)
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    error = float(logs.std(ddof=1)) / math.sqrt(count) if count >= MINIMUM_PROCESSES else None
+    return LogRatio(float(logs.mean()), error, count - 1, count).interval(confidence)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
