@@ -4,6 +4,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,8 +15,8 @@ from sdopt.record.records import Environment
 from sdopt.study import fingerprint
 from sdopt.worker.machine import Machine
 
-TRITON_CACHE = "TRITON_CACHE_DIR"
-"""The variable that names the folder of Triton's cache, which affects only the time of a start."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""The variables that name folders of compiled kernels, which affect only the time of a start."""
 
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -30,7 +31,7 @@ _VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
-    TRITON_CACHE,
+    *CACHES,
 )
 """Environment variables that change how CUDA, its libraries and PyTorch compute or start."""
 
@@ -63,8 +64,14 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         gpu=machine.gpu,
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         host=platform.node(),
-        warnings=list(machine.warnings),
+        warnings=[*machine.warnings, *_kept_caches()],
     )
+
+
+def _kept_caches() -> Iterator[str]:
+    for name in CACHES:
+        if name in os.environ:
+            yield f"{name}={os.environ[name]}: first calls may find kernels there that earlier processes compiled"
 
 
 def _cudnn(device: Device) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sdopt.record.records import Environment
 from sdopt.record.scores import ImageRecord
-from sdopt.study.environment import TRITON_CACHE
+from sdopt.study.environment import CACHES
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw
 
@@ -49,7 +49,7 @@ def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environ
         "inputs": dict(inputs),
         "device": {k: v for k, v in environment.device.items() if "free" not in k},
         "cpu": environment.cpu,
-        "variables": {k: v for k, v in environment.variables.items() if k != TRITON_CACHE},
+        "variables": {k: v for k, v in environment.variables.items() if k not in CACHES},
         "versions": [environment.python, environment.packages, environment.sdopt_version, environment.code],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -14,7 +14,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Status, StudyResult
 from sdopt.study.designs import CONTROL, Plan
-from sdopt.study.environment import TRITON_CACHE
+from sdopt.study.environment import CACHES
 from sdopt.study.fingerprint import of_prompts
 
 _CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive")
@@ -26,7 +26,7 @@ EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
 
 _OF_THE_MOMENT = (
     *("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu"),
-    f"variables.{TRITON_CACHE}",  # a cluster gives each job a folder of its own
+    *(f"variables.{name}" for name in CACHES),  # a cluster gives each job a folder of its own
 )
 
 _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")

@@ -79,12 +79,13 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
         device: the worker's device.
         cache: the folder of its compiler caches.
     """
-    # Libraries with Triton kernels of their own keep these, and their tuning results, in the home folder, so the cold
-    # start would depend on earlier runs. A folder that the user named is used as it is, and is recorded with the study.
-    triton = os.environ.get("TRITON_CACHE_DIR", str(cache / "triton"))
+    # Compilers and libraries with Triton kernels keep these, and their tuning results, in folders of the user, so the
+    # cold start would depend on earlier runs. A folder that the user named is used, and is recorded with the study.
+    own = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
+    caches = {name: os.environ.get(name, str(folder)) for name, folder in own.items()}
     # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
-    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": triton} | sdnq
+    return caches | sdnq
 
 
 def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:

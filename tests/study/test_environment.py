@@ -8,7 +8,7 @@ import pytest
 
 from sdopt.hardware.device import Device
 from sdopt.study import environment
-from sdopt.study.environment import _PACKAGES, describe_environment
+from sdopt.study.environment import _PACKAGES, CACHES, describe_environment
 from sdopt.study.image_cache import content_key
 from sdopt.worker.draws import draw_of
 from sdopt.worker.machine import Machine
@@ -60,12 +60,17 @@ def test_images_of_another_cudnn_or_under_another_override_are_others(
     assert key(variant, MACHINE) != before
 
 
-def test_the_folder_of_a_cache_changes_no_image(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CACHES)
+def test_the_folder_of_a_cache_changes_no_image_and_is_said(
+    name: str, variant: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {}
     for folder in ("/scratch/1", "/scratch/2"):
-        monkeypatch.setenv("TRITON_CACHE_DIR", folder)
+        monkeypatch.setenv(name, folder)
         found[folder] = key(variant, MACHINE)
-        assert describe_environment(MACHINE, []).variables["TRITON_CACHE_DIR"] == folder
+        environment = describe_environment(MACHINE, [])
+        assert environment.variables[name] == folder
+        assert any(f"{name}={folder}" in warning for warning in environment.warnings)
     assert len({*found.values()}) == 1
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     assert key(variant, MACHINE) not in found.values()

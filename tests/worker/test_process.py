@@ -14,6 +14,7 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.record.records import Status
+from sdopt.study.environment import CACHES
 from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, variables
@@ -116,11 +117,14 @@ class TestWorker:
 
 
 class TestVariables:
-    def test_a_users_folder_of_triton_is_left(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-        assert Path(variables(CARD, tmp_path)["TRITON_CACHE_DIR"]).is_relative_to(tmp_path)
-        monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
-        assert variables(CARD, tmp_path)["TRITON_CACHE_DIR"] == "/mine"
+    @pytest.mark.parametrize("name", CACHES)
+    def test_a_users_folder_of_kernels_is_left(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv(name, raising=False)
+        assert Path(variables(CARD, tmp_path)[name]).is_relative_to(tmp_path)
+        monkeypatch.setenv(name, "/mine")
+        assert variables(CARD, tmp_path)[name] == "/mine"
 
     @pytest.mark.parametrize(("device", "starts"), [(CPU, False), (CARD, True)])
     def test_sdnq_on_a_cpu_leaves_cards_alone(
