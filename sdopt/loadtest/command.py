@@ -16,13 +16,11 @@ from sdopt.errors import ConflictError, command_line, print_problems
 from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of
-from sdopt.loadtest.report import PLOT, blocks_of, latency_plot, page_of
+from sdopt.loadtest.report import blocks_of
 from sdopt.loadtest.run import Candidate, LoadTest
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.report.charts.spec import picture
 from sdopt.report.markdown import written
-from sdopt.report.page.html import html_page
 from sdopt.schema import Serving, Tracking
 from sdopt.scratch import scratch_folder
 from sdopt.serving.engine import unservable
@@ -138,9 +136,12 @@ def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadCo
     record.write(folder)
     text = written(blocks_of(record))
     (folder / "load.md").write_text(text)
-    (folder / "report.html").write_bytes(html_page(page_of(record)))
-    if (plot := latency_plot(record, record.figures)) is not None:
-        (folder / PLOT).write_bytes(picture(plot))
+    try:
+        from sdopt.loadtest.charts import draw  # a machine that only measures may lack the library of charts
+
+        draw(record, folder)
+    except ModuleNotFoundError as error:
+        print_problems([f"not drawn: {error}; the figures are in {folder / 'load.md'}"])
     if tracking.kind == "mlflow":
         try:
             _log(record, folder, tracking, load, text)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdopt.loadtest.charts import page_of
 from sdopt.loadtest.config import load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, figures_of
-from sdopt.loadtest.report import blocks_of, page_of
+from sdopt.loadtest.report import blocks_of
 from sdopt.report.markdown import written
 from sdopt.report.page.html import html_page
 from sdopt.traffic.figures import Window
