@@ -70,7 +70,7 @@ def images_cell(row: Row, judged: bool = True) -> Cell:
 def memory_cell(row: Row) -> Cell:
     """Returns how much more or less memory a variant takes than the baseline, and its peak."""
     peak = row.figures.headline_memory
-    shown = gib_text(peak[1]) if peak and row.status.measured else ""
+    shown = gib_text(peak[1]) if peak and row.status.timed else ""
     return Cell(share_text(row.memory.interval.estimate), f"({shown})") if row.memory else Cell(shown)
 
 
@@ -79,7 +79,7 @@ def _reason(row: Row) -> Cell:
 
 
 def _time(row: Row) -> Cell:
-    return Cell(*seconds_parts(row.figures.latency)) if row.figures.latency and row.status.measured else Cell()
+    return Cell(*seconds_parts(row.figures.latency)) if row.figures.latency and row.status.timed else Cell()
 
 
 def _speedups(summary: Summary) -> list[Column]:

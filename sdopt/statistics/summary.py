@@ -116,12 +116,12 @@ class Row:
     @property
     def speedup(self) -> Ratio | None:
         """Its speed-up over the baseline, at the main shape; None where it was not measured."""
-        return self.figures.overall.get(SPEEDUP.name) if self.status.measured else None
+        return self.figures.overall.get(SPEEDUP.name) if self.status.timed else None
 
     @property
     def memory(self) -> Ratio | None:
         """Its memory over that of the baseline, at the main shape; None where it was not measured."""
-        return self.figures.overall.get(MEMORY_RATIO.name) if self.status.measured else None
+        return self.figures.overall.get(MEMORY_RATIO.name) if self.status.timed else None
 
     @property
     def recommended(self) -> bool:
