@@ -115,7 +115,7 @@ class Row:
 
     @property
     def speedup(self) -> Ratio | None:
-        """Its speed-up over the baseline, at the main shape; None where it was not measured."""
+        """Its speed-up over the baseline, at the main shape; None where it was not timed."""
         return self.figures.overall.get(SPEEDUP.name) if self.status.timed else None
 
     @property
@@ -388,16 +388,16 @@ def _why_open(ratio: Ratio | None) -> str:
 
 
 def _sentence(rows: Sequence[Row], best: Row | None) -> str:
-    candidates = [row for row in rows if not row.is_baseline]
+    candidates = sorted((row for row in rows if not row.is_baseline), key=lambda row: row.speed is None)
     baseline = next((row for row in rows if row.is_baseline), None)
     if not candidates:
         return "Nothing was compared with the baseline."
     if best is not None:
         return f"{described(best, baseline)}."
     first, several = candidates[0], len(candidates) > 1
-    if first.speedup is None:
+    if first.speed is None:
         pictured = "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images)
-        none = f"Nothing was measured beside the baseline: {first.name}: {first.because}."
+        none = f"Nothing was fully measured beside the baseline: {first.name}: {first.because}."
         return f"{pictured} (not timed)." if pictured else none
     if all(row.speed in (Speed.FEW, None) for row in candidates):
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
@@ -415,7 +415,7 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
 def _none_of(candidates: Sequence[Row]) -> str:
     counts = {speed: sum(row.speed is speed for row in candidates) for speed in Speed}
     counted = [f"{count} {speed}" for speed, count in counts.items() if count]
-    counted += [f"{count} not measured"] if (count := sum(row.speed is None for row in candidates)) else []
+    counted += [f"{count} not fully measured"] if (count := sum(row.speed is None for row in candidates)) else []
     return f"Keep the baseline: none of {len(candidates)} is shown to be better ({', '.join(counted)})"
 
 
@@ -430,8 +430,8 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
         name: the variant's name where it is not that of the row.
     """
     ratio, name = row.speedup, name or row.name
-    if ratio is None:
-        return f"{name} was not measured ({row.because})"
+    if ratio is None or row.speed is None:
+        return f"{name} was not fully measured ({row.because})"
     speed = {
         Speed.CLOSE: f"speed too close to call ({ratio.text})",
         Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {_runs(row)} each",

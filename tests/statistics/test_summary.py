@@ -88,6 +88,14 @@ class TestWithoutAGate:
         timed(study, 1.5, None, None)
         assert summary_of(study).sentence.startswith("Not enough runs to tell: ")
 
+    def test_what_was_interrupted_has_figures_and_no_verdict(self, study: StudyResult) -> None:
+        study.variant(NAME).status, study.variant(NAME).reason = Status.INTERRUPTED, "interrupted after 4 of 4 rounds"
+        row = timed(study, 1.21, 1.08, 1.35)
+        assert (row.speed, row.recommended, row.pays) == (None, False, False)
+        assert row.speedup is not None
+        assert (row.speedup.interval.estimate, row.because) == (1.21, "interrupted after 4 of 4 rounds")
+        assert summary_of(study).sentence.startswith("Nothing was fully measured")
+
     def test_what_saves_memory_and_is_slower_is_a_trade(self, study: StudyResult) -> None:
         study.comparisons[0].shapes[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
         row = timed(study, 0.5, 0.45, 0.55)
