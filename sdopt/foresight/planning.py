@@ -74,10 +74,10 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
     sheets = data_sheets()
     named = asked.get("plan.hardware")
     names = named if isinstance(named, list) else [named] if named else None
+    observed = _observed(Path(str(asked["plan.measured"])), sheets) if "plan.measured" in asked else None
     with composer_of(rest, config_dir) as composer:
         cards = _cards(composer, sheets, names, rest)
         variants = _variants(composer, rest)
-        observed = _observed(composer, Path(str(asked["plan.measured"])), sheets) if "plan.measured" in asked else None
         predictions = predict(variants, cards, sheets, observed)
     return Planned(predictions, command_line("run", *rest, "protocol.replicates=3"))
 
@@ -111,7 +111,7 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
     return [composer.variant(None)]
 
 
-def _observed(composer: HydraComposer, folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
+def _observed(folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
     """Returns what the baseline of a measured run tells of its software and host. Raises UsageError."""
     result = read_result(folder)
     row = result.variant(result.baseline)

@@ -8,9 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from sdopt.foresight.latency import NAMES, PARTS, PRIORS, Array, Case, Table
+from sdopt.foresight.latency import NAMES, PARTS, Array, Case, Table
 
 _TRUST = 0.5
 """How much of a component's residual is taken over: a stage's time holds the card's error too."""
@@ -61,9 +59,6 @@ def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Ar
         words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
     rest = call - step * case.steps - decoder
     if rest > 0:
-        name = "fixed_library"
-        predicted = float(parts[-2])
-        limit = 2 * PRIORS[name][1]
-        changes[name] = float(np.clip(math.log(max(rest, 1e-4) / predicted), -limit, limit))
-        words.append(f"fixed part {predicted * math.exp(changes[name]):.2f} s")
+        changes["fixed_library"] = math.log(max(rest, 1e-3) / float(parts[-2]))
+        words.append(f"fixed part {rest:.2f} s")
     return Observed(changes, f"with {source}: {', '.join(words) or 'nothing to learn'}")

@@ -14,6 +14,7 @@ from sdopt.foresight.memory import Footprint
 from sdopt.foresight.plan import Prediction, predict, ranks, text_of
 from sdopt.foresight.planning import plan
 from sdopt.foresight.transfer import learn
+from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
 
@@ -158,6 +159,24 @@ class TestCommand:
     def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main(wrong) == UsageError.exit_code
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+class TestAMeasurementOfOnesOwn:
+    H200 = "outputs/records/nvidia-h200/sd15_processes"
+    WORK = ("model=sd15", "model.weights=random", "scheduler=euler", "workload.steps=25", "hardware=h200")
+
+    @pytest.mark.parametrize(
+        ("options", "seconds"),
+        [
+            (("precision=fp16",), 0.682),
+            (("precision=fp16", "compiler=cuda_graphs"), 0.279),
+            (("precision=fp32",), 1.01),
+        ],
+    )
+    def test_brings_predictions_closer_to_what_was_measured(self, options: tuple[str, ...], seconds: float) -> None:
+        [blind] = plan(*self.WORK, *options)["seconds"]
+        [told] = plan(*self.WORK, *options, f"plan.measured={ROOT / self.H200}")["seconds"]
+        assert abs(math.log(told / seconds)) < 0.5 * abs(math.log(blind / seconds))
 
 
 class TestThisMachine:
