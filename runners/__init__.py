@@ -3,6 +3,7 @@
 A command parses, calls one function of `sdopt`, and prints.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdopt.config.paths import own_folder
 from sdopt.guard import INTERRUPTED, Ended, end_with_code, exit_code_of, interrupts_deferred
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from sdopt.tracking.finding import Found
 
 __all__ = [
+    "Arguments",
     "ENDED",
     "INTERRUPTED",
     "Ended",
@@ -37,6 +40,28 @@ __all__ = [
 ENDED = (0, 1, 3)
 """The exit codes of a completed study: passed, regression, or not all measured or judged. Any other code means a usage
 error or a signal, after which a command that ran the study stops."""
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser that refuses a flag which is given twice, where argparse takes the last value without a word."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("action", None, _Once)
+
+    def add_config_dir(self) -> None:
+        """Adds `--config-dir`, a folder of the user's own groups; it must be there."""
+        self.add_argument("--config-dir", type=own_folder, metavar="FOLDER", help="a folder with groups of your own")
+
+
+class _Once(argparse.Action):
+    given = False
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if option_string is not None and self.given:
+            parser.error(f"{option_string} {values}: this flag can be given once only")
+        self.given = option_string is not None
+        setattr(namespace, self.dest, values)
 
 
 def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:

@@ -1,6 +1,5 @@
 """sdopt benchmark-overhead: measure the time that sdopt adds to the calls of the pipeline."""
 
-import argparse
 import subprocess
 import sys
 import time
@@ -8,13 +7,13 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Runs a study as a user would, and says where its time went; returns the study's exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt benchmark-overhead",
         description="Run eight variants of the reference model for ten rounds, and show where the time went.",
         epilog="It runs `sdopt run experiment=overhead` in a separate process, with an existing database.",

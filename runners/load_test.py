@@ -1,11 +1,9 @@
 """sdopt load-test: which variant and policy of batching carries the most requests within a limit."""
 
-import argparse
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
-from . import end_with_code, indented, with_help
+from . import Arguments, end_with_code, indented, with_help
 
 _HELP = """\
 usage: sdopt load-test [--config-dir DIR] [serving=single|greedy|window] [load.key=value ...] [key=value ...]
@@ -43,8 +41,8 @@ def _help() -> str:
 @with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs a load test; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="sdopt load-test", add_help=False)
-    parser.add_argument("--config-dir", type=Path)
+    parser = Arguments(prog="sdopt load-test", add_help=False)
+    parser.add_config_dir()
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_intermixed_args(argv)
 

@@ -3,9 +3,8 @@
 import argparse
 import sys
 import time
-from pathlib import Path
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 _EXAMPLES = """\
 examples:
@@ -25,7 +24,7 @@ Exit codes: 0 something faster passed; 2 usage or configuration; 3 nothing passe
 def main(argv: list[str]) -> int:
     """Searches what makes one model faster; returns the exit code."""
     began = time.monotonic()
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt optimize",
         description="Find what makes a model faster on this machine, without images getting worse.",
         epilog=_EXAMPLES,
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--lora", metavar="FILE", help="a LoRA that all images are made with")
     parser.add_argument("--memory", metavar="GIB", type=float, help="a limit for the peak memory")
     parser.add_argument("--budget", metavar="TIME", help="how long to search, as in 90s, 30m or 2h (default: 30m)")
-    parser.add_argument("--config-dir", type=Path, help="a folder with groups of your own")
+    parser.add_config_dir()
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt search and sdopt run")
     arguments = parser.parse_intermixed_args(argv)
 

@@ -6,13 +6,13 @@ import math
 import sys
 from pathlib import Path
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Prints predictions, or how well they meet published figures; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt plan",
         description="Predict seconds and memory of a call on a card that you do not have, with 80 %% intervals.",
         epilog="examples: sdopt plan model=sdxl precision=fp16 hardware=rtx3060; "
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
         "sdopt plan model=sdxl hardware=l4 study=one_at_a_time 'study.options=[compiler,attention,memory]'",
     )
     parser.add_argument("overrides", nargs="*", help="as of sdopt run; plan.hardware=[…] and plan.measured=RUN besides")
-    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="folder with your own config groups")
+    parser.add_config_dir()
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times and memory into a picture")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(

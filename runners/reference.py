@@ -4,7 +4,6 @@ After them it says which options are proven, and which are impossible, with whic
 `python -m runners.reference` writes the page of a checkout; `--check` fails if it is out of date.
 """
 
-import argparse
 import ast
 import inspect
 import json
@@ -29,6 +28,7 @@ from sdopt.options.base import Optimization
 from sdopt.report.markdown import markdown
 from sdopt.study.designs import Design
 
+from . import Arguments
 from .option_matrix import TITLE, option_matrix
 
 HEAD, PAGE = CONF / "README.head.md", CONF / "README.md"
@@ -202,7 +202,7 @@ def _attribute_docs(cls: type) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m runners.reference", description=__doc__)
+    parser = Arguments(prog="python -m runners.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 2 if the page is out of date")
     arguments = parser.parse_args(argv)
     if not HEAD.is_file():

@@ -1,16 +1,15 @@
 """sdopt report: write a finished result as one self-contained page, in HTML and in Markdown."""
 
-import argparse
 import sys
 from pathlib import Path
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Writes report.html and report.md for each result, and logs them where it was tracked; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt report",
         description="Write a finished result as one self-contained page: report.html, and report.md. Where the "
         "run is logged to MLflow, both become its artifacts.",

@@ -1,13 +1,12 @@
 """sdopt run: measure a study, or with -m a sweep of them."""
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import answers, end_with_code, exit_code_of, found_in, interrupts_deferred, only_json
+from . import Arguments, answers, end_with_code, exit_code_of, found_in, interrupts_deferred, only_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Runs the study or the sweep that the command line asks for; returns the exit code."""
     from pathlib import Path
 
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags = Arguments(add_help=False, allow_abbrev=False)
     flags.add_argument("--export", type=Path, metavar="FOLDER")
     flags.add_argument("--json", action="store_true")
     given, argv = flags.parse_known_args(argv)

@@ -1,16 +1,15 @@
 """sdopt score: give out the images of a result, and take in scores that other programs computed."""
 
-import argparse
 import sys
 from pathlib import Path
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Exports images, or imports scores; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt score",
         description="Score the images of a finished result with any program: --export writes them with their prompts "
         "and times, as `sdopt judge` reads them, and a list of all (images.csv); add a column for each metric to that "

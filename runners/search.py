@@ -1,12 +1,11 @@
 """sdopt search: find the fastest stack of options that keeps the quality."""
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code, exit_code_of, indented, only_json, with_help
+from . import Arguments, end_with_code, exit_code_of, indented, only_json, with_help
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,8 +52,8 @@ def _help() -> str:
 def main(argv: list[str]) -> int:
     """Starts or continues a search; returns the exit code."""
     began = time.monotonic()
-    parser = argparse.ArgumentParser(prog="sdopt search", add_help=False)
-    parser.add_argument("--config-dir", type=Path)
+    parser = Arguments(prog="sdopt search", add_help=False)
+    parser.add_config_dir()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_intermixed_args(argv)

@@ -1,12 +1,10 @@
 """sdopt serve: serve a pipeline over HTTP, as it was measured."""
 
-import argparse
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code, indented, with_help
+from . import Arguments, end_with_code, indented, with_help
 
 if TYPE_CHECKING:
     from sdopt.schema import Serving
@@ -51,10 +49,10 @@ def _help() -> str:
 @with_help(_help)
 def main(argv: list[str]) -> int:
     """Serves until it is told to end; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="sdopt serve", add_help=False)
+    parser = Arguments(prog="sdopt serve", add_help=False)
     parser.add_argument("--from", dest="run")
     parser.add_argument("--variant")
-    parser.add_argument("--config-dir", type=Path)
+    parser.add_config_dir()
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.variant is not None and arguments.run is None:

@@ -1,15 +1,14 @@
 """sdopt show: print a finished result again."""
 
-import argparse
 import sys
 
-from . import answers, end_with_code, only_json
+from . import Arguments, answers, end_with_code, only_json
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Prints what `sdopt run` printed at its end; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt show",
         description="Print a finished result again: the answer, the table, and how to use the best option.",
     )

@@ -1,17 +1,16 @@
 """sdopt skill: how an agent measures a change honestly, on one page."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
-from . import end_with_code, printed
+from . import Arguments, end_with_code, printed
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Prints the page for agents, or the schema of their answers; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt skill", description="Print the page that tells an agent how to measure a change honestly."
     )
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of an answer (--json) instead")

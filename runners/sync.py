@@ -1,13 +1,12 @@
 """sdopt sync: log finished results to MLflow that are not logged yet, for example because a server did not answer."""
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.report.sweep import Sweep
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 @end_with_code
 def main(argv: list[str]) -> int:
     """Logs every result below the folders that is not logged yet; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt sync",
         description="Log finished results to MLflow; results that are there already stay unchanged.",
         epilog="examples: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000; "

@@ -1,6 +1,5 @@
 """sdopt ui: the MLflow UI on localhost, on the store that runs are logged to."""
 
-import argparse
 import os
 import signal
 import socket
@@ -10,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code
+from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.schema import Tracking
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 @end_with_code
 def main(argv: list[str]) -> int:
     """Serves until interrupted; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="sdopt ui",
         description="Open the MLflow UI on localhost.",
         epilog="Overrides as in sdopt run: tracking.uri=…",

@@ -138,10 +138,10 @@ class Variant:
 
     def _unsampled(self) -> list[str]:
         """Returns the conflicts of a scheduler that would sample the model in another way than it was trained for."""
-        found, spaced = sampling_problems(self.model, self.scheduler), self.scheduler.timesteps
+        spaced = self.scheduler.timesteps
         if spaced and self.workload.steps > (most := 10 * len(spaced)):
-            found.append(f"workload.steps={self.workload.steps}: at most {most} fit between scheduler.timesteps")
-        return found
+            return [f"workload.steps={self.workload.steps}: at most {most} fit between scheduler.timesteps"]
+        return sampling_problems(self.model, self.scheduler, self.workload.steps)
 
     def _crowded(self, device: Device) -> list[str]:
         """Returns the conflict, if any, of too many threads: thousands of them would block each other indefinitely."""

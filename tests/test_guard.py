@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -80,6 +81,17 @@ def test_a_mistake_ends_each_command_with_2(
         assert "Traceback" not in said
         assert said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run"])
+def test_a_folder_of_groups_is_one_and_is_there(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [command, *(["emoji"] if command == "optimize" else [])]
+    assert main([*given, "--config-dir", str(tmp_path), "--config-dir", str(tmp_path)]) == 2
+    assert re.search(r"--config-dir \S+: (this flag can be given once only|only one folder)", capsys.readouterr().err)
+    assert main([*given, "--config-dir", "/nowhere"]) == 2
+    assert capsys.readouterr().err == "sdopt: --config-dir /nowhere: no such folder\n"
 
 
 def test_nothing_but_a_verdict_ends_with_1() -> None:

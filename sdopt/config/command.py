@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.models import with_own_functions, with_own_models
 from sdopt.config.overrides import parsed_override
-from sdopt.config.paths import CONF, CONFIG_NAME, options_of
+from sdopt.config.paths import CONF, CONFIG_NAME, options_of, own_folder
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
 
@@ -75,11 +75,7 @@ class CommandLine:
         if given.config_dir and len(given.config_dir) > 1:
             further = f"hydra.searchpath=[file://{Path(given.config_dir[1]).expanduser().absolute()}]"
             raise UsageError(f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}")
-        folder = Path(given.config_dir[0]).expanduser() if given.config_dir else None
-        if folder is not None and not folder.is_dir():
-            raise UsageError(f"--config-dir {folder}: no such folder")
-        if folder is not None and not os.access(folder, os.R_OK | os.X_OK):
-            raise UsageError(f"--config-dir {folder}: cannot be read; make it readable")
+        folder = own_folder(given.config_dir[0]) if given.config_dir else None
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
         overrides = with_own_functions(with_own_models(given.overrides, options_of("model", folder)))
         return cls(tuple(overrides), folder, given.multirun, informative)

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sdopt.config.compositions import Composition, Compositions, composition_errors
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
 from sdopt.config.models import with_own_functions, with_own_models
-from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override
+from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
 from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
@@ -320,7 +320,7 @@ def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Ite
     Raises:
         UsageError: the configuration is not valid.
     """
-    path = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
+    path = [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield HydraComposer(overrides, path)
 

@@ -1,8 +1,10 @@
 """Paths of the packaged configuration. Must stay light, because shell completion imports it at every TAB."""
 
+import os
 from pathlib import Path
 
 import sdopt
+from sdopt.errors import UsageError
 
 _PACKAGE = Path(sdopt.__file__).parent
 
@@ -18,3 +20,13 @@ def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     """Returns the options of one group, packaged or the user's own."""
     folders = [CONF, *([config_dir] if config_dir else [])]
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+
+def own_folder(given: str) -> Path:
+    """Returns the folder that `--config-dir` names. Raises UsageError if it is not there, or cannot be read."""
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"--config-dir {folder}: no such folder")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(f"--config-dir {folder}: cannot be read; make it readable")
+    return folder

@@ -17,7 +17,7 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.tokenizer import lacking_vocabulary
-from sdopt.pipelines.weights import Header, variants_of, weight_files
+from sdopt.pipelines.weights import Header, not_finite, state_of, variants_of, weight_files
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def require_parts(model: Model) -> None:
     """Checks that each part of a pipeline can be built from its configuration, and that its weights fit it exactly.
 
-    Call it in a process that may import the model's libraries. Nothing but headers is read of the weights.
+    Call it in a process that may import the model's libraries. It reads the weights once.
 
     Raises:
         UsageError: a line for each faulty part, with the file and the reason.
@@ -49,18 +49,19 @@ def network_problems(folder: Path, key: str) -> list[str]:
         key: the option's key that names the folder, for messages.
     """
     file = folder / NETWORK_WEIGHTS
-    return list(_network_problems(folder, key, file.stat().st_mtime_ns if file.exists() else 0))
+    return list(_network_problems(folder, key, state_of(file) if file.exists() else ()))
 
 
 @cache
-def _network_problems(folder: Path, key: str, _changed_ns: int) -> tuple[str, ...]:
+def _network_problems(folder: Path, key: str, _state: tuple[int, ...]) -> tuple[str, ...]:
     import diffusers
 
     try:
         class_name = network_config(folder)["_class_name"]
         Header.of(folder / NETWORK_WEIGHTS, key)
         _, faults = _laid_out(getattr(diffusers, class_name), folder, None)
-        return tuple(f"{key}: {problem}" for problem in faults.problems("vae", NETWORK_WEIGHTS, class_name))
+        found = [*faults.problems("vae", NETWORK_WEIGHTS, class_name), *not_finite(folder / NETWORK_WEIGHTS)]
+        return tuple(f"{key}: {problem}" for problem in found)
     except UsageError as error:
         return tuple(error.problems)
     except Exception as error:  # raised by a constructor for a configuration that it does not support
@@ -151,6 +152,8 @@ def _of_part(
             parts[name], faults = _laid_out(cls, folder / name, variant)
             where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
             yield from faults.problems(name, where, class_name)
+            for file in files:
+                yield from not_finite(file, f"{name}/{file.name}")
     except UsageError as error:
         yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
     except Exception as error:  # raised by a constructor for a configuration that it does not support
@@ -241,6 +244,7 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 not wanted.keys() & found.keys(),
             )
             yield from faults.problems(name, file.name, class_name)
+    yield from not_finite(file)
 
 
 _KNOWN = {

@@ -74,6 +74,10 @@ def describe(model: Model, task: Task) -> Built:
     disable_progress_bar()
     disable_bar_of_weights()
     pipe = build(model, task)
+    for name, network in networks_of(pipe).items():
+        for key, tensor in network.state_dict().items():
+            if not tensor.isfinite().all():
+                raise UsageError(f"{model.origin}: holds numbers in {name}.{key} that are not finite (NaN or infinite)")
     return Built(text_to_image(_known_class(pipe)), configs_of(pipe), _digest(pipe))
 
 

@@ -78,13 +78,13 @@ def marks_of(model: Model) -> dict[str, Any]:
     return marks_in(Path(str(model.path)).expanduser()) if _is_file(model) else {}
 
 
-def sampling_problems(model: Model, scheduler: Scheduler) -> list[str]:
+def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model says; [] if it can, or if the model is not local."""
     own = part_config(model, "scheduler")
     if own is None:
         return []
     named = misnamed(name_of(model), own, scheduler)
-    return [*unsuited(own, scheduler), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
+    return [*unsuited(own, scheduler, steps), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
 
 
 def name_of(model: Model) -> str:

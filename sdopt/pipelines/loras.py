@@ -2,16 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping
 from functools import lru_cache
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.loading import LoadedModel, clip_skip_of, folder_of, is_sdxl, leave_out_layers, part_config
-from sdopt.pipelines.parts import TEXT_ENCODERS, denoiser_of, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import TEXT_ENCODERS, denoiser_of, quiet, text_encoders_of, unwrapped
+from sdopt.pipelines.weights import state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
 
@@ -142,14 +141,13 @@ def misfits(file: Path, model: Model) -> list[str]:
 
     Where the model's files are not local yet, only the file itself is checked.
     """
-    state = file.stat()
     # A model that is loaded is not kept alive by a cache.
     found = _misfits.__wrapped__ if isinstance(model, LoadedModel) else _misfits
-    return [f"{file.name} {problem}" for problem in found(file, (state.st_mtime_ns, state.st_size), model)]
+    return [f"{file.name} {problem}" for problem in found(file, state_of(file), model)]
 
 
 @lru_cache(maxsize=64)
-def _misfits(file: Path, _state: tuple[int, int], model: Model) -> tuple[str, ...]:
+def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
     matrices: dict[str, set[str]] = {}
     for name in _shapes(file):
         match = _MATRIX.fullmatch(name)
@@ -241,7 +239,7 @@ def _lost(file: Path, model: Model) -> list[str]:
     pairs = _pairs(tensors)
     sizes = _sizes(pipe)
     try:
-        with _quiet():
+        with quiet():
             pipe.load_lora_weights(given or str(file), adapter_name=_ADAPTER, local_files_only=True)
     except Exception as error:  # diffusers, transformers, peft and PyTorch each raise their own
         reason = f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
@@ -377,23 +375,6 @@ def _empty_pipeline(model: Model) -> Any:
     return diffusers.StableDiffusionPipeline(
         **parts, safety_checker=None, feature_extractor=None, requires_safety_checker=False
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps what libraries say of a LoRA, and their progress bars, from the terminal."""
-    import warnings
-
-    from diffusers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with redirect_stderr(StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _is_repository(path: str) -> bool:

@@ -1,5 +1,8 @@
 """Finds the parts of a pipeline by what they do: code says *denoiser*, not `pipe.unet`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,3 +89,20 @@ def hook_of(layer: torch.nn.Module, name: str) -> Any:
     """Returns a layer's hook by the name that diffusers registers it under; None without one."""
     registry = getattr(layer, "_diffusers_hook", None)
     return None if registry is None else registry.get_hook(name)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps what diffusers and others say, and their progress bars, from the terminal."""
+    import warnings
+
+    from diffusers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)

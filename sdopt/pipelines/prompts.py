@@ -13,6 +13,7 @@ from sdopt.pipelines.catalog import PACKAGED, part_class
 from sdopt.pipelines.loading import folder_of, part_config
 from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
 from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.pipelines.weights import state_of
 from sdopt.schema import Model, Workload
 
 _GENERAL = Path(__file__).parent / "general_prompts.txt"
@@ -110,7 +111,7 @@ def _from_file(source: str, column: str | None) -> PromptFile:
     try:
         if path.exists() and not path.is_file():
             raise Unreadable("not a file; it is read more than once, which a pipe cannot be")
-        return _read(path, column, path.stat().st_mtime_ns, path.stat().st_size)
+        return _read(path, column, state_of(path))
     except NoColumn as error:
         raise UsageError(f"workload.prompt_column={column}: not in {source}; {error}") from error
     except Unreadable as error:
@@ -124,7 +125,7 @@ def _from_file(source: str, column: str | None) -> PromptFile:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, column: str | None, _changed: int, _size: int) -> PromptFile:
+def _read(path: Path, column: str | None, _state: tuple[int, ...]) -> PromptFile:
     """Reads a file once for all variants, as long as it is not changed."""
     return read_prompts(path, column)
 

@@ -6,15 +6,19 @@ draws other images, and nothing fails.
 
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import asdict
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.weights import Header
+from sdopt.pipelines.parts import quiet
+from sdopt.pipelines.weights import Header, state_of
 from sdopt.schema import Scheduler
 
 _LEVELS = ("beta_start", "beta_end", "beta_schedule")
@@ -122,11 +126,11 @@ def marks_in(file: Path) -> dict[str, Any]:
     a configuration beside the file that has its name. A prediction type that sdopt does not know is returned as it is
     written.
     """
-    return dict(_marks(file, file.stat().st_mtime_ns))
+    return dict(_marks(file, state_of(file)))
 
 
 @cache
-def _marks(file: Path, _changed_ns: int) -> dict[str, Any]:
+def _marks(file: Path, _state: tuple[int, ...]) -> dict[str, Any]:
     header = Header.of(file, f"model.path={file}")
     names, metadata = header.types, header.metadata
     kinds = {
@@ -157,12 +161,13 @@ def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
     return metadata.get(key, "").strip().lower() in ("true", "1")
 
 
-def unsuited(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
+def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can.
 
     Args:
         own: the configuration of the model's own scheduler, with the marks in its file.
         scheduler: the chosen one.
+        steps: how many steps it is to take.
     """
     chosen, options = scheduler_class(scheduler), scheduler.options
     at = f"scheduler.class_name={scheduler.class_name}"
@@ -199,7 +204,40 @@ def unsuited(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
             "+scheduler.options.prediction_type=epsilon or v_prediction"
         )
-    return found
+    return found or _rehearsed(json.dumps([dict(own), asdict(scheduler), steps], default=str))
+
+
+@lru_cache(maxsize=256)
+def _rehearsed(given: str) -> list[str]:
+    """Samples a few numbers without a model; returns why that fails.
+
+    Schedulers accept configurations for which they have no step, such as a prediction type.
+
+    Args:
+        given: the model's own configuration, the chosen scheduler and the number of steps, as JSON.
+    """
+    import torch
+
+    own, chosen, steps = json.loads(given)
+    scheduler = Scheduler(**chosen)
+    try:
+        with quiet(), torch.no_grad():
+            made = scheduler_like(SimpleNamespace(config=own), scheduler)
+            made.set_timesteps(steps)
+            latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
+            takes = inspect.signature(made.step).parameters
+            noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
+            for timestep in made.timesteps:
+                output = torch.ones_like(made.scale_model_input(latents, timestep))
+                latents = made.step(output, timestep, latents, **noise)[0]
+        if latents.isfinite().all():
+            return []
+        why = "its numbers are not finite"
+    except Exception as error:  # each scheduler raises its own
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    predicts = scheduler.options.get("prediction_type", own.get("prediction_type", "epsilon"))
+    what = f"cannot sample prediction_type={predicts} in workload.steps={steps} ({why})"
+    return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
 
 
 def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:

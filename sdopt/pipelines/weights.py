@@ -9,6 +9,12 @@ from pathlib import Path
 from sdopt.errors import UsageError
 
 
+def state_of(file: Path) -> tuple[int, ...]:
+    """Returns what changes with a file's content, for caches: nobody sets the time at which the kernel saw a change."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 @dataclass(frozen=True)
 class Header:
     """What a safetensors file says of its tensors: its metadata, and by name the type and the shape of each."""
@@ -59,6 +65,24 @@ class Header:
             ),
             None,
         )
+
+
+def not_finite(file: Path, name: str | None = None) -> list[str]:
+    """Returns a line if weights in a file are NaN or infinite: whatever they take part in is noise, or black."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as tensors:
+        for key in sorted(tensors.keys()):
+            tensor = tensors.get_tensor(key)
+            if key.startswith("model_ema.") or not (tensor.is_floating_point() and tensor.numel()):
+                continue
+            # Faster than `isfinite`, and a NaN among the numbers becomes both extremes.
+            extremes = (tensor if tensor.element_size() > 1 else tensor.float()).aminmax()
+            if not torch.stack(extremes).isfinite().all():
+                found = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
+                return [f"{found}, and images would be noise; fetch or save the model again"]
+    return []
 
 
 def variants_of(folder: Path, library: str) -> set[str | None]:

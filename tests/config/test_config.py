@@ -478,6 +478,10 @@ class TestOwnOptions:
         with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
             composed()
 
+    def test_lie_in_a_folder_of_any_name(self, shading: Path) -> None:
+        with composer_of(["+shading=mine"], (shading / "conf").rename(shading / "mine, [2024] (v1)")) as composer:
+            assert "shading" in composer.current.optimizations
+
     def test_lie_in_one_folder(self) -> None:
         with pytest.raises(UsageError, match=r"only one folder can be given; add it with hydra\.searchpath="):
             CommandLine.of(["--config-dir", "/tmp", "--config-dir", "/"])

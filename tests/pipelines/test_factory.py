@@ -31,6 +31,11 @@ def number():
 def fails():
     raise RuntimeError("my mistake")
 
+def noisy():
+    pipe = make()
+    pipe.unet.conv_in.bias.data[0] = float("nan")
+    return pipe
+
 def other_task():
     return StableDiffusionImg2ImgPipeline.from_pretrained(MODEL)
 """
@@ -80,6 +85,7 @@ def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> No
         ("model=mine.py:number", "returns a int"),
         ("model=mine.py:fails", "RuntimeError: my mistake"),
         ("model=mine.py:other_task", "choose task=img2img"),
+        ("model=mine.py:noisy", "holds numbers in unet.conv_in.bias that are not finite"),
         ("model=factory", "model.factory: must be given"),
     ],
 )

@@ -48,6 +48,13 @@ def own(**values: Any) -> dict[str, Any]:
         ({"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, DDIM, "choose scheduler=unipc"),
         ({"prediction_type": "flow_prediction"}, EULER, "cannot sample prediction_type=flow_prediction"),
         ({"timestep_type": "continuous", "prediction_type": "v_prediction"}, DDIM, "has no timestep_type"),
+        (
+            {"prediction_type": "sample"},
+            PLMS,
+            "prediction_type=sample in workload.steps=20 (ValueError: ",
+        ),
+        ({"prediction_type": "sample"}, Scheduler("KDPM2DiscreteScheduler"), "not implemented yet: sample"),
+        ({}, Scheduler("CogVideoXDPMScheduler"), "cannot sample prediction_type=epsilon"),
     ],
 )
 def test_what_would_draw_other_images_is_refused(values: dict[str, Any], scheduler: Scheduler, said: str) -> None:
@@ -65,10 +72,22 @@ def test_what_would_draw_other_images_is_refused(values: dict[str, Any], schedul
         ({"_class_name": "LCMScheduler"}, DDIM),
         ({"_class_name": EDM, "prediction_type": "epsilon"}, Scheduler(EDM)),
         ({"prediction_type": "odd"}, Scheduler(options={"prediction_type": "epsilon"})),
+        ({"prediction_type": "sample"}, DDIM),
+        (
+            {"prediction_type": "sample"},
+            Scheduler("PNDMScheduler", {"prediction_type": "epsilon", "skip_prk_steps": True}),
+        ),
     ],
 )
 def test_what_is_kept_or_chosen_passes(values: dict[str, Any], scheduler: Scheduler) -> None:
     assert not unsuited(own(**values), scheduler)
+
+
+def test_a_number_of_steps_that_a_scheduler_cannot_take_is_refused() -> None:
+    runge_kutta = Scheduler("PNDMScheduler")
+    assert not unsuited(own(), runge_kutta)
+    [found] = unsuited(own(), runge_kutta, steps=3)
+    assert "in workload.steps=3 (ValueError" in found
 
 
 @pytest.mark.parametrize(

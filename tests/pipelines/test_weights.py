@@ -92,6 +92,15 @@ class TestFolder:
         found = refusal(folder)
         assert f"{file}: lacks the tensor {lost}" in found
 
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+    @pytest.mark.parametrize(
+        ("file", "name"),
+        [(UNET, LAYER), (VAE, "encoder.conv_in.weight"), (TEXT, "encoder.layers.1.mlp.fc1.bias")],
+    )
+    def test_with_numbers_that_are_not_finite(self, folder: Path, file: str, name: str, value: float) -> None:
+        rewrite(folder / file, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+        assert f"{file}: holds numbers in {name} that are not finite" in refusal(folder)
+
     def test_with_what_its_network_does_not_have(self, folder: Path) -> None:
         """As of a latent consistency model whose configuration was exchanged: it would be left out."""
         name = "time_embedding.cond_proj.weight"
@@ -282,6 +291,14 @@ class TestSingleFile:
         found = refusal(tmp_path / "other.safetensors")
         assert said in found
         assert name in found
+
+    def test_with_numbers_that_are_not_finite(self, original: Tensors, tmp_path: Path) -> None:
+        file, name = tmp_path / "other.safetensors", "first_stage_model.decoder.conv_out.bias"
+        save_file(original | {name: original[name] * float("nan")}, file)
+        assert f"holds numbers in {name} that are not finite" in refusal(file)
+        # Averages are left out: only training uses them.
+        save_file(original | {"model_ema.decay": torch.tensor(float("nan"))}, file)
+        check(file)
 
     def test_with_what_is_ignored_rightly(self, original: Tensors, tmp_path: Path) -> None:
         beside = ("alphas_cumprod", "model_ema.decay", "model_ema.diffusion_modelinput_blocks00weight")
