@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from sdopt.config.command import CommandLine
 from sdopt.config.composed import Command
-from sdopt.config.composer import HydraComposer, tracking_of
+from sdopt.config.composer import HydraComposer, composer_of, tracking_of
 from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
 from sdopt.config.serving import serving_config
