@@ -478,7 +478,8 @@ class TestOwnOptions:
         with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
             composed()
 
-    def test_lie_in_a_folder_of_any_name(self, shading: Path) -> None:
+    def test_lie_in_a_folder_of_any_name(self, shading: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(shading)
         with composer_of(["+shading=mine"], (shading / "conf").rename(shading / "mine, [2024] (v1)")) as composer:
             assert "shading" in composer.current.optimizations
 
