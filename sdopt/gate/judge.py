@@ -45,7 +45,7 @@ from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.changes import changes_of
-from sdopt.statistics.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
+from sdopt.statistics.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, spared_growth, with_shape
 from sdopt.statistics.ratios import exceeds
 from sdopt.statistics.rounding import precision_of
 
@@ -91,7 +91,7 @@ class _Case:
 
 def _case(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit) -> _Case:
     look = look_at(result, comparison, gate)
-    contexts = _contexts(result, comparison, fit, 1 / look.allowed)
+    contexts = _contexts(result, comparison, gate, fit, 1 / look.allowed)
     return _Case(comparison, look, contexts, claims_of(contexts, gate) if gate.must_pay else [])
 
 
@@ -162,7 +162,7 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
 
 
-def _contexts(result: StudyResult, comparison: Comparison, fit: Fit, share: float) -> "list[RuleContext]":
+def _contexts(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit, share: float) -> "list[RuleContext]":
     """Returns the comparison at each shape."""
     sees = not result.is_imported
 
@@ -182,6 +182,7 @@ def _contexts(result: StudyResult, comparison: Comparison, fit: Fit, share: floa
             sees_calls=sees,
             shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
+            memory_growth=spared_growth(gate, reference, result),
         )
 
     return [at(shape_index) for shape_index in range(len(result.shapes))]
@@ -255,6 +256,7 @@ class RuleContext:
         shape: the shape's name if the study has several; "" if it has one.
         floors: by metric, how far the baseline's images move when it computes in another order.
         sees_calls: whether sdopt made the calls, and saw what they did.
+        memory_growth: the factor by which memory may grow without harm on this GPU.
     """
 
     candidate: VariantResult
@@ -269,6 +271,7 @@ class RuleContext:
     shape: str = ""
     floors: Mapping[str, Spread] = field(default_factory=dict)
     sees_calls: bool = True
+    memory_growth: float = 1.0
 
     @property
     def promises(self) -> list[Promise]:
@@ -424,6 +427,8 @@ class RuleContext:
             )
         smallest = self.smallest(rule.metric, gate)
         limit = rule.limit
+        if rule.metric == MEMORY_RATIO.name and rule.test == "at_most":
+            limit = max(limit, self.memory_growth)
         if rule.test == "at_most" and not RULED[rule.metric].higher_is_better and limit >= 1:
             limit = max(limit, smallest)
         elif rule.test == "at_least" and RULED[rule.metric].higher_is_better and limit <= 1:

@@ -13,7 +13,7 @@ from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.statistics.figures import Figures, figures_of
-from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
+from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, spared_growth
 from sdopt.statistics.summary import broken_because
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
@@ -77,11 +77,11 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
-    baseline, rows = result.variant(result.baseline), figures_of(result)
+    rows = figures_of(result)
     found = {
         (name := row.variant.name): (
             row.variant.status,
-            _finding(row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)),
+            _finding(row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, result)),
         )
         for row in rows
         if row.comparison and not row.variant.is_control
@@ -139,14 +139,15 @@ _PEAKS_VARY = 1.1
 """Largest factor by which peaks of two processes of a variant may differ; of repeated baselines they are within 3 %."""
 
 
-def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
+def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
     """Returns how far the peak exceeds the gate's limit; "" unless even one process, without an interval, shows it."""
     ratio = row.ratios.get(MEMORY_RATIO.name)
     rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
     limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
     if ratio is None or not limits:
         return ""
-    limit, found = max(min(limits), smallest_factor(MEMORY_RATIO, gate, baseline)), ratio.interval.estimate
+    baseline, found = result.variant(result.baseline), ratio.interval.estimate
+    limit = max(min(limits), smallest_factor(MEMORY_RATIO, gate, baseline), spared_growth(gate, baseline, result))
     return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
 
 

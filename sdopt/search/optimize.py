@@ -62,6 +62,7 @@ def optimize_overrides(
     if "search.groups" in own and "search.options" not in own:
         tried = {group: options for group, options in tried.items() if group in own["search.groups"]}
     found = [f"model={model}", f"search.title={_title(model)}"]
+    found += ["gate.spare_memory=1"]  # what fits does: a limit of less is --memory
     found += [f"search.groups=[{','.join(tried)}]"]
     found += [f"search.options={{{','.join(f'{group}:[{options}]' for group, options in tried.items())}}}"]
     if lora:

@@ -40,12 +40,14 @@ def command_of(variant: VariantResult, baseline: VariantResult) -> str:
     words = []
     for override in variant.overrides:
         key = _key(override)
-        if key in variant.promises and override in baseline.overrides and key not in _ELSEWHERE:
-            continue  # the default, which a design repeats
+        if override == f"{key}={PLAIN.get(key)}" and override in baseline.overrides:
+            continue  # a design repeats it
         if key.partition(".")[0] not in _ELSEWHERE or key == "study.baseline":
             words.append(override)
     if _names_experiment(variant):
-        words = [*_as_experiment_has(variant, baseline, set(map(_key, words))), *words]
+        words = [*_as_experiment_has(variant, set(map(_key, words))), *words]
+    if optimized := [f"{axis}:{option}" for axis, option in _chosen(baseline) if axis in baseline.promises]:
+        words = [f"study.baseline=[{','.join(optimized)}]", *words]
     last = {_key(word): word for word in words}
     return shlex.join(["sdopt", "run", *last.values()])
 
@@ -58,7 +60,7 @@ def _names_experiment(variant: VariantResult) -> bool:
     return any(_key(override) == "experiment" for override in variant.overrides)
 
 
-def _as_experiment_has(variant: VariantResult, baseline: VariantResult, named: set[str]) -> Iterator[str]:
+def _as_experiment_has(variant: VariantResult, named: set[str]) -> Iterator[str]:
     """Yields a preset's settings as overrides, without options of the variant's groups in `named`.
 
     The preset itself would measure all its variants.
@@ -71,8 +73,6 @@ def _as_experiment_has(variant: VariantResult, baseline: VariantResult, named: s
     elif config.model.name != RecordedConfig().model.name:
         yield f"model={config.model.name}"
     yield from (f"{axis}={option}" for axis, option in _chosen(variant) if axis not in named)
-    if optimized := [f"{axis}:{option}" for axis, option in _chosen(baseline) if axis in baseline.promises]:
-        yield f"study.baseline=[{','.join(optimized)}]"
     for field in fields(Workload):
         value = getattr(config.workload, field.name)
         if value == getattr(Workload(), field.name):

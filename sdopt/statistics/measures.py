@@ -91,6 +91,14 @@ def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> t
     return 1 + gate.smallest_memory, "gate.smallest_memory"
 
 
+def spared_growth(gate: Gate, reference: VariantResult, result: StudyResult) -> float:
+    """Returns the largest factor by which memory may grow without harm, because a GPU has that much to spare."""
+    device, peak = result.environment.device, peak_memory_gib(reference)
+    if device.get("type") != "cuda" or not peak:
+        return 1.0
+    return 1 + gate.spare_memory * float(device["memory_total_gib"]) / peak
+
+
 def with_shape(name: str, shape: str) -> str:
     """Returns the name of a figure at a shape, as `speedup/512x512b1`; without a shape the figure's own."""
     return f"{name}/{shape}" if shape else name

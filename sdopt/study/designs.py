@@ -230,8 +230,8 @@ class Explicit(Design):
     edges: list[ExplicitEdge] = field(default_factory=list)
     """The comparisons, as in `{candidate: a, reference: b}`; without them, each variant against the first."""
     only: list[str] = field(default_factory=list)
-    """Names of the variants to measure, as a part of a longer study; an empty list measures all. A variant that is
-    left without a comparison is compared with the first of them."""
+    """Names of the variants to measure, as a part of a longer study; an empty list measures all. A variant that
+    nothing is left to compare with is compared with the first of them."""
     published: Published | None = None
     """An article's figures for these variants, which `published.md` puts beside those measured. Presets that reproduce
     an article have them."""
@@ -274,7 +274,7 @@ class Explicit(Design):
         edges = [edge for edge in self.edges if edge.candidate in others and edge.reference in names]
         if self.edges and not self.only:
             return edges
-        compared = {name for edge in edges for name in (edge.candidate, edge.reference)}
+        compared = {edge.candidate for edge in edges}
         return edges + [ExplicitEdge(name, first) for name in others if name not in compared]
 
 

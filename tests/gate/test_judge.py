@@ -335,6 +335,19 @@ class TestItMustPay:
             (ruling,) = [r for r in verdict(result, rule).rulings if r.metric == "memory_ratio"]
             assert ruling.verdict is expected
 
+    @pytest.mark.parametrize(
+        ("device", "spare", "expected"),
+        [("cuda", 0.02, Verdict.PASS), ("cuda", 0.001, Verdict.FAIL), ("cpu", 0.02, Verdict.FAIL)],
+    )
+    def test_memory_that_a_card_has_to_spare_is_no_harm(self, device: str, spare: float, expected: Verdict) -> None:
+        """Of 3 GiB on a card of 80 GiB, graphs take another half."""
+        rule = Rule("memory_ratio", "at_most", limit=1.1)
+        result = study(variant("it", memory=3.5), variant("baseline", memory=3.0))
+        result.variant("control").measurements = result.variant("baseline").measurements
+        result.environment.device |= {"type": device, "memory_total_gib": 80.0}
+        (ruling,) = [r for r in verdict(result, rule, spare_memory=spare).rulings if r.metric == "memory_ratio"]
+        assert ruling.verdict is expected
+
     @pytest.mark.parametrize(("floor", "answer"), [(1.1, Answer.GAIN), (1.3, Answer.OPEN)])
     def test_a_gain_must_exceed_that_of_two_equal_baselines(self, floor: float, answer: Answer) -> None:
         claim = Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, floor)

@@ -275,6 +275,13 @@ class TestAdoption:
         assert "'study.baseline=[caching:deepcache,layout:channels_last]'" in command
         assert command.endswith(" precision=bf16")
 
+    def test_the_command_keeps_what_both_sides_were_given(self) -> None:
+        """On this card, both sides of the study are in half precision."""
+        result = read_result(RECORD.parents[1] / "nvidia-h200" / "gate")
+        command = command_of(result.variant("CUDA graphs and deep cache"), result.variant(result.baseline))
+        assert " precision=fp16 " in command
+        assert "study.baseline=[precision:fp16]" in command
+
     def test_default_options_are_those_of_the_configuration(self) -> None:
         defaults = OmegaConf.load(CONF / "config.yaml").defaults
         found = {group: option for each in defaults if isinstance(each, DictConfig) for group, option in each.items()}
