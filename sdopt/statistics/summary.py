@@ -397,7 +397,8 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     first, several = candidates[0], len(candidates) > 1
     if first.speed is None:
         pictured = "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images)
-        none = f"Nothing was fully measured beside the baseline: {first.name}: {first.because}."
+        fully = "fully " if first.status is Status.INTERRUPTED else ""
+        none = f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
         return f"{pictured} (not timed)." if pictured else none
     if all(row.speed in (Speed.FEW, None) for row in candidates):
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
@@ -415,7 +416,7 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
 def _none_of(candidates: Sequence[Row]) -> str:
     counts = {speed: sum(row.speed is speed for row in candidates) for speed in Speed}
     counted = [f"{count} {speed}" for speed, count in counts.items() if count]
-    counted += [f"{count} not fully measured"] if (count := sum(row.speed is None for row in candidates)) else []
+    counted += [f"{count} not measured"] if (count := sum(row.speed is None for row in candidates)) else []
     return f"Keep the baseline: none of {len(candidates)} is shown to be better ({', '.join(counted)})"
 
 
@@ -431,7 +432,7 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     """
     ratio, name = row.speedup, name or row.name
     if ratio is None or row.speed is None:
-        return f"{name} was not fully measured ({row.because})"
+        return f"{name} was not measured ({row.because})"
     speed = {
         Speed.CLOSE: f"speed too close to call ({ratio.text})",
         Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {_runs(row)} each",
