@@ -44,6 +44,8 @@ class Assembly:
             UsageError: files are missing.
         """
         options = dict(variant.applied)
+        for option in options.values():
+            option.start()
         arguments = loading_arguments(options.values())
         dtype = arguments.get("dtype", torch.float32)
         for option in options.values():

@@ -52,6 +52,7 @@ class StageTrace:
     inference_mode: bool | None = None
     output_requires_grad: bool | None = None
     autocast_dtype: str | None = None
+    cudnn_benchmark: bool | None = None
 
     idle: int = 0
     """Calls that an option answered without a run of the network."""
@@ -183,6 +184,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         seen.calls += 1
         seen.grad_enabled = torch.is_grad_enabled()
         seen.inference_mode = torch.is_inference_mode_enabled()
+        seen.cudnn_benchmark = torch.backends.cudnn.benchmark
         kind = "cuda" if cuda else "cpu"
         seen.autocast_dtype = _name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
         region = torch.profiler.record_function(_LABEL + stage)

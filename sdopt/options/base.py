@@ -235,6 +235,9 @@ class Optimization:
         """Returns a context manager that wraps each call of `pipe` and restores the settings that it changes."""
         return nullcontext()
 
+    def start(self) -> None:
+        """Changes settings of the process before a pipeline is loaded in it, and before the device is used."""
+
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         """Changes the pipeline; returns a proof that checks, from a traced call, whether the change took effect."""
         raise NotImplementedError

@@ -1,0 +1,276 @@
+"""environment: settings of the process that libraries read from the environment or at their start. They combine.
+
+Workers start with PyTorch imported and no device in use. What PyTorch reads on import cannot be set by a variable then,
+so options use PyTorch's own switches, and each proof reads what came of them.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.measure.trace import Trace
+from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
+from sdopt.options.conflicts import compiles, keeps_gradients
+from sdopt.options.lora import Hotswap
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_ALLOCATOR, _FIND_MODE = "PYTORCH_ALLOC_CONF", "MIOPEN_FIND_MODE"
+
+
+@dataclass(frozen=True)
+class CudnnBenchmark(Optimization):
+    """Lets cuDNN (on ROCm: MIOpen) time its algorithms for each new shape of a convolution, and use the fastest."""
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("import torch", "torch.backends.cudnn.benchmark = True")
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return ctx.device.needs_cuda("cuDNN")
+
+    @override
+    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+        return patch.object(torch.backends.cudnn, "benchmark", True)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            seen = trace.denoiser
+            ran = sum(n for name, n in seen.operators.items() if name.startswith(_CONVOLUTIONS))
+            state = "on" if seen.cudnn_benchmark else "off"
+            where = f"{ran} convolutions by cuDNN or MIOpen and {seen.graph_launches} replayed graphs"
+            engaged = bool(seen.cudnn_benchmark) and ran + seen.graph_launches > 0
+            return Finding(engaged, f"benchmarking was {state} in the denoiser; {where}", {"convolutions": ran})
+
+        return proof
+
+
+_CONVOLUTIONS = ("aten::cudnn_convolution", "aten::miopen_convolution")
+
+
+@dataclass(frozen=True)
+class AtStart(Optimization):
+    """The base class of options that a process must set before it allocates or computes anything on the device."""
+
+    stage: ClassVar[Stage] = Stage.LOAD
+
+    def variable(self) -> tuple[str, str]:
+        """Returns the environment variable that does the same for a whole program, and its value."""
+        raise NotImplementedError
+
+    @override
+    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+        name, value = self.variable()
+        return [f"takes effect only at the start of a program: start Python with {name}={value}"]
+
+
+@dataclass(frozen=True)
+class ExpandableSegments(AtStart):
+    """Lets CUDA's allocator grow its segments, which then fragment less where sizes change."""
+
+    @override
+    def variable(self) -> tuple[str, str]:
+        given = [part for part in os.environ.get(_ALLOCATOR, "").split(",") if not part.startswith("expandable")]
+        return _ALLOCATOR, ",".join(filter(None, [*given, "expandable_segments:True"]))
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = ctx.device.needs_cuda("the allocator of PyTorch's device memory")
+        if "cudaMallocAsync" in self.variable()[1]:
+            found.append(f"{_ALLOCATOR}={os.environ[_ALLOCATOR]} chooses CUDA's own allocator, which has no segments")
+        return found
+
+    @override
+    def start(self) -> None:
+        name, value = self.variable()
+        os.environ[name] = value  # for processes that the worker starts; PyTorch may have read it already
+        torch._C._accelerator_setAllocatorSettings(value)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            segments = torch.cuda.memory_snapshot()
+            grown = sum(bool(segment["is_expandable"]) for segment in segments)
+            summary = f"{grown} of {len(segments)} segments of the allocator can grow"
+            return Finding(grown > 0, summary, dict([self.variable()]) | {"segments": len(segments), "growing": grown})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class MiopenFind(AtStart):
+    """Sets how MIOpen, ROCm's library of convolutions, chooses its algorithms.
+
+    MIOpen does not report its mode: the proof checks that it computed convolutions after the mode was set.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+
+    mode: str = bounded("FAST", choices=("NORMAL", "FAST", "HYBRID", "DYNAMIC_HYBRID"))
+    """`NORMAL` times every algorithm, `FAST` takes the best one that is known, and the others time only without one."""
+
+    @override
+    def variable(self) -> tuple[str, str]:
+        return _FIND_MODE, self.mode
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if ctx.device.is_cuda and ctx.device.is_here and torch.version.hip is not None:
+            return []
+        return [f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"]
+
+    @override
+    def start(self) -> None:
+        os.environ[_FIND_MODE] = self.mode  # MIOpen reads it at its first convolution
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            ran = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_CONVOLUTIONS[1]))
+            mode = os.environ.get(_FIND_MODE)
+            summary = f"{_FIND_MODE}={mode} from the start; {ran} convolutions by MIOpen, which does not say its mode"
+            return Finding(mode == self.mode and ran > 0, summary, {_FIND_MODE: mode, "convolutions": ran})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class TunableOp(Optimization):
+    """Times the matrix products of cuBLAS or rocBLAS for each new shape, and uses the fastest (PyTorch's TunableOp).
+
+    Tuning takes place in the first calls. Its results are not kept: each process tunes again.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("import torch", "torch.cuda.tunable.enable(True)")
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return ctx.device.needs_cuda("TunableOp")
+
+    @override
+    @contextmanager
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+        before = torch.cuda.tunable.is_enabled()
+        torch.cuda.tunable.enable(True)
+        try:
+            yield
+        finally:
+            torch.cuda.tunable.enable(before)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        # Else PyTorch writes it into the user's working folder.
+        torch.cuda.tunable.set_filename(str(Path(gettempdir()) / "tunableop.csv"))
+
+        def proof(trace: Trace) -> Finding:
+            tuned = len(torch.cuda.tunable.get_results())
+            return Finding(tuned > 0, f"{tuned} matrix products tuned", {"tuned": tuned})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class InductorFreezing(Optimization):
+    """Lets Inductor treat weights as constants: it folds them, and on a CPU repacks them for oneDNN.
+
+    PyTorch's variable for it is `TORCHINDUCTOR_FREEZING`. The frozen weights are copies beside the pipeline's own.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = _without_inductor(ctx, Inductor, WholeStep)
+        if keeps_gradients(ctx):
+            found.append("weights with gradients cannot be frozen: choose grad_mode=no_grad or inference_mode")
+        if isinstance(ctx.chosen.get("lora"), Hotswap):
+            found.append("frozen weights would not change with the LoRA: choose lora=loaded or fused")
+        found += [
+            f"{axis} moves or packs weights, which freezing would copy: choose one of the two"
+            for axis, option in ctx.chosen.items()
+            if option.stage in (Stage.QUANTIZE, Stage.OFFLOAD)
+        ]
+        return found
+
+    @override
+    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+        import torch._inductor.config as settings
+
+        patched: AbstractContextManager[Any] = settings.patch(freezing=True)
+        return patched
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from torch._inductor.codecache import PyCodeCache
+
+        before = len(PyCodeCache.modules)
+
+        def proof(trace: Trace) -> Finding:
+            made = PyCodeCache.modules[before:]
+            frozen = sum(name.startswith("_frozen_param") for module in made for name in vars(module))
+            return Finding(frozen > 0, f"{frozen} weights are constants of compiled code", {"frozen": frozen})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class CoordinateDescent(Optimization):
+    """Lets Inductor search the launch settings of each Triton kernel further, one setting after another.
+
+    PyTorch's variable for it is `TORCHINDUCTOR_COORDINATE_DESCENT_TUNING`; the `max-autotune` modes of a compiler
+    include it.
+    """
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return ctx.device.needs_cuda("the tuning of Triton kernels") + _without_inductor(ctx, *_BY_INDUCTOR)
+
+    @override
+    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+        import torch._inductor.config as settings
+
+        patched: AbstractContextManager[Any] = settings.patch(coordinate_descent_tuning=True)
+        return patched
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from torch._dynamo.utils import counters
+
+        def proof(trace: Trace) -> Finding:
+            tried = counters["inductor"]["coordesc_tuning_bench"]
+            return Finding(tried > 0, f"{tried} settings of Triton kernels timed", {"tried": tried})
+
+        return proof
+
+
+_BY_INDUCTOR = (Inductor, InductorDynamic, Regional, WholeStep)
+"""The compilers that compile with Inductor in the process that calls."""
+
+
+def _without_inductor(ctx: Context, *fitting: type[Optimization]) -> list[str]:
+    """Returns the conflict, if any, of a setting of Inductor with a compiler that does not read it."""
+    compiler = ctx.chosen.get("compiler")
+    if compiler is not None and compiler.compiles and not compiles(ctx, *fitting):
+        return []
+    return ["the chosen compiler does not read this setting of Inductor: choose compiler=inductor"]
