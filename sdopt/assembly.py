@@ -45,7 +45,7 @@ class Assembly:
         """
         options = dict(variant.applied)
         for option in options.values():
-            option.start()
+            option.begin_process()
         arguments = loading_arguments(options.values())
         dtype = arguments.get("dtype", torch.float32)
         for option in options.values():

@@ -143,7 +143,7 @@ def test_the_documented_optimized_pipeline_runs(
 def test_the_readme_counts_the_optimizations() -> None:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         defaults = HydraComposer([]).current.choices
-        groups = {group_of(axis) for axis in HydraComposer([]).current.optimizations} | {"memory"}
+        groups = {group_of(axis) for axis in HydraComposer([]).current.optimizations} | {"memory", "environment"}
     groups.remove("patch")  # functions of the user's own
     files = {group: len(list((CONF / group).glob("*.yaml"))) for group in groups}
     # Of a group that combines none is chosen at first; of the others the first choice is no optimization.

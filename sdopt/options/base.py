@@ -235,7 +235,7 @@ class Optimization:
         """Returns a context manager that wraps each call of `pipe` and restores the settings that it changes."""
         return nullcontext()
 
-    def start(self) -> None:
+    def begin_process(self) -> None:
         """Changes settings of the process before a pipeline is loaded in it, and before the device is used."""
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, ClassVar
-from unittest.mock import patch
 
 import torch
 from typing_extensions import override
@@ -43,8 +42,13 @@ class CudnnBenchmark(Optimization):
         return ctx.device.needs_cuda("cuDNN")
 
     @override
-    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        return patch.object(torch.backends.cudnn, "benchmark", True)
+    @contextmanager
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -95,7 +99,7 @@ class ExpandableSegments(AtStart):
         return found
 
     @override
-    def start(self) -> None:
+    def begin_process(self) -> None:
         name, value = self.variable()
         os.environ[name] = value  # for processes that the worker starts; PyTorch may have read it already
         torch._C._accelerator_setAllocatorSettings(value)
@@ -135,7 +139,7 @@ class MiopenFind(AtStart):
         return [f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"]
 
     @override
-    def start(self) -> None:
+    def begin_process(self) -> None:
         os.environ[_FIND_MODE] = self.mode  # MIOpen reads it at its first convolution
 
     @override
