@@ -14,6 +14,12 @@ from sdopt.suite.archive import SUFFIX
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
 
+_STUDIES = ("options", "study")
+"""Kinds that `intervals` measures once more."""
+
+INTERVALS = "_intervals"
+"""Suffix of the name of a part that measures once more, with several processes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -31,20 +37,15 @@ class Part:
     overrides: list[str] = field(default_factory=list)
     """Overrides of the part's study."""
     first: list[str] = field(default_factory=list)
-    """Overrides for the first measurement of options or a study alone, which win over its own: two steps, for example,
-    are enough for evidence."""
+    """Overrides of options or a study without `intervals`, which win over its own: two steps, for example, are enough
+    for evidence."""
     options: list[str] = field(default_factory=list)
     """For `options`: what is tried, each option alone: whole groups or single options, as in `[layout,attention:math]`.
     """
     settings: dict[str, list[str]] = field(default_factory=dict)
     """For `options`: overrides to try an option with, as in `{memory=vae_tiling: [memory.vae_tiling.tile_size=32]}`."""
-    rounds: int = bounded(10, ge=2, le=1000)
-    """Maximum number of rounds when the part is measured again."""
-    again_s: float | None = bounded(None, gt=0, le=86_400)
-    """Time limit for measuring a study or options again after all parts have run: with three processes of each variant,
-    which give intervals, and as many rounds as the earlier times allow. Null: the part is not measured again."""
     settled: list[str] = field(default_factory=list)
-    """For `options`: options to leave out, as in `[compiler=tensorrt]`; when measured again, all not yet proven."""
+    """For `options`: options to leave out, as in `[compiler=tensorrt]`."""
     cuda: bool = False
     """Whether the part needs CUDA, and is left out on a CPU."""
 
@@ -72,7 +73,14 @@ class SuiteConfig:
     common: list[str] = field(default_factory=list)
     """Overrides of every study."""
     first: list[str] = field(default_factory=list)
-    """Overrides of every study of options or of a preset when it is measured for the first time."""
+    """Overrides of every study of options or of a preset without `intervals`."""
+    intervals: bool
+    """Measures studies and options once more, as parts of their own whose names end in `_intervals`: with `precise` in
+    place of `first`, and only options that were proven, if they were tried before."""
+    intervals_s: float = bounded(gt=0, le=86_400)
+    """Time limit of each such part, in seconds."""
+    precise: list[str] = field(default_factory=list)
+    """Overrides of every such part: three processes of each variant give intervals."""
     on_cpu: list[str] = field(default_factory=list)
     """Overrides of every study on a CPU, which win over its own."""
 
@@ -82,7 +90,14 @@ class SuiteConfig:
     @property
     def chosen(self) -> list[Part]:
         """The parts that this call is to run."""
-        return [part for part in self.parts if not self.only or part.name in self.only]
+        chosen = [part for part in self.parts if not self.only or part.name in self.only]
+        if not self.intervals:
+            return chosen
+        return [
+            replace(part, name=part.name + INTERVALS, limit_s=self.intervals_s)
+            for part in chosen
+            if part.kind in _STUDIES
+        ]
 
 
 def suite_config(overrides: Sequence[str]) -> SuiteConfig:
@@ -115,6 +130,8 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
     if config is not None:
         if config.archive is not None and not config.archive.endswith(SUFFIX):
             problems.append(f"archive={config.archive}: must end in {SUFFIX}")
+        if config.intervals and all(p.kind not in _STUDIES for p in parts if p.name in (config.only or [p.name])):
+            problems.append(f"intervals=true: none of only={config.only} is a study or options")
         known = [part.name for part in parts]
         problems += [
             f"{key}: unknown part '{name}'; choose from {', '.join(known)}"
@@ -142,7 +159,6 @@ def _idle_keys(part: Part) -> list[str]:
         "options": ("options",),
         "settings": ("options",),
         "settled": ("options",),
-        "again_s": ("options", "study"),
     }
     idle = [key for key, kinds in takers.items() if getattr(part, key) and part.kind not in kinds]
     wrong = [f"parts.{part.name}.{key}: has no effect with kind={part.kind}; leave it out" for key in idle]

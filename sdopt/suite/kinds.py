@@ -12,13 +12,10 @@ import sdopt
 from sdopt.config.overrides import merge_overrides, quoted
 from sdopt.hardware.device import Device
 from sdopt.suite import findings as found
-from sdopt.suite.config import Part, SuiteConfig
+from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.options import option_study
 from sdopt.suite.process import Run
 from sdopt.suite.record import Finding
-
-AGAIN = "_again"
-"""Suffix of the name of a part that measures a study again, with three processes."""
 
 ENDS_WELL = {"tests": (0, 1, 5)}
 """Exit codes of a command that did all that it could, by kind, where it is not 0 alone: of pytest, 1 and 5 say that
@@ -168,9 +165,11 @@ def _from_checkout(test: str) -> str:
 
 
 def study_overrides(part: Part, config: SuiteConfig, device: Device) -> list[str]:
-    """Returns the overrides of a part's study. A part that is measured again keeps its own processes and rounds."""
+    """Returns the overrides of a part's study."""
     overrides = merge_overrides([f"hardware.device={device.torch_name}", *config.common], part.overrides)
-    if part.kind != "noise" and not part.name.endswith(AGAIN):
+    if part.name.endswith(INTERVALS):
+        overrides = merge_overrides(overrides, config.precise)
+    elif part.kind != "noise":
         overrides = merge_overrides(merge_overrides(overrides, config.first), part.first)
     return overrides if device.is_cuda else merge_overrides(overrides, config.on_cpu)
 

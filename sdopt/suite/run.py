@@ -5,28 +5,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
 import sdopt
-from sdopt.config.composer import composer_of
-from sdopt.config.overrides import merge_overrides
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.record.files import read_result
-from sdopt.record.records import StudyResult
 from sdopt.statistics.outcomes import Standing
 from sdopt.suite.archive import SUFFIX, pack, unpack
-from sdopt.suite.config import Part, SuiteConfig
+from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.findings import result_in
-from sdopt.suite.kinds import AGAIN, ENDS_WELL, Place, findings_of, job_of, obstacle_to, run_job, study_overrides
+from sdopt.suite.kinds import ENDS_WELL, Place, findings_of, job_of, obstacle_to, run_job
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
-
-_PROCESSES = 3
-_FEWEST_ROUNDS = 2
-_UNTIMED = 2
-"""Calls of a process before its rounds: the cold start and the discarded round."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +67,12 @@ def run_suite(suite: Suite) -> Record:
     if record.device != suite.device.name:
         raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
     names = [part.name for part in suite.config.parts]
-    order = [*names, *(name + AGAIN for name in names)]
-    for part, obstacle in chain(((part, "") for part in suite.config.chosen), _again(suite, record)):
+    order = [*names, *(name + INTERVALS for name in names)]
+    for part in suite.config.chosen:
         before = record.entry(part.name)
         if not _is_due(suite, part.name, before):
             continue
-        for entry in [Entry(part.name, Ending.NOT_RUN, obstacle)] if obstacle else _entries(suite, part, before):
+        for entry in _entries(suite, _unsettled(part, record), before):
             record.put(entry, order)
             write_record(record, suite.folder)
             if archive is not None and entry.ending not in (Ending.NOT_RUN, Ending.LEFT_OUT):
@@ -101,7 +92,7 @@ def _unused(path: Path) -> Path:
 
 def _is_due(suite: Suite, name: str, before: Entry | None) -> bool:
     """Returns whether a part has not ended yet, or runs again because the user asks for it."""
-    if before is None or not before.ending.final or name.removesuffix(AGAIN) in suite.config.again:
+    if before is None or not before.ending.final or name.removesuffix(INTERVALS) in suite.config.again:
         return True
     return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
 
@@ -114,58 +105,12 @@ def _failed_in(suite: Suite, entry: Entry) -> bool:
     return any(finding.state in ("failed", "error") for finding in entry.findings)
 
 
-def _again(suite: Suite, record: Record) -> Iterator[tuple[Part, str]]:
-    """Yields the studies to measure again, each when its turn comes: its rounds depend on its earlier times.
-
-    With each comes why it cannot be planned, or "".
-    """
-    for part in suite.config.chosen:
-        first = record.entry(part.name)
-        if part.again_s is None or first is None or first.ending is not Ending.DONE or not first.command:
-            continue  # without a command, nothing in it can run here
-        again = replace(part, name=part.name + AGAIN, limit_s=part.again_s)
-        if not _is_due(suite, again.name, record.entry(again.name)):
-            continue
-        if suite.left_s < part.least_s:
-            yield again, ""  # to plan it takes time, too
-            continue
-        try:
-            yield _planned(suite, again, first, read_result(suite.folder / first.folder)), ""
-        except UsageError as error:
-            yield again, f"cannot be planned: {'; '.join(error.problems)}"
-
-
-def _planned(suite: Suite, again: Part, first: Entry, result: StudyResult) -> Part:
-    """Returns a part that is measured again with its protocol: a study with longer calls gets fewer rounds.
-
-    Raises:
-        UsageError: its configuration is not valid, or its first result has no times.
-    """
-    call_s = _round_s(result)
-    if first.seconds is None or not call_s > 0:
-        raise UsageError("nothing was timed the first time")
-    with composer_of(study_overrides(again, suite.config, suite.device)) as composer:
-        later = composer.current
-    # The first time, there may have been fewer steps, and no energy was measured.
-    longer = later.workload.steps / result.config.workload.steps
-    beginning_s = _PROCESSES * max(0.0, first.seconds - result.config.protocol.rounds * call_s)
-    beginning_s += _PROCESSES * _UNTIMED * max(0.0, longer - 1) * call_s
-    beginning_s += later.protocol.energy_s * len(result.variants) if suite.device.is_cuda else 0.0
-    round_s = _PROCESSES * longer * call_s
-    room_s = min(again.limit_s, max(suite.left_s, 0)) - beginning_s
-    rounds = min(again.rounds, max(_FEWEST_ROUNDS, int(room_s / round_s)))
-    return replace(
-        again,
-        overrides=merge_overrides(again.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]),
-        settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
-        least_s=beginning_s + _FEWEST_ROUNDS * round_s,
-    )
-
-
-def _round_s(result: StudyResult) -> float:
-    """Returns how long one round takes: a call of every variant at every shape."""
-    measured = [shape for variant in result.variants for m in variant.measurements for shape in m.shapes]
-    return sum(max(shape.latency_s) for shape in measured if shape.latency_s)
+def _unsettled(part: Part, record: Record) -> Part:
+    """Returns a part that measures once more, without the options that were tried before and not proven."""
+    first = record.entry(part.name.removesuffix(INTERVALS))
+    if first is None or not part.name.endswith(INTERVALS) or part.kind != "options":
+        return part
+    return replace(part, settled=[*part.settled, *(f.name for f in first.findings if f.state != Standing.PROVEN)])
 
 
 def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
@@ -198,7 +143,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         return
     yield entry
     folder, log = suite.folder / entry.folder, suite.folder / subfolder / "log.txt"
-    place = Place(folder, log, part.name.removesuffix(AGAIN) in suite.config.again, suite.config.retry)
+    place = Place(folder, log, part.name.removesuffix(INTERVALS) in suite.config.again, suite.config.retry)
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:

@@ -13,8 +13,8 @@ from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.suite.config import Part, suite_config
-from sdopt.suite.kinds import AGAIN, study_overrides
+from sdopt.suite.config import INTERVALS, Part, suite_config
+from sdopt.suite.kinds import study_overrides
 from sdopt.suite.options import option_study
 from tests.fixtures import CPU
 
@@ -81,8 +81,7 @@ def test_each_part_fits_into_one_call() -> None:
     """Then a part that was cut off is whole after the next call, wherever that runs."""
     for part in PARTS.values():
         assert part.limit_s <= CALL_S - 40, part.name
-        if part.again_s is not None:
-            assert min(3.3 * part.limit_s, CALL_S - 40) <= part.again_s <= CALL_S - 40, part.name
+    assert suite_config([]).intervals_s <= CALL_S - 40
 
 
 def test_what_is_fastest_comes_before_the_options_one_by_one() -> None:
@@ -145,13 +144,22 @@ def test_options_fit_into_their_part(part: Part) -> None:
         assert len(study.tried) <= 4
 
 
-def test_the_first_measurement_of_a_long_preset_is_short() -> None:
+def test_with_intervals_a_preset_keeps_its_own_steps_and_gets_three_processes() -> None:
     part = PARTS["hf_sdxl"]
-    again = replace(part, name=part.name + AGAIN)
-    for given, steps, energy_s in ((part, 10, 0.0), (again, 50, 5.0)):
+    again = replace(part, name=part.name + INTERVALS)
+    for given, steps, energy_s, processes in ((part, 10, 0.0, 1), (again, 50, 5.0, 3)):
         with composer_of(composed(given, H200)) as composer:
-            assert composer.current.workload.steps == steps
-            assert composer.current.protocol.energy_s == energy_s
+            current = composer.current
+        assert (current.workload.steps, current.protocol.energy_s) == (steps, energy_s)
+        assert current.protocol.replicates == processes
+
+
+def test_with_intervals_only_studies_and_options_are_measured() -> None:
+    chosen = suite_config(["intervals=true", "only=[noise,hf_sdxl,options_emoji_half]", "intervals_s=70"]).chosen
+    assert [part.name for part in chosen] == ["options_emoji_half_intervals", "hf_sdxl_intervals"]
+    assert {part.limit_s for part in chosen} == {70}
+    with pytest.raises(UsageError, match=r"^intervals=true: none of only=\['noise'\] is a study or options$"):
+        suite_config(["intervals=true", "only=[noise]"])
 
 
 def test_every_published_preset_is_a_part() -> None:

@@ -128,27 +128,33 @@ class TestCall:
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
-    """Studies that are measured: one, then all three, the options again with intervals."""
+    """Studies that are measured: one, then all three; then the options once more, with intervals."""
     tiny = f"[{TINY}]"
     command = (
         *("gpu-suite", "device=cpu", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
-        f"+parts.options={{kind: options, limit_s: 200, again_s: 200, options: [layout], overrides: {tiny}}}",
+        f"+parts.options={{kind: options, limit_s: 200, options: [layout,attention:flash], overrides: {tiny}}}",
         f"+parts.study={{kind: study, limit_s: 200, overrides: {tiny}}}",
     )
     first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "+parts.study.least_s=9000")
     assert first.code == 3
     before = record_of(first)
-    assert [entry.ending for entry in before.entries] == [Ending.DONE, Ending.DONE, Ending.NOT_RUN, Ending.DONE]
-    options, again = before.entry("options"), before.entry("options_again")
+    assert [entry.ending for entry in before.entries] == [Ending.DONE, Ending.DONE, Ending.NOT_RUN]
+    options = before.entry("options")
     assert options is not None
-    assert again is not None
-    assert {"layout=channels_last", "layout=contiguous"} <= {finding.name for finding in options.findings}
-    assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
+    states = {finding.name: finding.state for finding in options.findings}
+    assert states["layout=channels_last"] == "proven"
     second = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600")
     assert second.code == 0, second.shown
     after = record_of(second)
-    assert [entry.ending for entry in after.entries] == [Ending.DONE] * 4
+    assert [entry.ending for entry in after.entries] == [Ending.DONE] * 3
     assert after.entry("options") == options, "not measured once more"
+    precise = ("intervals=true", 'precise=["protocol.replicates=3"]')
+    third = sdopt(tmp_path, *command, "only=[noise,options]", "budget_s=600", *precise)
+    assert third.code == 0, third.shown
+    again = record_of(third).entry("options_intervals")
+    assert again is not None
+    assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
+    assert not any(state != "proven" and f"{option}]" in str(again.command) for option, state in states.items())
 
 
 STUDY = (
@@ -406,38 +412,6 @@ class TestGoingOn:
         (tmp_path / "suite.json").write_text("{")
         with pytest.raises(UsageError, match="not the record of a suite"):
             run_suite(suite(tmp_path, parts=()))
-
-    @pytest.mark.parametrize(("round_s", "rounds"), [(0.2, 10), (4.0, 5), (120.0, None)])
-    def test_slow_studies_get_fewer_rounds_the_second_time(
-        self, tmp_path: Path, commands: list[list[str]], result: StudyResult, round_s: float, rounds: int | None
-    ) -> None:
-        part = replace(self.PART, again_s=100)
-        folder = tmp_path / "parts" / "study" / "run"
-        folder.mkdir(parents=True)
-        timed = [m for variant in result.variants for m in variant.measurements if m.shapes[0].latency_s]
-        for measured in timed:
-            retime(measured.shapes[0], [round_s / len(timed)] * len(measured.shapes[0].latency_s))
-        write_result(result, folder)
-        first = Entry("study", Ending.DONE, seconds=10.0 + 6 * round_s, folder="parts/study/run", command=["sdopt"])
-        write_record(Record(CPU.name, "", [first]), tmp_path)
-        record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
-        assert [found.part for found in record.entries] == ["study", "study_again"]
-        if rounds is None:
-            assert record.entries[1].reason == "needs at least 750 s; 100 s is its limit"
-        else:
-            assert f"protocol.rounds={rounds}" in commands[0]
-            assert "protocol.replicates=3" in commands[0]
-
-    def test_a_study_whose_first_result_is_missing_is_listed(self, tmp_path: Path, commands: list[list[str]]) -> None:
-        first = Entry("study", Ending.DONE, seconds=10.0, folder="parts/study/run", command=["sdopt"])
-        write_record(Record(CPU.name, "", [first]), tmp_path)
-        record = run_suite(suite(tmp_path, parts=(replace(self.PART, again_s=100),)))
-        assert [(found.part, found.ending) for found in record.entries] == [
-            ("study", Ending.DONE),
-            ("study_again", Ending.NOT_RUN),
-        ]
-        assert record.entries[1].reason.startswith(f"cannot be planned: {tmp_path}/parts/study/run: cannot be read")
-        assert not commands
 
 
 class TestProcess:
