@@ -5,7 +5,6 @@ All are advisory (`flock`). The kernel releases a lock when its process dies, so
 
 import fcntl
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -120,68 +119,6 @@ def reserve(device: "Device", study: str) -> Iterator[str]:
 def _units(device: "Device") -> list[str]:
     """Returns the units of a device that are reserved: the card, or each core that this process may use."""
     if device.is_cuda:
-        return [_file_name(device)]
+        return [str(device.attributes.get("uuid", device.torch_name)).replace(":", "-").replace("/", "-")]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return [f"core-{core}" for core in sorted(cores)]
-
-
-def _file_name(device: "Device") -> str:
-    return str(device.attributes.get("uuid", device.torch_name)).replace(":", "-").replace("/", "-")
-
-
-class Presence:
-    """Marks a device as measured by this study, within a `with` block, and reads the marks of others.
-
-    Args:
-        device: the device.
-        study: description of this study for other studies.
-    """
-
-    def __init__(self, device: "Device", study: str) -> None:
-        self._device = _file_name(device)
-        self._study = study
-        self._mark: Path | None = None
-        self._handle: int | None = None
-
-    def __enter__(self) -> "Presence":
-        with suppress(OSError):
-            folder = runtime_folder()
-            for mark in folder.glob("tmp*.*"):
-                with suppress(OSError, ValueError):
-                    _alive(mark)
-            self._handle, name = tempfile.mkstemp(dir=folder)
-            # Locked before it gets a name that others look for, so an unlocked file belongs to a dead process.
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-            os.write(self._handle, json.dumps({"process": os.getpid(), "study": self._study}).encode())
-            self._mark = Path(name).rename(f"{name}.{self._device}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._mark is not None:
-            self._mark.unlink(missing_ok=True)
-        if self._handle is not None:
-            os.close(self._handle)
-
-    def others(self) -> list[str]:
-        """Returns the studies that other processes measure on this device now."""
-        found: list[str] = []
-        if self._mark is None:
-            return found
-        for mark in sorted(self._mark.parent.glob(f"*.{self._device}")):
-            if mark != self._mark:
-                with suppress(OSError, ValueError):
-                    owner = _alive(mark)
-                    if owner is not None:
-                        found.append(f"{owner['study']} (process {owner['process']})")
-        return found
-
-
-def _alive(mark: Path) -> dict[str, str] | None:
-    """Reads a live process's mark; deletes a stale one and returns None."""
-    with mark.open("rb") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return dict(json.loads(stream.read()))
-    mark.unlink(missing_ok=True)
-    return None

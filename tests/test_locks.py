@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from sdopt.hardware.device import Device
-from sdopt.locks import Presence, exclusive, lock_folder, reserve, runtime_folder
-from tests.command import SMOKE, sdopt
-from tests.fakes import fake_workers
+from sdopt.locks import exclusive, lock_folder, reserve, runtime_folder
 
 _HERE = """
 import os, sys, time
 from contextlib import ExitStack
 from pathlib import Path
-from sdopt.locks import Presence, exclusive, lock_folder, reserve
+from sdopt.locks import exclusive, lock_folder, reserve
 from sdopt.hardware.device import Device
 with {what}:
     print("there", flush=True)
@@ -41,52 +39,19 @@ def elsewhere(what: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-class TestPresence:
-    def test_of_another_process_is_seen_until_it_is_killed(self) -> None:
-        with Presence(Device("cpu"), "ours") as ours:
-            assert ours.others() == []
-            with elsewhere("Presence(Device('cpu'), 'theirs')") as other:
-                assert ours.others() == [f"theirs (process {other.pid})"]
-                assert ours.others() == [f"theirs (process {other.pid})"]
-            assert ours.others() == []
-        assert not list(runtime_folder().glob("*.cpu"))
-
-    def test_is_of_a_device(self) -> None:
-        with (
-            elsewhere("Presence(Device('cuda', 0, attributes={'uuid': 'GPU-1/2'}), 'theirs')"),
-            Presence(Device("cpu"), "ours") as cpu,
-            Presence(Device("cuda", 1), "ours") as other,
-            Presence(Device("cuda", 3, attributes={"uuid": "GPU-1/2"}), "ours") as same,
-        ):
-            assert cpu.others() == other.others() == []
-            assert len(same.others()) == 1
-
-    def test_without_a_folder_for_it_nobody_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestFolder:
+    def test_without_one_nothing_is_locked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
-        with Presence(Device("cpu"), "ours") as ours:
-            assert ours.others() == []
-        with exclusive("anything"):
-            pass
+        with exclusive("anything"), reserve(Device("cpu"), "ours") as holder:
+            assert holder == ""
 
-    def test_a_folder_of_another_user_is_not_trusted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_another_user_is_not_trusted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "sdopt").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(PermissionError):
             runtime_folder()
-
-    def test_a_study_beside_another_says_so(self, tmp_path: Path) -> None:
-        with elsewhere("Presence(Device('cpu'), 'outputs/runs/theirs')") as other, fake_workers():
-            found = sdopt(tmp_path, "run", *SMOKE)
-        assert found.code == 0
-        assert (
-            f"another study is being measured on this device: outputs/runs/theirs (process {other.pid})" in found.shown
-        )
-        assert found.result.sessions[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
-        assert (
-            "Disturbed: other studies were measured on this device at the same time: outputs/runs/theirs" in found.shown
-        )
 
 
 class TestLockFolder:

@@ -6,13 +6,13 @@ short or cached, which happens in honest studies, too.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from scipy import special
 
 from sdopt.gate.rulings import unjudged
-from sdopt.record.records import MeasurementSession, StudyResult, VariantResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import Measurement
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.bounds import share_bounds
@@ -265,20 +265,13 @@ def repeated_prompts(candidate: VariantResult, reference: VariantResult) -> list
     return [Ruling("fresh prompts", "", Verdict.INCONCLUSIVE, why)]
 
 
-def other_studies(sessions: Iterable[MeasurementSession]) -> list[str]:
-    """Returns a doubt that names the studies that were measured beside these sessions; [] if there were none."""
-    others = sorted({other for session in sessions for other in session.disturbed_by})
-    return [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
-
-
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says what disturbed the rounds of two variants: another study, or other work.
+    """Says what disturbed the rounds of two variants: other work, another study included.
 
     Sessions that timed no round of both do not count.
     """
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
-    sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
-    found = other_studies(sessions)
+    found: list[str] = []
     limit = result.config.protocol.interference
     if limit is None:
         return found

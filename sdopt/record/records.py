@@ -210,8 +210,6 @@ class MeasurementSession:
 
     started: str
     schedule: str = "interleaved"
-    disturbed_by: list[str] = field(default_factory=list)
-    """Other studies that were measured on the same device at the same time."""
 
 
 @dataclass

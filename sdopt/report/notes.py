@@ -1,6 +1,6 @@
 """Derives the notes below a result table: what its figures include, and what disturbed or limits them."""
 
-from sdopt.gate.trust import doubts_of, other_studies
+from sdopt.gate.trust import doubts_of
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.break_even import compiled_earlier_s
@@ -46,8 +46,7 @@ def caveats_of(summary: Summary) -> list[str]:
         *_floor_notes(result),
         _rounds_note(result),
     ]
-    notes += [_precision_note(result), *(f"Disturbed: {doubt}." for doubt in other_studies(result.sessions))]
-    notes += [*_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
+    notes += [_precision_note(result), *_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
     hardware = result.config.hardware
     if hardware.emulate_memory and hardware.sheet is not None:
         notes.append(

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from sdopt.locks import Presence
 from sdopt.record.files import write_at_last
 from sdopt.record.records import Schedule, Status, StudyResult, append_reason
 from sdopt.schema import Protocol, Quality
@@ -42,13 +41,10 @@ def run_study(
         OSError: the file could not be written at the end; the message says where the result is instead.
     """
     images = ImageCache(Path(quality.cache) if quality.cache and quality.metrics else None)
-    presence = Presence(machine.device, str(folder))
     result.status, result.finished = "running", None
     try:
-        with scratch_folder("study") as scratch, presence:
-            study = Study(
-                plan, result, protocol, quality, machine, start_worker, folder, scratch, progress, presence, images
-            )
+        with scratch_folder("study") as scratch:
+            study = Study(plan, result, protocol, quality, machine, start_worker, folder, scratch, progress, images)
             precision = PrecisionPlan(result, protocol)
             measure_missing(study, first_schedule(protocol, machine))
             while precision.grant():

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sdopt.locks import Presence
 from sdopt.record.files import write_result
 from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
 from sdopt.record.samples import Measurement, ShapeSamples
@@ -51,7 +50,6 @@ class Study:
     scratch: Path
     """Folder for the compilers' caches, one for each process."""
     progress: Progress
-    presence: Presence
     images: ImageCache
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
@@ -87,7 +85,6 @@ class Study:
 
     def checkpoint(self) -> None:
         """Writes `result.json`. If it cannot be written, measuring goes on, and the user is warned once."""
-        self.note_other_studies()
         try:
             with self.progress.timeline.during("writing result.json"):
                 write_result(self.result, self.folder)
@@ -98,16 +95,6 @@ class Study:
             self.unwritten = True
         else:
             self.unwritten = False
-
-    def note_other_studies(self) -> None:
-        """Records, and warns of, other studies that run on the same device now."""
-        disturbed_by = self.result.sessions[-1].disturbed_by
-        for other in self.presence.others():
-            if other not in disturbed_by:
-                disturbed_by.append(other)
-                self.progress.warn(
-                    f"another study is being measured on this device: {other}; timings of both are unreliable"
-                )
 
     def warn_once(self, text: str) -> None:
         """Warns the user and records the warning in the result, once for each text."""

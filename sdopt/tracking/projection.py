@@ -75,7 +75,7 @@ def study_tags(summary: Summary) -> dict[str, str]:
     result = summary.result
     counts, floors = count_rounds(result), floor_range(result)
     environment = result.environment
-    disturbed = any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
+    disturbed = bool(counts and counts.undecided)
     return common_tags(result, result.config) | {
         ROLE: "study",
         "sdopt.design": result.design,

@@ -10,13 +10,13 @@ import pytest
 from sdopt.errors import UsageError
 from sdopt.gate.drift import differences, judge_drift
 from sdopt.gate.judge import exit_code
-from sdopt.record.records import MeasurementSession, StudyResult
-from sdopt.record.samples import Interference, TimedImage
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import TimedImage
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
-from tests.records import reconfigure, retime
+from tests.records import disturb, reconfigure, retime
 
 GATE = Gate(
     "g",
@@ -95,22 +95,8 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: tupl
 
 
 @pytest.mark.parametrize("which", ["later", "earlier"])
-@pytest.mark.parametrize("how", ["another study", "other programs"])
-def test_disturbed_times_of_either_result_decide_nothing(
-    results: tuple[StudyResult, StudyResult], which: str, how: str
-) -> None:
-    result = dict(zip(("later", "earlier"), results, strict=True))[which]
-    result.sessions = [MeasurementSession("")]
-    if how == "another study":
-        result.sessions[0].disturbed_by = ["neighbour"]
-    else:
-        reconfigure(result, "protocol", interference=0.02)
-        for row in result.variants:
-            for measurement in row.measurements:
-                retime(
-                    measurement.shapes[0],
-                    interference=[Interference(0.3, 0.0) for _ in measurement.shapes[0].latency_s],
-                )
+def test_disturbed_times_of_either_result_decide_nothing(results: tuple[StudyResult, StudyResult], which: str) -> None:
+    disturb(dict(zip(("later", "earlier"), results, strict=True))[which])
     found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
     [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]

@@ -45,7 +45,6 @@ def _whole() -> bytes:
         variant.inputs, variant.snippets = {"model": "0"}, {"precision": ["pipe.unet.to(torch.bfloat16)"]}
         for measurement in variant.measurements:
             _complete(measurement)
-    result.sessions[0].disturbed_by = ["another study"]
     result.precision = Precision({result.candidates[0].name: 3}, granted=3, stopped="the budget was spent")
     for comparison in result.comparisons:
         comparison.shapes.append(ShapeRatios())

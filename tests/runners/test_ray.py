@@ -69,7 +69,6 @@ def test_a_job_that_is_killed_is_a_row_and_is_measured_later(head: ray_head.Head
     studies = [read_result(folder / str(number)) for number in range(4)]
     assert {study.status for study in studies} == {"finished"}
     assert len(studies[2].sessions) == 2
-    assert not any(session.disturbed_by for study in studies for session in study.sessions)
 
 
 def test_a_job_that_is_killed_comes_back_by_itself(head: ray_head.Head, tmp_path: Path) -> None:
