@@ -19,15 +19,13 @@ def main(argv: list[str]) -> int:
     parser = Arguments(
         prog="sdopt sync",
         description="Log finished results to MLflow; results that are there already stay unchanged.",
-        epilog="examples: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000; "
-        "sdopt sync s3://bucket/sweeps/attention tracking.uri=http://localhost:5000",
+        epilog="example: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000",
     )
     parser.add_argument(
         "arguments",
         nargs="*",
-        metavar="FOLDER | ADDRESS | tracking.KEY=VALUE",
-        help="folders of runs or sweeps, or above them (default: outputs), also as an address of fsspec, such "
-        "as s3://…; and overrides of the tracking group",
+        metavar="FOLDER | tracking.KEY=VALUE",
+        help="folders of runs or sweeps, or above them (default: outputs); and overrides of the tracking group",
     )
     arguments = parser.parse_args(argv).arguments
 
@@ -39,48 +37,34 @@ def main(argv: list[str]) -> int:
     from sdopt.errors import UsageError, print_problems
     from sdopt.gate.judge import worst_code
     from sdopt.report.sweep import read_sweep
-    from sdopt.tracking.remote import download, is_address
 
     named, overrides = names_and_overrides(arguments)
     tracking = tracking_of(overrides)
     if tracking.kind == "none":
         raise UsageError("tracking=none: names no store to log to; choose one with tracking.uri=…")
-    copies = {download(name): name.rstrip("/") for name in named if is_address(name)}
-    folders = [*copies, *(Path(name) for name in named if not is_address(name))] or [Path("outputs")]
-
-    shown = partial(_shown, copies)
+    folders = list(map(Path, named)) or [Path("outputs")]
     problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
         # A job's folder may lie several folders below that of its sweep.
         above = next((up for up in list(path.parents)[1:6] if (up / "multirun.yaml").is_file()), None)
-        logged = _logged(shown(path.parent), partial(_log_result, path, tracking), shown, problems)
+        logged = _logged(path.parent, partial(_log_result, path, tracking), problems)
         if logged and above is not None:
             sweeps[above] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
-        problems.update((shown(problem), UsageError.exit_code) for problem in sweep.damaged)
-        _logged(shown(folder), partial(_log_sweep, sweep, tracking), shown, problems)
+        problems.update((problem, UsageError.exit_code) for problem in sweep.damaged)
+        _logged(folder, partial(_log_sweep, sweep, tracking), problems)
     print_problems(problems)
     return worst_code(problems.values())
 
 
-def _shown(copies: dict[Path, str], path: Path | str) -> str:
-    """Names an address, and not the copy of what is there."""
-    for copy, name in copies.items():
-        path = str(path).replace(str(copy), name)
-    return str(path)
-
-
-def _logged(
-    name: str, log: Callable[[], tuple[str, bool]], shown: Callable[[str], str], problems: dict[str, int]
-) -> bool:
+def _logged(folder: Path, log: Callable[[], tuple[str, bool]], problems: dict[str, int]) -> bool:
     """Logs one result or sweep, and says so; what is wrong with it does not keep the others from being logged.
 
     Args:
-        name: what is logged.
+        folder: of the run or the sweep.
         log: logs it; returns the id of its run, and whether that is new.
-        shown: names the files in problems.
         problems: gets what is wrong, each line with its exit code.
 
     Returns:
@@ -96,12 +80,12 @@ def _logged(
     except UnavailableError:
         raise
     except UsageError as error:
-        problems.update((shown(problem), error.exit_code) for problem in error.problems)
+        problems.update((problem, error.exit_code) for problem in error.problems)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        problems[f"{name}: could not be logged ({reason})"] = UnavailableError.exit_code
+        problems[f"{folder}: could not be logged ({reason})"] = UnavailableError.exit_code
     else:
-        print(f"{name}: {'logged' if new else 'already logged'} as {run}")
+        print(f"{folder}: {'logged' if new else 'already logged'} as {run}")
         return True
     return False
 

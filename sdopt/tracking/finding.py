@@ -9,7 +9,6 @@ from sdopt.record.folders import read_error
 from sdopt.record.records import StudyResult
 from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.schema import Tracking
-from sdopt.tracking.remote import download, is_address
 from sdopt.tracking.runs import download_result
 
 
@@ -78,13 +77,13 @@ def of_sweep(sweep: Sweep) -> Found:
 
 
 def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
-    """Returns the one result that a name, or an address that fsspec knows, stands for.
+    """Returns the one result that a name stands for.
 
     Raises:
         UsageError: it is a sweep of several, or none.
         UnavailableError: what the name stands for cannot be reached.
     """
-    found = find_results(str(download(name)) if is_address(name) else name, tracking)
+    found = find_results(name, tracking)
     if found.damaged or len(found.studies) > 1:
         several = f"{name}: a sweep of {len(found.studies)} studies; name the folder of one of its jobs"
         raise UsageError(found.damaged or several)
