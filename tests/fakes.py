@@ -64,6 +64,7 @@ class FakeWorker(Worker):
         self.given: list[tuple[int, int]] = []
         """The shape and the number of the batch of each call."""
         self.graphs = self.packages = 0
+        self.earlier_s = 0.0
         """What the next call compiles."""
         self.draw: Draw | None = None
         """That of the images it was last asked for."""
@@ -121,7 +122,8 @@ class FakeWorker(Worker):
     def _time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         self.given.append((shape_index, number))
         self.fakes.called.append(self.log.stem)
-        compiled, self.graphs, self.packages = Compiled(0.1 * self.graphs, self.graphs, self.packages), 0, 0
+        compiled = Compiled(0.1 * self.graphs, self.graphs, self.packages, self.earlier_s)
+        self.graphs, self.packages, self.earlier_s = 0, 0, 0.0
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
         self._called(seconds)
         draw = timed_draw(self.variant, shape_index)

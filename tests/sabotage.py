@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +13,6 @@ from typing import ClassVar
 import torch
 from diffusers import DiffusionPipeline
 
-from sdopt.measure.compilation import note_package
 from sdopt.options import Finding, Optimization, Proof, Stage
 
 _calls = itertools.count(1)
@@ -59,25 +56,6 @@ class WantsTooMuch(Harmless):
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         torch.empty(2**58, dtype=torch.uint8)
         raise AssertionError("unreachable")
-
-
-@dataclass(frozen=True)
-class CompilesAPackage(Harmless):
-    """Compiles a package in the first call of the first process, which keeps 256 MiB from then on; others load it."""
-
-    marker: str = "package"
-
-    @contextmanager
-    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
-        if next(_calls) == 1:
-            package = Path(self.marker)
-            if package.exists():
-                note_package(30.0)
-            else:
-                package.touch()
-                pipe.compiled_by = bytearray(os.urandom(2**28))
-                note_package(None)
-        yield
 
 
 @dataclass(frozen=True)

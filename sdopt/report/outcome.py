@@ -10,8 +10,6 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.dataframe import to_dataframe
-from sdopt.report.latex import latex
-from sdopt.report.tables import ranking
 from sdopt.statistics.summary import Summary, summary_of
 
 if TYPE_CHECKING:
@@ -69,10 +67,6 @@ class Outcome(StudyResult):
 
         sheet = comparison_sheet(summary_of(self), self.folder, prompts) if self.folder else None
         return _opened(sheet, "there are no images; sdopt.load_result(FOLDER) finds those of a run")
-
-    def to_latex(self) -> str:
-        """Returns the ranking as a LaTeX table (with booktabs), a row per variant, best first."""
-        return latex(ranking(summary_of(self), reasons=False))
 
     def _repr_markdown_(self) -> str:
         """Returns the table that a notebook shows."""

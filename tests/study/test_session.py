@@ -119,7 +119,16 @@ class TestInterleaved:
         [measured] = result.variant("it").measurements
         assert measured.shapes[0].graphs == 1
         assert measured.shapes[0].compile_s
+        assert measured.shapes[0].earlier_compile_s is None
         assert len(measured.shapes[0].calls) == 2
+
+    def test_what_an_earlier_run_compiled_is_counted_all_the_same(self, tmp_path: Path) -> None:
+        def loads(worker: FakeWorker, name: str) -> None:
+            worker.earlier_s = 30.0 if name == "time_once" else 0.0
+
+        result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": loads}))
+        [measured] = result.variant("it").measurements
+        assert measured.shapes[0].earlier_compile_s == 30.0
 
     def test_names_that_differ_in_signs_alone_keep_their_files_apart(self, tmp_path: Path) -> None:
         result, fakes = run_fake(tmp_path, fake_study(["a b", "a-b", "ä", "ö"], rounds=1))
