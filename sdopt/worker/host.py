@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from sdopt.assembly import Assembly
+from sdopt.errors import os_problem
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import usable_cores
@@ -35,6 +37,7 @@ from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
 from sdopt.pipelines.latents import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
+from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
 from sdopt.variant import Variant
@@ -42,7 +45,17 @@ from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.failures import describe_error
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
-from sdopt.worker.protocol import Asked, Batch, Compiled, Rendered, SampledImage, StagedCall, TimedCall, TracedCall
+from sdopt.worker.protocol import (
+    Asked,
+    Batch,
+    Compiled,
+    Rendered,
+    SampledImage,
+    StagedCall,
+    TimedCall,
+    TracedCall,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -53,9 +66,16 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
 
     Sends a note with each answer: the seconds spent in calls of the pipeline.
     """
-    with log.open("a", buffering=1) as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
+    try:
+        with log.open("a", buffering=1) as stream:
+            os.dup2(stream.fileno(), 1)
+            os.dup2(stream.fileno(), 2)
+    except OSError as error:  # a full disk; the terminal is not for a worker's traceback
+        failure = WorkerError(Status.FAILED, os_problem(error))
+        with suppress(EOFError, OSError):
+            connection.recv()
+            send_answer(connection, partial(_fail, failure))
+        return
     os.environ |= variables(device, cache)
     # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
@@ -70,6 +90,10 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
             except (EOFError, OSError):
                 return
             send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
+
+
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def variables(device: Device, cache: Path) -> dict[str, str]:

@@ -195,3 +195,15 @@ class TestErrors:
             "ValueError: a part is missing",
             False,
         )
+
+
+def test_a_log_that_cannot_be_opened_is_the_reason(
+    variant: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = WorkerProcess(start_fork_server(), CPU, 60, variant(), tmp_path / "gone" / "log", tmp_path / "scratch")
+    try:
+        with pytest.raises(WorkerError, match="gone/log: No such file or directory"):
+            worker.ask(PipelineHost.hello)
+    finally:
+        worker.stop()
+    assert "Traceback" not in capfd.readouterr().err
