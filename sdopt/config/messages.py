@@ -30,10 +30,12 @@ def explain(error: Exception) -> str:
         return message
     if designs := _designs_with(unknown[1]):
         chosen = " or ".join(f"study={design}" for design in designs)
-        return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well"
+        more = "; beside experiment=…, which has its own, +study.variants.NAME=[…] adds one"
+        own = more if unknown[1] == "study.variants" else ""
+        return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well{own}"
     known = [key for key in _known_keys() if not key.endswith("._target_")]
-    own = [key for key in known if key.rpartition(".")[2] == unknown[1]]
-    if near := own or difflib.get_close_matches(unknown[1], known, n=2):
+    same = [key for key in known if key.rpartition(".")[2] == unknown[1]]
+    if near := same or difflib.get_close_matches(unknown[1], known, n=2):
         return f"{unknown[1]}: unknown key; did you mean {' or '.join(near)}? `sdopt run --help` lists all"
     added = f"a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
     return f"{unknown[1]}: unknown key; `sdopt run --help` lists all; {added}"
