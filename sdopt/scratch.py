@@ -13,6 +13,9 @@ from pathlib import Path
 
 from sdopt.errors import UsageError, print_problems
 
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""The variables that name folders of compiled kernels, which affect only the time of a start."""
+
 _OWNER = "owner"
 """A file in the folder with the id of the process that owns the folder, and locked by that process."""
 
@@ -61,6 +64,15 @@ def _short_folder() -> str:
     if short is None:
         raise UsageError(f"TMPDIR={folder}: the path is too long for sockets; name one of at most {_LONGEST} bytes")
     return short
+
+
+def named_caches() -> dict[str, str]:
+    """Returns the folders of compiled kernels that the user named, by their environment variables.
+
+    PyTorch sets the variable itself once something was compiled in this process, as in a notebook: that is no choice.
+    """
+    found = {name: os.environ[name] for name in CACHES if name in os.environ}
+    return {name: folder for name, folder in found.items() if "/torchinductor_" not in folder}
 
 
 def cache_folder() -> Path:

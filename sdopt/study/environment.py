@@ -12,11 +12,9 @@ from pathlib import Path
 import sdopt
 from sdopt.hardware.device import Device
 from sdopt.record.records import Environment
+from sdopt.scratch import named_caches
 from sdopt.study import fingerprint
 from sdopt.worker.machine import Machine
-
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""The variables that name folders of compiled kernels, which affect only the time of a start."""
 
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -31,7 +29,6 @@ _VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
-    *CACHES,
 )
 """Environment variables that change how CUDA, its libraries and PyTorch compute or start."""
 
@@ -62,16 +59,15 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         code=fingerprint.code(),
         sheet=machine.sheet,
         gpu=machine.gpu,
-        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ} | named_caches(),
         host=platform.node(),
         warnings=[*machine.warnings, *_kept_caches()],
     )
 
 
 def _kept_caches() -> Iterator[str]:
-    for name in CACHES:
-        if name in os.environ:
-            yield f"{name}={os.environ[name]}: first calls may find kernels there that earlier processes compiled"
+    for name, folder in named_caches().items():
+        yield f"{name}={folder}: first calls may find kernels there that earlier processes compiled"
 
 
 def _cudnn(device: Device) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sdopt.record.records import Environment
 from sdopt.record.scores import ImageRecord
-from sdopt.study.environment import CACHES
+from sdopt.scratch import CACHES
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw
 

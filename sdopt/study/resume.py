@@ -13,8 +13,8 @@ from sdopt.errors import UsageError
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Status, StudyResult
+from sdopt.scratch import CACHES
 from sdopt.study.designs import CONTROL, Plan
-from sdopt.study.environment import CACHES
 from sdopt.study.fingerprint import of_prompts
 
 _CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive")

@@ -40,6 +40,7 @@ from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
+from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
@@ -106,7 +107,7 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
     # Compilers and libraries with Triton kernels keep these, and their tuning results, in folders of the user, so the
     # cold start would depend on earlier runs. A folder that the user named is used, and is recorded with the study.
     own = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
-    caches = {name: os.environ.get(name, str(folder)) for name, folder in own.items()}
+    caches = {name: str(folder) for name, folder in own.items()} | named_caches()
     # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
     return caches | sdnq

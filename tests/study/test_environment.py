@@ -7,8 +7,9 @@ from importlib.metadata import version
 import pytest
 
 from sdopt.hardware.device import Device
+from sdopt.scratch import CACHES
 from sdopt.study import environment
-from sdopt.study.environment import _PACKAGES, CACHES, describe_environment
+from sdopt.study.environment import _PACKAGES, describe_environment
 from sdopt.study.image_cache import content_key
 from sdopt.worker.draws import draw_of
 from sdopt.worker.machine import Machine

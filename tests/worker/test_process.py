@@ -14,7 +14,7 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.record.records import Status
-from sdopt.study.environment import CACHES
+from sdopt.scratch import CACHES
 from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, variables
@@ -125,6 +125,8 @@ class TestVariables:
         assert Path(variables(CARD, tmp_path)[name]).is_relative_to(tmp_path)
         monkeypatch.setenv(name, "/mine")
         assert variables(CARD, tmp_path)[name] == "/mine"
+        monkeypatch.setenv(name, "/tmp/torchinductor_me/triton")  # PyTorch's own
+        assert Path(variables(CARD, tmp_path)[name]).is_relative_to(tmp_path)
 
     @pytest.mark.parametrize(("device", "starts"), [(CPU, False), (CARD, True)])
     def test_sdnq_on_a_cpu_leaves_cards_alone(
