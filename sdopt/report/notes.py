@@ -9,8 +9,9 @@ from sdopt.statistics.figures import floor_range
 from sdopt.statistics.gpu import gpu_notes
 from sdopt.statistics.measures import TAIL_RATIO
 from sdopt.statistics.precision import kept_going
+from sdopt.statistics.settling import unsettled
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import compared, sampling_text, seconds_text, start_words
+from sdopt.statistics.words import compared, sampling_text, seconds_text, shortened, start_words
 
 
 def notes_of(summary: Summary) -> list[str]:
@@ -46,7 +47,11 @@ def caveats_of(summary: Summary) -> list[str]:
         *_floor_notes(result),
         _rounds_note(result),
     ]
-    notes += [_precision_note(result), *_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
+    notes.append(_precision_note(result))
+    if restless := unsettled(result):
+        way_out = "raise protocol.warmup, or let the machine reach a steady temperature"
+        notes.append(f"Never settled: {shortened('; '.join(restless))}: {way_out}.")
+    notes += [*_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
     hardware = result.config.hardware
     if hardware.emulate_memory and hardware.sheet is not None:
         notes.append(
