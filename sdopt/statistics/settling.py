@@ -34,6 +34,6 @@ def unsettled(result: StudyResult) -> list[str]:
             if found.pvalue * len(timed) < _LEVEL and max(first, last) / min(first, last) >= least:
                 way = "slower" if found.statistic > 0 else "faster"
                 change = f"from {first:.3g} s to {last:.3g} s over {times.size} calls"
-                yield f"{name}, process {process}: its calls still became {way}, {change}"
+                yield f"process {process} of {name}: its calls still became {way}, {change}"
 
     return list(lines())

@@ -34,5 +34,5 @@ def test_a_trend_of_the_calls_of_one_process_is_named(trend: np.ndarray, way: st
     told = [note for note in caveats_of(summary_of(result)) if note.startswith("Never settled: ")]
     assert len(told) == len(found)
     if way:
-        assert found[0].startswith(f"it, process {len(candidate.measurements)}: its calls still became {way}")
+        assert found[0].startswith(f"process {len(candidate.measurements)} of it: its calls still became {way}")
         assert "raise protocol.warmup" in told[0]
