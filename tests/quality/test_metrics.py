@@ -1,5 +1,7 @@
 """The table of metrics: names, what each of them needs, and that a row is all that a metric takes."""
 
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,30 @@ def test_the_clip_score_is_a_cosine_that_is_not_negative(clip: ClipFeatures, dra
     cosines = torch.cosine_similarity(clip(channels_first(drawings[:4])), alone)
     assert found is not None
     np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), 100 * cosines.clamp(min=0), atol=1e-3)
+
+
+def test_pickscore_is_the_score_by_its_weights(clip_folder: Path, tmp_path: Path, drawings: np.ndarray) -> None:
+    """Kirstain et al. 2023: exp(logit_scale) · cos, and their scale is 100; their network is a CLIP with GELU."""
+    from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessorPil, CLIPModel
+
+    folder = tmp_path / "pick"
+    shutil.copytree(clip_folder, folder)
+    config = CLIPConfig.from_pretrained(clip_folder)
+    config.text_config.hidden_act = config.vision_config.hidden_act = "gelu"
+    torch.manual_seed(1)
+    model = CLIPModel(config).eval()
+    model.logit_scale.data.fill_(math.log(100))
+    model.save_pretrained(folder)
+    prompts = ["red apple", "police officer"]
+    words = AutoTokenizer.from_pretrained(folder)(prompts, return_tensors="pt", padding=True, truncation=True)
+    looks = CLIPImageProcessorPil.from_pretrained(folder)(list(drawings[:2]), return_tensors="pt")
+    with torch.inference_mode():
+        expected = model(**words, **looks).logits_per_image.diagonal()
+    pictures = Pictures(Path(), [ImageRecord(prompt, n, 0, 0, "x.png") for n, prompt in enumerate(prompts)])
+    vars(pictures)["images"] = drawings[:2]
+    found = family_of("clip_score").compute(Inputs(pictures, pictures, Networks("cpu", None)), f"clip:{folder}")
+    assert found is not None
+    np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), expected.clamp(min=0), atol=1e-2)
 
 
 def redness(given: Inputs, _features: str) -> Score:
