@@ -446,9 +446,8 @@ class TestNothingIsLost:
         assert first.code == 0, first.err
         assert "logged" in first.out
         before = len(store.runs("pair"))
-        address = f"file://{unlogged.folder}"
-        second = sdopt(unlogged.cwd, "sync", address, *store.overrides)
-        assert f"{address}: already logged as " in second.out, second.shown
+        second = sdopt(unlogged.cwd, "sync", str(unlogged.folder), *store.overrides)
+        assert f"{unlogged.folder}: already logged as " in second.out, second.shown
         assert len(store.runs("pair")) == before > 0
         assert not (unlogged.cwd / "mlruns").exists()
 
