@@ -427,10 +427,8 @@ class RuleContext:
             )
         smallest = self.smallest(rule.metric, gate)
         limit = rule.limit
-        if rule.metric == MEMORY_RATIO.name and rule.test == "at_most":
-            limit = max(limit, self.memory_growth)
         if rule.test == "at_most" and not RULED[rule.metric].higher_is_better and limit >= 1:
-            limit = max(limit, smallest)
+            limit = max(limit, smallest, self.memory_growth if rule.metric == MEMORY_RATIO.name else 1.0)
         elif rule.test == "at_least" and RULED[rule.metric].higher_is_better and limit <= 1:
             limit = min(limit, 1 / smallest)
         ruling = (above if rule.test == "at_least" else below)(rule, name, bounds, limit)

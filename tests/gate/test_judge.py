@@ -335,6 +335,14 @@ class TestItMustPay:
             (ruling,) = [r for r in verdict(result, rule).rulings if r.metric == "memory_ratio"]
             assert ruling.verdict is expected
 
+    @pytest.mark.parametrize("device", ["cuda", "cpu"])
+    def test_a_rule_that_asks_for_less_memory_is_not_loosened(self, device: str) -> None:
+        result = study(variant("it", memory=3.0), variant("baseline", memory=3.0))
+        result.environment.device |= {"type": device, "memory_total_gib": 80.0}
+        found = verdict(result, Rule("memory_ratio", "at_most", limit=0.9))
+        (ruling,) = [r for r in found.rulings if r.metric == "memory_ratio"]
+        assert ruling.verdict is not Verdict.PASS
+
     @pytest.mark.parametrize(
         ("device", "spare", "expected"),
         [("cuda", 0.02, Verdict.PASS), ("cuda", 0.001, Verdict.FAIL), ("cpu", 0.02, Verdict.FAIL)],
