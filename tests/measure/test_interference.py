@@ -63,7 +63,6 @@ def test_sleeping_waits_for_no_core() -> None:
         found = meter.stop(0.5)
     assert found is not None
     assert found.waited < 0.3
-    assert found.switched_out <= 2
 
 
 def burn_in_a_child() -> None:
