@@ -390,8 +390,6 @@ class Quality:
     `packaged` for the packaged model and `baseline` for other models."""
     lpips: bool | None = None
     """Whether to compute LPIPS, the learned perceptual distance, too; null does so where its weights are at hand."""
-    cache: str | None = "outputs/cache/images"
-    """Cache folder for images, keyed by everything that determines an image; null disables the cache."""
 
 
 TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely", "every")

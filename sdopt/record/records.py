@@ -80,8 +80,6 @@ class VariantResult:
     reason: str = ""
     measurements: list[Measurement] = field(default_factory=list)
     images: list[ImageRecord] = field(default_factory=list)
-    content_key: str = ""
-    """Hash of all settings that decide the images: two variants with the same key have the same images."""
     quality: dict[str, Score] = field(default_factory=dict)
     trips: list[BrokenImage] = field(default_factory=list)
     denoiser_calls: int | None = None

@@ -223,7 +223,7 @@ class Measurement:
     """Memory after the last round; its peak is that of all calls since `memory` was measured."""
     pass_s: list[Seconds] = field(default_factory=list)
     """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
-    the first process of a variant alone; empty if images were cached."""
+    the first process of a variant alone."""
     pass_held_gib: list[float] = field(default_factory=list)
     """Memory held after each of these calls, as in `Call.held_gib`."""
     complete: bool = False

@@ -16,7 +16,7 @@ from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import speedup_drift
 from sdopt.statistics.words import memory_text, seconds_parts
 
-_OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objective")
+_OWN = ("study", "tracking", "gate", "hydra", "dry_run", "objective")
 """Keys that change no measurement."""
 
 

@@ -39,7 +39,7 @@ _PACKAGES = (
     *("deepspeed", "onnxruntime", "onnxscript", "openvino", "tensorrt", "torch-blade", "torch-tensorrt"),
     *("peft", "sdnq", "tomesd", "torchao", "xformers"),
 )
-"""Distributions whose code decides how images are computed; images that another version drew are not taken over."""
+"""Distributions whose code decides how images are computed; a study is not continued with another version."""
 
 
 def describe_environment(machine: Machine, command: list[str]) -> Environment:

@@ -21,9 +21,6 @@ from sdopt.schema import Model
 from sdopt.study.sources import own_files
 from sdopt.variant import Variant
 
-OPTIONS = "options"
-"""The key of the digest of a user's own options and functions; a variant without any has no such key."""
-
 _PACKAGE = Path(sdopt.__file__).parent
 
 _WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model")
@@ -40,7 +37,7 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
     """
     own = own_files(type(option) for option in variant.optimizations.values())
     own += [file for function in variant.functions if (file := Path(function.rpartition(":")[0])).is_file()]
-    files = {OPTIONS: own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
+    files = {"options": own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
     with suppress(UsageError):  # a variant is only planned if its files were not fetched
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:

@@ -13,8 +13,6 @@ from sdopt.quality.images import read_image
 from sdopt.record.records import append_reason
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import ImageRecord
-from sdopt.study.fingerprint import OPTIONS
-from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.session import Session, Study, VariantProcess
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
@@ -36,30 +34,11 @@ class ImagePass:
         self._study = study
         self._subfolder = Path("images") / name
         self._folder = study.folder / self._subfolder
-        self._key = content_key(process.variant, draw, process.row.inputs, study.result.environment)
-        # A user's own option may read files that it does not declare.
-        self._images = ImageCache(None) if OPTIONS in process.row.inputs else study.images
-        self._cached = False
-        self._records: list[ImageRecord] = []
         self._batches: list[Batch] = []
-
-    @property
-    def _whole(self) -> bool:
-        """Whether every image is there."""
-        return len(self._records) == len(self.draw.prompts) * self.process.variant.workload.images_per_prompt
-
-    def fetch(self) -> bool:
-        """Takes the images from the cache if they are there; returns whether they are."""
-        records = self._images.fetch(self._key, self._folder)
-        if records is None:
-            return False
-        self._records, self._cached = records, True
-        self._study.progress.advance(self.draw.calls)
-        return True
 
     def wants(self, batch: int) -> bool:
         """Returns whether a batch is to be drawn, and can be."""
-        return batch < self.draw.calls and not self._cached and self.process.living
+        return batch < self.draw.calls and self.process.living
 
     def begin(self, batch: int) -> Callable[[], Batch]:
         """Begins one batch; returns a function that waits for it. Both raise WorkerError."""
@@ -68,30 +47,31 @@ class ImagePass:
     def receive(self, batch: Batch) -> None:
         """Notes images that were drawn."""
         self._batches.append(batch)
-        self._records += batch.records
         self._study.progress.advance()
 
     def record_times(self) -> None:
-        """Records the time and memory of the calls, if the process drew every image itself."""
-        if self._whole and not self._cached and self.process.living:
+        """Records the time and memory of the calls, if the process drew every image."""
+        if len(self._batches) == self.draw.calls and self.process.living:
             measurement = self.process.measurement
             measurement.pass_s = [batch.seconds for batch in self._batches]
             measurement.pass_held_gib = [batch.held_gib for batch in self._batches]
 
-    def finish(self) -> tuple[str, list[ImageRecord]]:
-        """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
-        if self._whole:
-            self._images.keep(self._key, self._folder, self._records)
-        return self._key, [replace(record, path=str(self._subfolder / record.path)) for record in self._records]
+    def images(self) -> list[ImageRecord]:
+        """Returns the drawn images, by their paths in the run."""
+        return [
+            replace(record, path=str(self._subfolder / record.path))
+            for batch in self._batches
+            for record in batch.records
+        ]
 
     def discard(self) -> None:
         """Deletes the drawn images."""
-        self._records = []
+        self._batches = []
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
-    """Draws the images of variants side by side, or takes them from the cache."""
+    """Draws the images of variants side by side."""
     study = session.study
     passes = [
         ImagePass(
@@ -103,8 +83,6 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
         for process in group
         if process.living
     ]
-    for drawing in passes:
-        drawing.fetch()
     for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
         asked = {drawing.process: drawing for drawing in passes if drawing.wants(batch)}
         requests = [(process, partial(drawing.begin, batch)) for process, drawing in asked.items()]
@@ -113,8 +91,7 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     for drawing in passes:
         drawing.record_times()
         if drawing.process.living:
-            row = drawing.process.row
-            row.content_key, row.images = drawing.finish()
+            drawing.process.row.images = drawing.images()
 
 
 def draw_floors(session: Session, process: VariantProcess) -> None:
@@ -130,11 +107,10 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
         for draw in draws:
             drawing = ImagePass(study, process, draw, f"floor-{kind}")
             try:
-                if not drawing.fetch():
-                    for batch in range(draw.calls):
-                        study.progress.phase(process.row.name, "images")
-                        drawing.receive(drawing.begin(batch)())
-                _, study.result.redrawn[kind] = drawing.finish()
+                for batch in range(draw.calls):
+                    study.progress.phase(process.row.name, "images")
+                    drawing.receive(drawing.begin(batch)())
+                study.result.redrawn[kind] = drawing.images()
                 break
             except WorkerError as error:
                 drawing.discard()

@@ -120,7 +120,7 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         old.status, old.reason = Status.PENDING, ""
         if more_prompts:
             # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
-            old.images, old.content_key, old.quality, old.trips = [], "", {}, []
+            old.images, old.quality, old.trips = [], {}, []
             for measurement in old.measurements:
                 measurement.complete = measurement.complete and measurement.replicate != 0
     previous.config = _with_extensions(previous.config, fresh.config)

@@ -9,7 +9,6 @@ from sdopt.scratch import scratch_folder
 from sdopt.statistics.effects import effects_of
 from sdopt.statistics.ratios import compare
 from sdopt.study.designs import Plan
-from sdopt.study.image_cache import ImageCache
 from sdopt.study.missing import missing_of
 from sdopt.study.precision import PrecisionPlan
 from sdopt.study.progress import Progress
@@ -40,11 +39,10 @@ def run_study(
     Raises:
         OSError: the file could not be written at the end; the message says where the result is instead.
     """
-    images = ImageCache(Path(quality.cache) if quality.cache and quality.metrics else None)
     result.status, result.finished = "running", None
     try:
         with scratch_folder("study") as scratch:
-            study = Study(plan, result, protocol, quality, machine, start_worker, folder, scratch, progress, images)
+            study = Study(plan, result, protocol, quality, machine, start_worker, folder, scratch, progress)
             precision = PrecisionPlan(result, protocol)
             measure_missing(study, first_schedule(protocol, machine))
             while precision.grant():

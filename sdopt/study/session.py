@@ -19,7 +19,6 @@ from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.forecast import calls_ahead
-from sdopt.study.image_cache import ImageCache
 from sdopt.study.memory_plan import footprint_gib
 from sdopt.study.missing import Missing
 from sdopt.study.plan import runnable_of, warmup_calls
@@ -50,7 +49,6 @@ class Study:
     scratch: Path
     """Folder for the compilers' caches, one for each process."""
     progress: Progress
-    images: ImageCache
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
     unwritten: bool = False

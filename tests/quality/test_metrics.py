@@ -140,7 +140,7 @@ def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.Mo
     row = Family("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     rules = "gate.rules={equivalent: [{metric: redness, margin: 1, confidence: null}]}"
-    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.cache=null"]
+    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2"]
     run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
     result = run.result
     scores = [result.variant(name).quality["redness"] for name in ("baseline", "layout=channels_last")]
