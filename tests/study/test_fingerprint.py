@@ -13,7 +13,7 @@ from PIL import Image
 from sdopt.options.memory import PrecomputedEmbeddings
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
-from sdopt.study.fingerprint import OPTIONS, code, inputs_of, of_model
+from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.study.sources import own_files
 from tests import sabotage
 from tests.fixtures import Compose
@@ -110,5 +110,5 @@ def test_of_an_option_are_its_bases_and_all_that_it_imports(tmp_path: Path, monk
 
 def test_of_a_users_own_option_there_is_a_digest(variant: Compose) -> None:
     plain = variant()
-    assert OPTIONS not in inputs_of(plain, of_model)
-    assert OPTIONS in inputs_of(replace(plain, optimizations={"own": Harmless()}), of_model)
+    assert "options" not in inputs_of(plain, of_model)
+    assert "options" in inputs_of(replace(plain, optimizations={"own": Harmless()}), of_model)

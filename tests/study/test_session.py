@@ -385,7 +385,7 @@ class TestMissing:
 class TestFloors:
     """The control draws images in larger batches than anything that is timed: that must not cost it its timings."""
 
-    QUALITY: ClassVar = {"metrics": True, "cache": None, "prompt_count": 4, "floor_prompts": 4, "batch_size": 1}
+    QUALITY: ClassVar = {"metrics": True, "prompt_count": 4, "floor_prompts": 4, "batch_size": 1}
 
     def run(self, folder: Path, largest: int, status: Status) -> StudyResult:
         def fault(worker: FakeWorker, name: str) -> None:
