@@ -75,7 +75,13 @@ def fetch_clip(composer: HydraComposer) -> None:
 def fetch(variants: Sequence[Variant], context: StartContext) -> None:
     """Downloads or builds the models of variants, and downloads what their options read. Raises UsageError."""
     for model, task in dict.fromkeys((v.model, v.task) for v in variants if v.model.factory is not None):
-        remember(model, in_process(context, describe, model, task, what=model.origin))
+        found = in_process(context, describe, model, task, what=model.origin)
+        remember(model, found)
+        if found.size not in (None, model.size) and any(v.model == model and v.workload.size is None for v in variants):
+            raise UsageError(
+                f"{model.origin}: its images have {found.size}×{found.size} pixels, and model.size={model.size}: "
+                f"add model.size={found.size}, or choose another size by workload.size"
+            )
     fetch_models(variant.model for variant in variants)
     for variant in variants:
         variant.files(fetch=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
+from sdopt.pipelines.families import settings_of, side_of
 from sdopt.pipelines.functions import loaded
 from sdopt.pipelines.parts import networks_of
 from sdopt.pipelines.tasks import task_of
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 KEY = "model.factory"
 
-_VALUES = 1024
-"""Values of each tensor that its digest covers, evenly spaced."""
-
 
 @dataclass(frozen=True)
 class Built:
@@ -32,12 +30,18 @@ class Built:
     Attributes:
         class_name: of the text-to-image pipeline with the same parts.
         configs: the configurations of its networks and its scheduler that diffusers defines, by part.
-        digest: of its weights.
+        digest: of all its weights.
     """
 
     class_name: str
     configs: dict[str, dict[str, Any]]
     digest: str
+
+    @property
+    def size(self) -> int | None:
+        """The height of the images that its denoiser was made for, in pixels; None if it does not say."""
+        unet, vae = self.configs.get("unet", {}), self.configs.get("vae", {})
+        return int(settings_of({}, unet, vae)["size"]) if side_of(unet) else None
 
 
 _BUILT: dict[Model, Built] = {}
@@ -109,8 +113,6 @@ def _digest(pipe: "DiffusionPipeline") -> str:
     digest = hashlib.sha256()
     for name, network in sorted(networks_of(pipe).items()):
         for key, tensor in sorted(network.state_dict().items()):
-            values = tensor.detach().flatten()
-            values = values[:: max(1, values.numel() // _VALUES)].cpu().contiguous()
             digest.update(f"{name}.{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(values.view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]

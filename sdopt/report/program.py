@@ -21,32 +21,36 @@ _OFFLOADING = ("memory.model_offload", "memory.sequential_offload", "memory.grou
 def program_of(result: StudyResult, variant: VariantResult) -> str:
     """Returns a program that loads the model, applies a variant's options, and saves an image.
 
-    It is for text-to-image with weights from a file, a folder or the hub, which must be there; "" for others.
+    It is for text-to-image with weights from a file, a folder, the hub or a function, which must be there; "" for
+    others.
     """
     config = variant.config
-    if config.model.weights in ("random", "factory") or config.task.kind != "txt2img":
+    if config.model.weights == "random" or config.task.kind != "txt2img":
         return ""
+    built = config.model.weights == "factory"
     chosen = {axis: option_name(option) for axis, option in variant.choices.items()}
     own = [axis for axis, option in chosen.items() if option != PLAIN.get(axis, NONE)]
     imports, changes, contexts = code_of(variant, own)
     whole = [line for line in changes if (found := re.fullmatch(r"pipe\.to\((torch\.\w+)\)", line)) and found]
-    dtype = whole[0][len("pipe.to(") : -1] if whole else ""
-    changes = [line for line in changes if line not in whole]
+    dtype = whole[0][len("pipe.to(") : -1] if whole and not built else ""
+    changes = [line for line in changes if line not in whole or built]
     device = config.hardware.device if config.hardware.device.startswith("cuda") else "cuda"
     on_cpu = result.environment.device["type"] == "cpu"
     moved = [] if on_cpu or any(axis in own for axis in _OFFLOADING) else [f'pipe.to("{device}")']
     threads = [f"torch.set_num_threads({config.hardware.threads})"] if on_cpu and config.hardware.threads else []
-    kind = class_name_of(folder_of(config.model))
+    kind = "" if built else class_name_of(folder_of(config.model))
     scheduler = config.scheduler.class_name
     call = f"image = pipe(prompt, {_listed(_call(config))}).images[0]"
     lines = [
-        *dict.fromkeys(["import torch", *imports] if threads or dtype else imports),
-        f"from diffusers import {', '.join(sorted((kind, scheduler)))}",
+        *dict.fromkeys(
+            (*(["import runpy"] if built else []), *(["import torch"] if threads or dtype else []), *imports)
+        ),
+        f"from diffusers import {', '.join(filter(None, sorted((kind, scheduler))))}",
         *(["from transformers import CLIPTokenizer"] if any(_tokenizers(config.model)) else []),
         *([SPREAD] if "spread(" in call else []),
         "",
         *threads,
-        *_loading(config.model, kind, dtype),
+        *(_building(config.model) if built else _loading(config.model, kind, dtype)),
         f"pipe.scheduler = {scheduler}.from_config({_listed(_scheduler(config))})",
         *moved,
         *changes,
@@ -56,6 +60,11 @@ def program_of(result: StudyResult, variant: VariantResult) -> str:
         'image.save("image.png")',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _building(model: Model) -> Iterator[str]:
+    file, _, function = str(model.factory).rpartition(":")
+    yield f"pipe = runpy.run_path({file!r})[{function!r}]()"
 
 
 def _loading(model: Model, kind: str, dtype: str) -> Iterator[str]:

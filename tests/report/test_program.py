@@ -31,6 +31,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}), folder / "dream.safetensors"
     )
     save_file(kohya(), folder / "style.safetensors")
+    code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
+    (folder / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
     return folder
 
 
@@ -45,14 +47,16 @@ def planned(composer: type[HydraComposer], *overrides: str, steps: int = 3) -> t
     ), plan.variants[1]
 
 
+@pytest.mark.parametrize("model", ["dream.safetensors", "mine.py:make"])
 def test_makes_the_image_that_sdopt_makes(
-    composer: type[HydraComposer], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    composer: type[HydraComposer], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    chosen = [f"model={files / 'dream.safetensors'}", "lora=loaded", f"lora.path='{files / 'style.safetensors'}'"]
+    chosen = [f"model={files / model}", "workload.size=64", "lora=loaded", f"lora.path='{files / 'style.safetensors'}'"]
     result, variant = planned(composer, *chosen, "precision=bf16", "layout=channels_last", "grad_mode=inference_mode")
     program = program_of(result, result.candidates[0])
     seeded = program.replace("(prompt, ", "(prompt, generator=torch.manual_seed(7), ")
     assert "import sdopt" not in program, "all of it is diffusers' own"
+    assert ("run_path" in program) == (model == "mine.py:make")
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     exec(compile(seeded, "optimized.py", "exec"), {})

@@ -33,6 +33,17 @@ def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
     assert (folder / "before_after.png").stat().st_size > 1000
 
 
+def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(tmp_path: Path) -> None:
+    code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
+    (tmp_path / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
+    with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
+        found = sdopt(tmp_path, "optimize", "mine.py:make", *OPTIMIZE[2:])
+    assert found.code == 0, found.shown
+    [program] = (tmp_path / "outputs" / "searches").glob("*/optimized.py")
+    assert f"runpy.run_path('{tmp_path / 'mine.py'}')['make']()" in program.read_text()
+    assert "pipe.to(torch.bfloat16)" in program.read_text()
+
+
 def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_path: Path) -> None:
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05, "precision=fp16": 0.2}, black=["precision=bf16"])):
         found = sdopt(tmp_path, *OPTIMIZE, "gate=default", *IMAGES)
