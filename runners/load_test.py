@@ -17,12 +17,13 @@ examples:
   sdopt load-test precision=bf16 caching=deepcache                baseline and candidate, with single and greedy calls
   sdopt load-test caching=deepcache serving=window 'load.policies=[single,greedy]' load.limit_s=1.5
   sdopt load-test url=http://127.0.0.1:8000 'load.rates=[1,2,4]' load.limit_s=2      any server with OpenAI's interface
+  sdopt load-test experiment=lightning_serving dry_run=true       what would be served and sent, and what cannot be
 
 keys of the load and their defaults:
 {keys}
 
 Of `serving` it takes the policy, max_batch and window_ms. Other keys are those of `sdopt serve`, and study, experiment,
-tracking, workload.prompts, workload.prompt_column and workload.prompt_count of `sdopt run`.
+dry_run, tracking, workload.prompts, workload.prompt_column and workload.prompt_count of `sdopt run`.
 
 Exit codes: 0 measured; 2 usage, configuration or conflict; 3 a row could not be measured."""
 
@@ -62,7 +63,8 @@ def main(argv: list[str]) -> int:
     console = terminal()
     with independent_children():
         record = run(arguments.overrides, arguments.config_dir, context, lambda line: print(line, flush=True))
-    console.print(shown(blocks_of(record), console.width))
+    if record.rows:  # a dry run has none
+        console.print(shown(blocks_of(record), console.width))
     return 3 if any(row.reason for row in record.rows) else 0
 
 

@@ -17,7 +17,7 @@ from sdopt.config.compositions import Composition, Compositions, composition_err
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
 from sdopt.config.models import with_own_functions, with_own_models
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
-from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
+from sdopt.config.parse import LOAD, SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
@@ -320,9 +320,18 @@ def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Ite
     Raises:
         UsageError: the configuration is not valid.
     """
-    path = [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        yield HydraComposer(overrides, path)
+        yield HydraComposer(overrides, _search_path(config_dir))
+
+
+def load_of(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
+    """Returns the section of a load test that a preset has; {} if it has none. Raises UsageError as `composer_of`."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return dict(_plain(Compositions(_search_path(config_dir)).of(overrides).cfg, LOAD))
+
+
+def _search_path(config_dir: Path | None) -> list[str]:
+    return [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
 
 
 @dataclass(frozen=True)

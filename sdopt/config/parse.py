@@ -56,6 +56,9 @@ COMMAND_KEYS = ("resume", "retry_failed")
 
 _SCALARS = ("dry_run", "objective", *COMMAND_KEYS)
 
+LOAD = "load"
+"""A section of presets that are load tests."""
+
 WORK_SECTIONS = ("task", "scheduler")
 """Sections that count as choices of a variant, as its optimizations do; a baseline keeps them."""
 
@@ -104,6 +107,10 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     for key in map(str, cfg):
         if OmegaConf.is_missing(cfg, key):
             problems.append(f"{key}: must be given, as in {key}=…")
+        elif key == LOAD:
+            problems.append(
+                f"{key}: this preset is one of `sdopt load-test experiment=…`, which alone reads this section"
+            )
         elif key not in SECTIONS and key not in _SCALARS:
             optimizations |= _optimizations_at(key, cfg[key], choices, problems)
     try:

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -49,12 +49,12 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
         UsageError: the command line cannot be composed, or a row cannot be served here.
         UnavailableError: the baseline could not be measured.
     """
-    load, policies, others = load_config(argv)
+    load, policies, others = load_config(argv, config_dir)
     began = time.strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(load.folder) / load.title / began
     record = LoadRecord(
         load.title, [], began, command_line("load-test", *argv), load.requests, load.attainment, load.limit_s or 0.0,
-        load.arrivals, None,
+        load.arrivals, None, early_stopping=load.early_stopping,
     )  # fmt: skip
     if load.url is not None:
         tracking = tracking_of([override for override in others if key_of(override).startswith("tracking")])
@@ -62,8 +62,8 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
     else:
         preset = any(key_of(override) == "experiment" for override in others)
         with composer_of(others if preset else [BATCHES, *others], config_dir) as composer:
-            tracking, plan = composer.current.tracking, composer.current.study.plan(composer)
-            record.price_per_hour = composer.current.hardware.price_per_hour
+            chosen, plan = composer.current, composer.current.study.plan(composer)
+        tracking, record.price_per_hour = chosen.tracking, chosen.hardware.price_per_hour
         machine, context = find_machine(context, plan.baseline.hardware, data_sheets)
         rows = [(variant, policy) for variant in plan.variants for policy in policies.values()]
         refused = [unservable(variant, policy, machine.device) for variant, policy in rows]
@@ -71,6 +71,10 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
         # As in a study: some may be left out, but neither the baseline nor all others.
         if refused[0] or (candidates and all(candidates)):
             raise ConflictError(list(dict.fromkeys(reason for reasons in refused for reason in reasons)))
+        for line in _planned(load, rows, refused):
+            say(line)
+        if chosen.dry_run:
+            return record
         measure = partial(_measure, load, rows, refused, record, machine, context, say)
     if tracking.kind == "mlflow":
         require_mlflow()
@@ -84,6 +88,18 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
             _conclude(record, folder, tracking, load)
             say(f"load test: {folder}")
     return record
+
+
+def _planned(
+    load: LoadConfig, rows: Sequence[tuple[Variant, Serving]], refused: Sequence[Sequence[str]]
+) -> Iterator[str]:
+    """Yields what is served and what cannot be, a line for each row, and how much is sent."""
+    for (variant, policy), reasons in zip(rows, refused, strict=True):
+        verdict = f"cannot be served here: {'; '.join(reasons)}" if reasons else "is served"
+        yield f"{variant.name}, {policy.policy}: {verdict}"
+    windows = load.replicates * len(load.rates or load.ladder) * sum(not reasons for reasons in refused)
+    lasting = f", {load.duration_s:g} s or longer" if load.duration_s else ""
+    yield f"{windows} windows, each of {load.requests} requests or more{lasting}"
 
 
 def _measure(
@@ -155,10 +171,15 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
     common = {_LOAD: identity, **{name: str(value) for name, value in (tracking.tags or {}).items()}}
     below = []
     for each in record.figures:
-        metrics = {"load/max_rate_per_s": each.most.estimate, "load/ratio": each.ratio.estimate if each.ratio else None}
+        metrics: dict[str, float | None] = {}
+        for name, interval in (("max_rate_per_s", each.most), ("ratio", each.ratio)):
+            found = (None, None, None) if interval is None else (interval.estimate, interval.low, interval.high)
+            metrics |= dict(zip((f"load/{name}", f"load/{name}_low", f"load/{name}_high"), found, strict=True))
         metrics |= {
-            f"load/{key}": each.mean(each.typical, key) for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch")
+            f"load/{key}": each.mean(each.typical, key)
+            for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j")
         }
+        metrics["load/cost_per_1000"] = each.cost(record.price_per_hour)
         known = [(name, float(value), 0) for name, value in metrics.items() if value is not None]
         tags = {**common, ROLE: "load row"}
         below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))

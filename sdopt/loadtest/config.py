@@ -1,17 +1,24 @@
 """The typed configuration of `sdopt load-test`; `conf/load_test.yaml` holds its values."""
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from sdopt.config.composer import load_of
 from sdopt.config.overrides import group_of, key_of
 from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.config.serving import serving_config, without_effect
 from sdopt.errors import UsageError
 from sdopt.schema import SEEDS, Serving, bounded, wrong_name
-from sdopt.traffic.traces import unit_trace
+from sdopt.traffic.figures import early_stopping, wanted_share
+from sdopt.traffic.traces import KINDS, unit_trace
 
-_OF_STUDIES = ("study", "tracking", "workload.prompts", "workload.prompt_column", "workload.prompt_count", "experiment")
+_PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")
+
+_OF_STUDIES = ("study", "tracking", *_PROMPTS, "experiment", "dry_run")
 """Further sections and keys of `sdopt run` that a load test reads."""
 
 
@@ -27,6 +34,8 @@ class LoadConfig:
     """`poisson`, `constant`, or a file with a time in seconds per line, whose gaps are scaled to each rate."""
     requests: int = bounded(ge=10, le=1_000_000)
     """Requests at each rate. A 95th percentile needs 59, a 99th 459."""
+    duration_s: float | None = bounded(None, gt=0, le=86_400)
+    """Seconds that requests come at each rate at least; where `requests` take less, more are sent."""
     replicates: int = bounded(ge=1, le=100)
     """Repetitions, each with fresh processes and a fresh trace, which is the same for all rows; intervals need 3."""
     limit_s: float | None = bounded(None, gt=0, le=86_400)
@@ -34,6 +43,8 @@ class LoadConfig:
     call of the baseline."""
     attainment: float = bounded(gt=0, lt=1)
     """Share of the requests that are to get their image within the limit."""
+    early_stopping: bool = False
+    """Whether so few may be late that the share is attained with 99 % confidence, as MLPerf decides it."""
     rates: list[float] | None = None
     """Requests a second, for all rows; null takes `ladder`."""
     ladder: list[float] = field(default_factory=list)
@@ -47,6 +58,10 @@ class LoadConfig:
     folder: str
     """Folder of all load tests."""
 
+    def count(self, rate: float) -> int:
+        """Returns how many requests are sent at a rate."""
+        return max(self.requests, math.ceil((self.duration_s or 0) * rate) + 1)
+
 
 @dataclass(frozen=True)
 class LoadCommand:
@@ -56,8 +71,14 @@ class LoadCommand:
     serving: Serving
 
 
-def load_config(overrides: Sequence[str]) -> tuple[LoadConfig, dict[str, Serving], list[str]]:
-    """Returns `conf/load_test.yaml` with the overrides of a command line applied.
+def load_config(
+    overrides: Sequence[str], config_dir: Path | None = None
+) -> tuple[LoadConfig, dict[str, Serving], list[str]]:
+    """Returns `conf/load_test.yaml` with the section of a preset and the overrides of a command line applied.
+
+    Args:
+        overrides: those of the command line.
+        config_dir: a folder with presets of the user's own.
 
     Returns:
         the load, the policies by name, and the overrides of what is served.
@@ -69,9 +90,11 @@ def load_config(overrides: Sequence[str]) -> tuple[LoadConfig, dict[str, Serving
     overrides = [f"load.{override}" if override.startswith("url=") else override for override in overrides]
     own = [override for override in overrides if group_of(key_of(override)) in ("load", "serving")]
     others = [override for override in overrides if override not in own]
-    found = own_config("load-test", LoadCommand, own)
+    problems = list(without_effect(others, _OF_STUDIES))
+    preset = load_of(others, config_dir) if any(key_of(override) == "experiment" for override in others) else {}
+    found = own_config("load-test", LoadCommand, [f"load.{key}={json.dumps(preset[key])}" for key in preset] + own)
     load = found.load
-    problems = list(without_effect(others, _OF_STUDIES)) + _wrong(load)
+    problems += _wrong(load)
     serving_keys = [override for override in own if group_of(key_of(override)) == "serving"]
     if load.url is not None:
         problems += [f"{o}: has no effect with load.url; leave it out" for o in [*others, *serving_keys] if _served(o)]
@@ -84,11 +107,11 @@ def load_config(overrides: Sequence[str]) -> tuple[LoadConfig, dict[str, Serving
         # What waits too long misses the limit anyway.
         unbounded = replace(serving, port=0, queue=100_000, deadline_s=86_400.0)
         policies.setdefault(serving.policy, unbounded)
-    return load, policies, others
+    return load, policies, [*others, "~load"] if preset else others
 
 
 def _served(override: str) -> bool:
-    return not key_of(override).startswith(("workload.prompt", "tracking"))
+    return key_of(override) not in _PROMPTS and group_of(key_of(override)) != "tracking"
 
 
 def _wrong(load: LoadConfig) -> list[str]:
@@ -104,10 +127,7 @@ def _wrong(load: LoadConfig) -> list[str]:
     for key, values in (("rates", load.rates), ("ladder", load.ladder)):
         if values is not None and (not values or not all(0 < value <= 1e6 for value in values)):
             problems.append(f"load.{key}={values}: needs rates above 0, as in [1,2,4]")
-    try:
-        unit_trace(load.arrivals, load.requests, load.seed)
-    except UsageError as error:
-        problems += error.problems
+    problems += _wrong_windows(load)
     if load.url is not None:
         if load.rates is None:
             problems.append("load.rates: must be given with load.url, as in load.rates=[1,2,4]")
@@ -115,4 +135,18 @@ def _wrong(load: LoadConfig) -> list[str]:
             problems.append("load.limit_s: must be given with load.url, as in load.limit_s=2")
         if not load.url.startswith(("http://", "https://")):
             problems.append(f"load.url={load.url}: must begin with http:// or https://")
+    return problems
+
+
+def _wrong_windows(load: LoadConfig) -> list[str]:
+    problems = []
+    if load.early_stopping and wanted_share(load.attainment, load.requests, True) > 1:
+        fewest = early_stopping(0, load.attainment)
+        problems.append(f"load.requests={load.requests}: load.early_stopping needs {fewest} at least")
+    if load.duration_s is not None and load.arrivals not in KINDS:
+        problems.append(f"load.duration_s={load.duration_s:g}: has no effect on recorded arrivals; name load.requests")
+    try:
+        unit_trace(load.arrivals, load.requests, load.seed)
+    except UsageError as error:
+        problems += error.problems
     return problems

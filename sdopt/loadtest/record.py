@@ -2,13 +2,16 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.statistics.figures import ratio_text
-from sdopt.traffic.figures import Window, interval_of, max_rate
+from sdopt.traffic.figures import Window, interval_of, max_rate, wanted_share
 
 RECORD = "load.json"
 
@@ -21,6 +24,7 @@ class Predicted:
     attainment: float
     p50_s: float
     p95_s: float
+    p99_s: float
 
 
 @dataclass
@@ -73,6 +77,7 @@ class LoadRecord:
         arrivals: how requests arrive.
         price_per_hour: of the machine.
         rows: the baseline first.
+        early_stopping: whether each window must show with 99 % confidence that the share is in time.
     """
 
     name: str
@@ -85,16 +90,29 @@ class LoadRecord:
     arrivals: str
     price_per_hour: float | None
     rows: list[LoadRow] = field(default_factory=list)
+    early_stopping: bool = False
+
+    def wanted(self, requests: int) -> float:
+        """Returns the share of a window's requests that must be in time."""
+        return wanted_share(self.attainment, requests, self.early_stopping)
 
     @property
     def figures(self) -> list["RowFigures"]:
         """The figures of the measured rows; the baseline first."""
         measured = [row for row in self.rows if row.replicates]
-        return [figures_of(row, measured[0], self.attainment) for row in measured]
+        return [figures_of(row, measured[0], self.wanted) for row in measured]
 
     def write(self, folder: Path) -> None:
         """Writes it to a folder. Raises OSError."""
         (folder / RECORD).write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> "LoadRecord":
+        """Reads it from a folder. Raises UsageError."""
+        try:
+            return TypeAdapter(cls).validate_json((folder / RECORD).read_bytes())
+        except (OSError, ValidationError) as error:
+            raise UsageError(f"{folder / RECORD}: is no load test that can be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -126,6 +144,11 @@ class RowFigures:
         rates = sorted(self.windows)
         return max((rate for rate in rates if rate <= self.most.estimate), default=rates[0])
 
+    def cost(self, price_per_hour: float | None) -> float | None:
+        """Returns what 1,000 images cost at `typical`, idle time included, in the unit of the price."""
+        achieved = self.mean(self.typical, "achieved")
+        return None if price_per_hour is None or not achieved else 1000 / achieved * price_per_hour / 3600
+
     @property
     def gap(self) -> float | None:
         """Measured over predicted 95th percentile at `typical`; None where there is none."""
@@ -138,9 +161,9 @@ class RowFigures:
         return math.exp(sum(math.log(one / other) for one, other in pairs) / len(pairs)) if pairs else None
 
 
-def figures_of(row: LoadRow, baseline: LoadRow, attainment: float) -> RowFigures:
-    """Returns the figures of a row, beside those of the baseline in the same replicates."""
-    mine, base = _rates(row, attainment), _rates(baseline, attainment)
+def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) -> RowFigures:
+    """Returns the figures of a row, beside those of the baseline in the same replicates; `wanted` as in `max_rate`."""
+    mine, base = _rates(row, wanted), _rates(baseline, wanted)
     bounds = {bound for _, bound in [*mine.values(), *(base[number] for number in mine if number in base)]} - {"="}
     shared = [number for number in mine if number in base]
     ratio = interval_of([mine[number][0] / base[number][0] for number in shared]) if shared else None
@@ -158,13 +181,14 @@ def figures_of(row: LoadRow, baseline: LoadRow, attainment: float) -> RowFigures
     return RowFigures(row, most, bound, None if row is baseline else ratio, windows)
 
 
-def _rates(row: LoadRow, attainment: float) -> dict[int, tuple[float, str]]:
-    return {each.number: max_rate(each.windows, attainment) for each in row.replicates}
+def _rates(row: LoadRow, wanted: Callable[[int], float]) -> dict[int, tuple[float, str]]:
+    return {each.number: max_rate(each.windows, wanted) for each in row.replicates}
 
 
 def answer_of(record: LoadRecord) -> str:
     """Returns which row carries most, in a sentence."""
-    within = f"with {100 * record.attainment:g} % of the requests within {record.limit_s:.3g} s"
+    shown = " (at 99 % confidence, by MLPerf's early stopping)" if record.early_stopping else ""
+    within = f"with {100 * record.attainment:g} % of the requests within {record.limit_s:.3g} s{shown}"
     figures = record.figures
     if not figures:
         return "nothing was measured"
@@ -198,9 +222,12 @@ def rate_text(figures: RowFigures) -> str:
 def header_texts(record: LoadRecord) -> Sequence[str]:
     """Returns what the figures of a record rest on."""
     replicates = max((len(row.replicates) for row in record.rows), default=0)
+    counts = [window.requests for row in record.rows for each in row.replicates for window in each.windows]
+    most = max(counts, default=0)
+    requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
     return [
         *record.header,
-        f"{record.arrivals} arrivals, {record.requests} requests per rate; latency from the scheduled arrival",
+        f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
         f"{replicates} replicates, each with a fresh trace, the same for all rows; two-sided 95 % intervals",
         "the highest rate is that of windows this long on an empty, warm server; in longer ones queues grow further",
     ]

@@ -1,6 +1,6 @@
 """Shows a load test: its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sdopt.loadtest.record import LoadRecord, RowFigures, answer_of, header_texts, rate_text
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
@@ -10,20 +10,30 @@ from sdopt.statistics.figures import ratio_text
 def blocks_of(record: LoadRecord) -> list[Block]:
     """Returns the answer, the table, and what the figures rest on."""
     missing = [f"{row.name}: not measured to the end: {row.reason}" for row in record.rows if row.reason]
-    return [Prose(answer_of(record), strong=True), rows_table(record), Notes([*header_texts(record), *missing])]
+    notes = [*header_texts(record), *_not_measured(record), *missing]
+    return [Prose(answer_of(record), strong=True), rows_table(record), Notes(notes)]
+
+
+def _not_measured(record: LoadRecord) -> Iterator[str]:
+    counted = any(window.image_j for row in record.rows for each in row.replicates for window in each.windows)
+    if counted or record.price_per_hour is not None:
+        yield "energy and cost are those of the whole device at that rate, idle time included"
+    if not counted:
+        yield "energy: not measured here, since there is no card whose own counter can be read"
+    if record.price_per_hour is None:
+        yield "cost: not measured here, since hardware.price_per_hour is not given"
 
 
 def rows_table(record: LoadRecord) -> Table:
     """Returns a table with a line for each row: the highest rate, and figures at the highest measured one below it."""
     headings = ["variant, policy", "most requests/s", "of the baseline's", "at", "p50", "p95", "p99", "queue", "call"]
-    headings += ["batch", "refused", "measured/simulated", "memory", "per 1,000"]
+    headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
     return Table(headings, [_line(record, each) for each in record.figures], numbers=headings[1:]).filled()
 
 
 def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     rate = figures.typical
-    achieved = figures.mean(rate, "achieved")
-    cost = None if record.price_per_hour is None or not achieved else 1000 * record.price_per_hour / 3600 / achieved
+    cost, image_j = figures.cost(record.price_per_hour), figures.mean(rate, "image_j")
     memory = figures.row.memory_gib
     seconds = [figures.mean(rate, key) for key in ("p50_s", "p95_s", "p99_s", "queue_s", "compute_s")]
     lost = (figures.mean(rate, "rejected") or 0) + (figures.mean(rate, "errors") or 0)
@@ -37,6 +47,7 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
         f"{lost:.3g}" if lost else "",
         _number(figures.gap),
         "" if memory is None else f"{memory:.2f} GiB",
+        "" if image_j is None else f"{image_j:.3g} kJ",
         "" if cost is None else f"{cost:.3g}",
     ]
 

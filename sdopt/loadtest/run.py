@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from sdopt.errors import SdoptError, UnavailableError
 from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import GpuMonitor
 from sdopt.loadtest.config import LoadConfig
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
 from sdopt.schema import Serving
@@ -59,6 +60,7 @@ class LoadTest:
         self._load, self._record, self._device, self._say = load, record, device, say
         self._random = np.random.default_rng(load.seed)
         self._generator: subprocess.Popen[str] | None = None
+        self._monitor = None if device is None else GpuMonitor(device)
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Measures all rows, the baseline first; later replicates in shuffled order.
@@ -88,8 +90,7 @@ class LoadTest:
         """Measures a server that is only known by its address."""
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
-            trace = self._trace(replicate)
-            windows = [self._window(url, trace, rate, prompts, replicate, row) for rate in self._shuffled(row.rates)]
+            windows = [self._window(url, rate, prompts, replicate, row) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
 
     async def _measure(self, candidate: Candidate, replicate: int) -> None:
@@ -122,7 +123,7 @@ class LoadTest:
                 serving.result()
 
     def _replicate(self, candidate: Candidate, engine: Engine, site: str, number: int) -> Replicate:
-        row, variant, trace = candidate.row, candidate.variant, self._trace(number)
+        row, variant = candidate.row, candidate.variant
         service_s = calibrated(engine)
         if not row.service_s:
             row.service_s = service_s
@@ -132,38 +133,43 @@ class LoadTest:
         seconds = partial(_interpolated, service_s, engine)
 
         def latencies(rate: float) -> np.ndarray:
-            return batched(trace / rate, seconds, largest, window_s)
+            return batched(self._arrivals(number, rate), seconds, largest, window_s)
 
         def attained(rate: float) -> float:
             return float((latencies(rate) <= self._record.limit_s).mean())
 
+        def spare(rate: float) -> float:
+            return attained(rate) - self._record.wanted(self._load.count(rate))
+
         if not row.rates:
             high = largest / seconds(largest)
-            most = highest_rate(attained, self._record.attainment, high / 1000, 2 * high)
+            most = highest_rate(spare, 0.0, high / 1000, 2 * high)
             row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
-        windows = [self._window(site, trace, rate, variant.prompts, number, row) for rate in self._shuffled(row.rates)]
+        windows = [self._window(site, rate, variant.prompts, number, row) for rate in self._shuffled(row.rates)]
         predicted = []
         for window in windows:
-            p50_s, p95_s = np.quantile(latencies(window.rate), [0.5, 0.95], method="higher")
-            predicted.append(Predicted(window.rate, attained(window.rate), float(p50_s), float(p95_s)))
+            percentiles = np.quantile(latencies(window.rate), [0.5, 0.95, 0.99], method="higher")
+            predicted.append(Predicted(window.rate, attained(window.rate), *map(float, percentiles)))
         row.memory_gib = engine.held_gib
         return Replicate(number, windows, predicted)
 
-    def _window(
-        self, site: str, trace: np.ndarray, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow
-    ) -> Window:
+    def _window(self, site: str, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow) -> Window:
         """Sends a window, again if it was sent too late. Raises UnavailableError if it always is."""
-        load, limit_s = self._load, self._record.limit_s
+        load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
         bodies: list[dict[str, Any]] = [
-            {"prompt": prompts[number % len(prompts)], "seed": load.seed + replicate * load.requests + number}
-            for number in range(load.requests)
+            {"prompt": prompts[number % len(prompts)], "seed": load.seed + replicate * len(times_s) + number}
+            for number in range(len(times_s))
         ]
-        schedule = Schedule(site, [float(time) for time in trace / rate], bodies, timeout_s=max(60.0, 20 * limit_s))
+        schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(60.0, 20 * limit_s))
         for _ in range(_ATTEMPTS):
-            self._say(f"{row.name}: {load.requests} requests at {rate:.3g}/s, {trace[-1] / rate:.0f} s")
+            self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
+            before_j = self._energy_j()
             found = window_of(generate(schedule, self._note_generator), rate, limit_s, load.lag_ms / 1000)
             if not found.void:
-                return found
+                after_j, images = self._energy_j(), found.requests - found.rejected - found.errors
+                if before_j is None or after_j is None or not images:
+                    return found
+                return replace(found, image_j=(after_j - before_j) / images)
             self._say(f"{row.name}: void, since requests were sent {1000 * found.lag_s:.0f} ms late (load.lag_ms)")
         raise UnavailableError(
             f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here; is the machine busy?"
@@ -172,8 +178,12 @@ class LoadTest:
     def _note_generator(self, process: "subprocess.Popen[str]") -> None:
         self._generator = process
 
-    def _trace(self, replicate: int) -> np.ndarray:
-        return unit_trace(self._load.arrivals, self._load.requests, self._load.seed + replicate)
+    def _energy_j(self) -> float | None:
+        return None if self._monitor is None else self._monitor.energy_j()
+
+    def _arrivals(self, replicate: int, rate: float) -> np.ndarray:
+        """Returns when the requests of a window are sent, in seconds: the same trace for all rows, scaled."""
+        return unit_trace(self._load.arrivals, self._load.count(rate), self._load.seed + replicate) / rate
 
     def _shuffled(self, rates: Sequence[float]) -> list[float]:
         return [float(rate) for rate in self._random.permutation(rates)]

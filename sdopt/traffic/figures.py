@@ -1,11 +1,13 @@
 """What came of one window of requests, and of several replicates of it."""
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from scipy.stats import nbinom
 
 from sdopt.record.comparisons import Interval
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio
@@ -45,6 +47,8 @@ class Window:
     """How late the latest 1 % of the requests were sent, at least."""
     void: bool
     """Whether they were sent too late to count."""
+    image_j: float | None = None
+    """Energy of the whole device for each image, in joules, idle time included; None where it is not counted."""
 
 
 def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float) -> Window:
@@ -91,25 +95,51 @@ def percentile(latencies: np.ndarray, percent: int) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def max_rate(windows: Sequence[Window], wanted: float) -> tuple[float, str]:
-    """Returns the highest rate at which a share of the requests is within the limit, by interpolation.
+def early_stopping(late: int, attainment: float) -> int:
+    """Returns of how many requests some may be late, for the share to be attained with 99 % confidence.
+
+    So MLPerf decides whether a run that is not endless passes (`loadgen/early_stopping.cc`, without tolerance): if the
+    share were just missed, so few of so many independent requests would be late in one run of a hundred.
+
+    Args:
+        late: how many were late.
+        attainment: the share of all requests that is to be within the limit.
+    """
+    return int(nbinom.ppf(0.99, late + 1, 1 - attainment)) + late + 1
+
+
+def wanted_share(attainment: float, requests: int, stops_early: bool) -> float:
+    """Returns the share of a window's requests that must be within the limit; above 1 if they are too few to say.
+
+    Args:
+        attainment: the share of all requests that is to be.
+        requests: those of the window.
+        stops_early: whether the window must show it with 99 % confidence; see `early_stopping`.
+    """
+    if not stops_early:
+        return attainment
+    allowed = bisect_right(range(requests), requests, key=lambda late: early_stopping(late, attainment)) - 1
+    return 1 - allowed / requests
+
+
+def max_rate(windows: Sequence[Window], wanted: Callable[[int], float]) -> tuple[float, str]:
+    """Returns the highest rate at which enough of the requests are within the limit, by interpolation.
 
     Args:
         windows: of one server, at several rates.
-        wanted: the share.
+        wanted: returns the share that is enough of a number of requests.
 
     Returns:
         The rate, and how it relates to the true one: `=`, `>` if even the highest rate attains it, `<` if the lowest
         does not.
     """
-    ordered = sorted(windows, key=lambda window: window.rate)
-    if ordered[0].attainment < wanted:
-        return ordered[0].rate, "<"
-    for below, above in pairwise(ordered):
-        if above.attainment < wanted:
-            share = (below.attainment - wanted) / (below.attainment - above.attainment)
-            return below.rate + share * (above.rate - below.rate), "="
-    return ordered[-1].rate, ">"
+    ordered = sorted((window.rate, window.attainment - wanted(window.requests)) for window in windows)
+    if ordered[0][1] < 0:
+        return ordered[0][0], "<"
+    for (below, spare), (above, lacking) in pairwise(ordered):
+        if lacking < 0:
+            return below + spare / (spare - lacking) * (above - below), "="
+    return ordered[-1][0], ">"
 
 
 def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:

@@ -25,6 +25,8 @@ Composers = type[HydraComposer]
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
 EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
+FILES = {"mlperf_sdxl_server": ["workload.prompts=packaged"]}
+"""In the place of a file that a preset takes from the current folder."""
 APART = {"experiment", "hardware", "serving", *(group for group, _ in optimization_options())}
 
 
@@ -67,8 +69,13 @@ class TestEveryFile:
         self, composer: Composers, name: str
     ) -> None:
         lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
-        assert [f"experiment={name}" in line for line in lines[:2] if line.startswith("# sdopt run")] == [True]
-        job = composer([f"experiment={name}"])
+        of_load = "load" in OmegaConf.load(CONF / "experiment" / f"{name}.yaml")
+        given = FILES.get(name, [])
+        command = "# sdopt load-test" if of_load else "# sdopt run"
+        assert [f"experiment={name}" in line for line in lines[:2] if line.startswith(command)] == [True]
+        if of_load:
+            assert problems(composer, f"experiment={name}", *given)[0].startswith("load: this preset is one of")
+        job = composer([f"experiment={name}", *given, *(["~load"] if of_load else [])])
         plan = job.current.study.plan(job)
         assert len({variant.name for variant in plan.variants}) == len(plan.variants)
         for edge in plan.edges:

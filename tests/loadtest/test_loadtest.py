@@ -4,12 +4,14 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sdopt.config.composer import composer_of
 from sdopt.loadtest.charts import page_of
 from sdopt.loadtest.config import load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, figures_of
@@ -71,6 +73,38 @@ class TestTheCommand:
         assert found.code == 3
         assert "precision=bf16, single: not measured to the end" in found.shown
 
+    def test_a_preset_says_first_what_cannot_be_served_here(self, tmp_path: Path) -> None:
+        preset = ["experiment=lightning_serving", "model=emoji", "hardware=cpu", "tracking=none"]
+        found = sdopt(tmp_path, "load-test", *preset, "load.duration_s=60", "dry_run=true")
+        assert found.code == 0, found.shown
+        assert "float32, single: is served" in found.shown
+        assert "CUDA graphs, single: cannot be served here: compiler=cuda_graphs: a CUDA graph needs" in found.shown
+        assert "72 windows, each of 100 requests or more, 60 s or longer" in found.shown
+        assert not (tmp_path / "outputs").exists()
+
+    def test_the_rules_of_mlperf(self, tmp_path: Path) -> None:
+        (tmp_path / "captions.tsv").write_text("id\tcaption\n1\ta red apple\n2\ta dog\n")
+        given = ["experiment=mlperf_sdxl_server", f"workload.prompts={tmp_path / 'captions.tsv'}"]
+        load, policies, others = load_config([*given, "load.replicates=1"])
+        assert (load.limit_s, load.early_stopping, load.replicates, list(policies)) == (
+            20,
+            True,
+            1,
+            ["single", "greedy"],
+        )
+        assert [load.count(rate) for rate in (0.5, 1, 2)] == [662, 662, 1201]
+        assert others == [*given, "~load"]
+        with composer_of(others) as composer:
+            [baseline, *_] = composer.current.study.plan(composer).variants
+        assert (baseline.model.name, baseline.workload.steps, baseline.guidance_scale) == ("sdxl", 20, 8)
+        assert set(baseline.prompts) == {"a red apple", "a dog"}
+
+    def test_what_is_late_by_early_stopping_is_fewer(self) -> None:
+        found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
+        strict = replace(found, early_stopping=True)
+        assert "(at 99 % confidence, by MLPerf's early stopping)" in answer_of(strict)
+        assert strict.figures[0].bound == "<", "100 requests are too few to show it"
+
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
@@ -84,6 +118,8 @@ class TestTheCommand:
                 "precision=bf16: has no effect with",
             ),
             (["precision=tf32"], "precision=tf32: TensorFloat-32 needs a CUDA device"),
+            (["load.early_stopping=true"], "load.requests=100: load.early_stopping needs 459 at least"),
+            (["experiment=mlperf_sdxl_server"], "workload.prompts=captions_source.tsv: "),
             (["load.ladder=[0]"], "load.ladder=[0.0]: needs rates above 0"),
         ],
     )
@@ -114,7 +150,7 @@ def record(*most: list[float]) -> LoadRecord:
         row = LoadRow(f"row {number}", f"row {number}", "greedy", {1: 0.2, 4: 0.3}, [1.0, 2.0])
         for replicate, rate in enumerate(rates):
             windows = [window(rate - 0.5, 1.0), window(rate + 0.5, 0.98)]
-            row.replicates.append(Replicate(replicate, windows, [Predicted(rate - 0.5, 1.0, 0.1, 0.2)]))
+            row.replicates.append(Replicate(replicate, windows, [Predicted(rate - 0.5, 1.0, 0.1, 0.2, 0.3)]))
         rows.append(row)
     return LoadRecord("load", ["emoji"], "now", "sdopt load-test", 100, 0.99, 1.5, "poisson", 2.0, rows)
 
@@ -143,7 +179,7 @@ class TestTheAnswer:
         for _ in range(200):
             rates = np.exp(random.normal(1, 0.1, (2, 3)))
             found = record(*rates.tolist())
-            ratio = figures_of(found.rows[1], found.rows[0], 0.99).ratio
+            ratio = figures_of(found.rows[1], found.rows[0], found.wanted).ratio
             assert ratio is not None
             assert ratio.low is not None
             claims += ratio.low > 1

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.traffic.figures import interval_of, max_rate, percentile, window_of
+from sdopt.traffic.figures import early_stopping, interval_of, max_rate, percentile, wanted_share, window_of
 from sdopt.traffic.generator import Schedule, Sent, generate
 from sdopt.traffic.traces import unit_trace
 from sdopt.traffic.twin import batched, highest_rate, lindley
@@ -242,9 +242,18 @@ class TestFigures:
             window_of(sent([0.1] * round(100 * share) + [9.0] * (100 - round(100 * share))), rate, 0.5, 1.0)
             for rate, share in enumerate(attained, 1)
         ]
-        rate, bound = max_rate(windows, 0.99)
+        rate, bound = max_rate(windows, lambda requests: 0.99)
         assert rate == pytest.approx(expected[0])
         assert bound == expected[1]
+
+    def test_stops_early_as_mlperf_does(self) -> None:
+        """The least requests that pass with some late, as `loadgen/early_stopping.cc` computes them."""
+        table = {0: 459, 1: 662, 2: 838, 3: 1001, 5: 1307, 10: 2010}
+        assert {late: early_stopping(late, 0.99) for late in table} == table
+        for late, fewest in table.items():
+            assert wanted_share(0.99, fewest, True) == 1 - late / fewest
+            assert wanted_share(0.99, fewest - 1, True) > 1 - late / (fewest - 1)
+        assert wanted_share(0.99, 100, False) == 0.99
 
     def test_the_interval_covers_what_it_should(self) -> None:
         random = np.random.default_rng(0)
