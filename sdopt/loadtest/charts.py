@@ -9,59 +9,81 @@ import altair as alt
 from sdopt.loadtest.record import LoadRecord, RowFigures
 from sdopt.loadtest.report import blocks_of, windows_table
 from sdopt.report.blocks import Chart, Page, Section
-from sdopt.report.charts.parts import built, inline
+from sdopt.report.charts.parts import built, inline, zoom
 from sdopt.report.charts.spec import Spec, picture
 from sdopt.report.page.html import html_page
-from sdopt.report.tones import INK
+from sdopt.report.tones import BLUE, INK, SKY
 
-PLOT = "load.png"
-
-_CAPTION = (
-    "The 95th percentile (with fewer than 59 requests the median), counted from the scheduled arrival. The rule is the "
-    "limit, and a dashed line the same percentile of the simulated queue."
-)
+_RATE = "requests offered a second"
+_COLOR = alt.Color("row:N", title=None)
 
 
 def draw(record: LoadRecord, folder: Path) -> None:
-    """Writes the page and its first plot to a folder."""
-    (folder / "report.html").write_bytes(html_page(page_of(record)))
-    if (plot := latency_plot(record, record.figures)) is not None:
-        (folder / PLOT).write_bytes(picture(plot))
+    """Writes the page, and the first view of each of its plots, to a folder."""
+    page = page_of(record)
+    (folder / "report.html").write_bytes(html_page(page))
+    for section in page.sections:
+        for chart in section.blocks:
+            if isinstance(chart, Chart):
+                (folder / f"{section.key}.png").write_bytes(picture(chart.views[0][1]))
 
 
 def page_of(record: LoadRecord) -> Page:
     """Returns the page of a load test."""
     figures = record.figures
     plots = [
-        ("latency", "Latency by rate", latency_plot(record, figures), _CAPTION),
-        ("goodput", "Images in time, by rate", goodput_plot(figures), "Images within the limit a second."),
-        ("batches", "Batches without load", batch_plot(figures), "Images a second in calls of a batch size."),
+        ("latency", "Latency by rate", _LATENCY, "percentile", latency_plots(record, figures)),
+        ("goodput", "Images in time, by rate", _GOODPUT, "", goodput_plots(figures)),
+        ("parts", "Queue and call, by rate", _PARTS, "of", parts_plots(figures)),
+        ("batches", "Batches without load", _BATCHES, "as", batch_plots(figures)),
     ]
     sections = [Section("answer", "Answer", blocks_of(record))]
-    for key, title, spec, caption in plots:
-        if spec is not None:
-            sections.append(Section(key, title, [Chart([(title, spec)], caption)]))
+    for key, title, caption, choice, views in plots:
+        if views:
+            sections.append(Section(key, title, [Chart(views, caption, choice)]))
     sections.append(Section("windows", "Every window", [windows_table(figures)], folded=True))
     return Page(f"{record.name}: under load", [("command", record.command), ("began", record.began)], sections)
 
 
-def latency_plot(record: LoadRecord, figures: Sequence[RowFigures]) -> Spec | None:
-    """Plots latency by rate, with the limit and the simulated queue."""
-    points = list(_latencies(figures))
-    if not points:
+Views = list[tuple[str, Spec]]
+
+_LATENCY = (
+    "Counted from the scheduled arrival. The dotted rule is the limit; on it, the highest rate of each row with its "
+    "interval. A dashed line is the same percentile of the simulated queue."
+)
+
+
+def latency_plots(record: LoadRecord, figures: Sequence[RowFigures]) -> Views:
+    """Plots each percentile by rate, the highest that was measured first, with the limit and the simulated queue."""
+    found = [(f"{percent}th", latency_plot(record, figures, f"p{percent}_s")) for percent in (99, 95, 50)]
+    return [(name, spec) for name, spec in found if spec is not None]
+
+
+def latency_plot(record: LoadRecord, figures: Sequence[RowFigures], key: str) -> Spec | None:
+    """Plots one percentile, a key of `Window`, by rate; None if no window has it."""
+    points = list(_latencies(figures, key))
+    if all(point["simulated"] for point in points):
         return None
+    x = alt.X("rate:Q", title=_RATE)
     y = alt.Y("seconds:Q", title="seconds, log scale", scale=alt.Scale(type="log", nice=False, padding=10))
-    every = inline(points).encode(x=alt.X("rate:Q", title="requests offered a second"), y=y, color=_COLOR)
+    every = inline(points).encode(x=x, y=y, color=_COLOR)
     limit = inline([{"seconds": record.limit_s}]).mark_rule(color=INK, strokeDash=[2, 2]).encode(y=y)
+    most = inline([
+        {"row": each.row.name, "rate": each.most.estimate, "low": each.most.low, "high": each.most.high,
+         "seconds": record.limit_s}
+        for each in figures
+        if each.bound == "="
+    ])  # fmt: skip
+    interval = most.mark_rule(strokeWidth=4, opacity=0.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=_COLOR)
+    top = most.mark_point(shape="diamond", filled=True, size=110).encode(x=x, y=y, color=_COLOR)
     measured, simulated = (every.transform_filter(f"datum.simulated == {word}") for word in ("false", "true"))
-    lines = [limit, simulated.mark_line(strokeDash=[6, 4], opacity=0.7), measured.mark_line(point=True)]
-    return built(alt.layer(*lines), "latency by offered rate", 320)
+    lines = [simulated.mark_line(strokeDash=[6, 4], opacity=0.7), measured.mark_line(point=True).add_params(zoom())]
+    return built(alt.layer(*lines, limit, interval, top), "latency by offered rate", 320)
 
 
-def _latencies(figures: Sequence[RowFigures]) -> Iterator[dict[str, Any]]:
+def _latencies(figures: Sequence[RowFigures], key: str) -> Iterator[dict[str, Any]]:
     for each in figures:
         for rate in sorted(each.windows):
-            key = "p50_s" if each.mean(rate, "p95_s") is None else "p95_s"
             seconds = each.mean(rate, key)
             if seconds is not None:
                 yield {"row": each.row.name, "rate": rate, "seconds": seconds, "simulated": False}
@@ -71,31 +93,64 @@ def _latencies(figures: Sequence[RowFigures]) -> Iterator[dict[str, Any]]:
                 yield {"row": each.row.name, "rate": rate, "seconds": mean, "simulated": True}
 
 
-def goodput_plot(figures: Sequence[RowFigures]) -> Spec | None:
+_GOODPUT = "Images within the limit a second. The dotted line is all that is asked for."
+
+
+def goodput_plots(figures: Sequence[RowFigures]) -> Views:
     """Plots images within the limit a second, by the rate of requests."""
     points = [
         {"row": each.row.name, "rate": rate, "images": each.mean(rate, "goodput")}
         for each in figures
         for rate in sorted(each.windows)
     ]
-    return _lines(points, "rate:Q", "requests offered a second", "images in time a second") if points else None
+    x, y = alt.X("rate:Q", title=_RATE), alt.Y("images:Q", title="images in time a second")
+    most = max((point["rate"] for point in points), default=0.0)
+    asked = inline([{"rate": rate, "images": rate} for rate in (0, most)])
+    lines = [
+        asked.mark_line(color=INK, strokeDash=[2, 2], strokeWidth=1).encode(x=x, y=y),
+        inline(points).mark_line(point=True).encode(x=x, y=y, color=_COLOR),
+    ]
+    return [("", built(alt.layer(*lines), "images in time, by offered rate", 280))] if points else []
 
 
-def batch_plot(figures: Sequence[RowFigures]) -> Spec | None:
-    """Plots images a second by batch size, of each variant, without load."""
+_PARTS = "Means over requests that got their image: in the queue, and in the call that drew it."
+
+
+def parts_plots(figures: Sequence[RowFigures]) -> Views:
+    """Plots the mean time in queue and call by rate, stacked, a view for each row."""
+    views = []
+    for each in reversed(figures):
+        points = [
+            {"rate": f"{rate:.3g}", "part": part, "seconds": seconds, "order": order}
+            for rate in sorted(each.windows)
+            for order, (part, key) in enumerate((("call", "compute_s"), ("queue", "queue_s")))
+            if (seconds := each.mean(rate, key)) is not None
+        ]
+        if points:
+            color = alt.Color("part:N", title=None, scale=alt.Scale(domain=["queue", "call"], range=[SKY, BLUE]))
+            bars = inline(points).mark_bar(size=40).encode(
+                x=alt.X("rate:N", title=_RATE, sort=None, axis=alt.Axis(labelAngle=0)),
+                y=alt.Y("seconds:Q", title="seconds"), color=color, order="order:O",
+            )  # fmt: skip
+            views.append((each.row.name, built(alt.layer(bars), f"queue and call of {each.row.name} by rate", 240)))
+    return views
+
+
+_BATCHES = "Calls of each batch size, one after the other, before the load: a line for each variant."
+
+
+def batch_plots(figures: Sequence[RowFigures]) -> Views:
+    """Plots images a second and seconds of a call by batch size, of each variant, without load."""
     services = {each.row.variant: each.row.service_s for each in figures if len(each.row.service_s) > 1}
     points = [
-        {"row": variant, "batch": size, "images": size / seconds}
+        {"row": variant, "batch": size, "images": size / seconds, "seconds": seconds}
         for variant, service_s in services.items()
         for size, seconds in service_s.items()
     ]
-    return _lines(points, "batch:O", "batch size", "images a second") if points else None
-
-
-_COLOR = alt.Color("row:N", title=None)
-
-
-def _lines(points: Sequence[dict[str, Any]], field: str, x: str, y: str) -> Spec:
-    lines = inline(points).mark_line(point=True)
-    chart = lines.encode(x=alt.X(field, title=x), y=alt.Y("images:Q", title=y), color=_COLOR)
-    return built(alt.layer(chart), f"{y}, by {x}", 280)
+    x, lines = alt.X("batch:O", title="batch size", axis=alt.Axis(labelAngle=0)), inline(points).mark_line(point=True)
+    titles = {"images": "images a second", "seconds": "seconds of a call"}
+    return [
+        (title, built(alt.layer(lines.encode(x=x, y=alt.Y(f"{field}:Q", title=title), color=_COLOR)), title, 280))
+        for field, title in titles.items()
+        if points
+    ]

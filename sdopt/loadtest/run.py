@@ -143,7 +143,8 @@ class LoadTest:
 
         if not row.rates:
             high = largest / seconds(largest)
-            most = highest_rate(spare, 0.0, high / 1000, 2 * high)
+            # What carries less than a tenth of its single calls within the limit is not searched for further.
+            most = highest_rate(spare, 0.0, 0.1 / seconds(1), 2 * high)
             row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
         windows = [self._window(site, rate, variant.prompts, number, row) for rate in self._shuffled(row.rates)]
         predicted = []

@@ -16,6 +16,7 @@ from sdopt.loadtest.charts import page_of
 from sdopt.loadtest.config import load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, figures_of
 from sdopt.loadtest.report import blocks_of
+from sdopt.report.blocks import Chart
 from sdopt.report.markdown import written
 from sdopt.report.page.html import html_page
 from sdopt.traffic.figures import Window
@@ -190,7 +191,30 @@ class TestTheAnswer:
         text = written(blocks_of(found))
         for words in ("row 1", "2.04×", "0.4 s", "1.50", "100 requests per rate"):
             assert words in text
-        assert b"row 1" in html_page(page_of(found))
+        page = page_of(found)
+        assert b"row 1" in html_page(page)
+        charts = {
+            section.key: chart.views
+            for section in page.sections
+            for chart in section.blocks
+            if isinstance(chart, Chart)
+        }
+        assert [name for name, _ in charts["latency"]] == ["95th", "50th"], "100 requests give no 99th percentile"
+        assert [name for name, _ in charts["parts"]] == ["row 1", "row 0"]
+        assert [name for name, _ in charts["batches"]] == ["images a second", "seconds of a call"]
+        assert "goodput" in charts
+
+    def test_names_energy_and_cost_or_why_there_is_none(self) -> None:
+        found = record([2.0, 4.0, 3.0])
+        text = written(blocks_of(found))
+        assert "| 0.222 |" in text, "2 an hour, and 2.5 images a second"
+        assert text.count("energy: not measured here") == 1
+        for replicate in found.rows[0].replicates:
+            replicate.windows = [replace(each, image_j=30.0) for each in replicate.windows]
+        text = written(blocks_of(replace(found, price_per_hour=None)))
+        assert "| 30 kJ |" in text
+        assert "energy: not" not in text
+        assert text.count("cost: not measured here, since hardware.price_per_hour is not given") == 1
 
 
 @pytest.mark.slow
