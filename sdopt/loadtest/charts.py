@@ -104,7 +104,7 @@ def goodput_plots(figures: Sequence[RowFigures]) -> Views:
         for rate in sorted(each.windows)
     ]
     x, y = alt.X("rate:Q", title=_RATE), alt.Y("images:Q", title="images in time a second")
-    most = max((point["rate"] for point in points), default=0.0)
+    most = max((rate for each in figures for rate in each.windows), default=0.0)
     asked = inline([{"rate": rate, "images": rate} for rate in (0, most)])
     lines = [
         asked.mark_line(color=INK, strokeDash=[2, 2], strokeWidth=1).encode(x=x, y=y),
