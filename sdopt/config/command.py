@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from sdopt.config.models import with_own_functions, with_own_models
+from sdopt.config.models import with_own_options
 from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of, own_folder
 from sdopt.errors import UsageError
@@ -77,7 +77,7 @@ class CommandLine:
             raise UsageError(f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}")
         folder = own_folder(given.config_dir[0]) if given.config_dir else None
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
-        overrides = with_own_functions(with_own_models(given.overrides, options_of("model", folder)))
+        overrides = with_own_options(given.overrides, options_of("model", folder))
         return cls(tuple(overrides), folder, given.multirun, informative)
 
     @property

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.compositions import Composition, Compositions, composition_errors
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
-from sdopt.config.models import with_own_functions, with_own_models
+from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
 from sdopt.config.parse import LOAD, SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
@@ -50,7 +50,7 @@ class HydraComposer:
         composed: tuple[DictConfig, DictConfig] | None = None,
     ) -> None:
         self._compositions = Compositions(hydra_overrides)
-        self._overrides = with_own_functions(with_own_models(overrides, self._compositions.options("model")))
+        self._overrides = with_own_options(overrides, self._compositions.options("model"))
         # A design composes the same variants again and again.
         self._parsed: dict[tuple[tuple[str, ...], frozenset[str]], RunConfig] = {}
         self._untouched: dict[str, bool] = {}
@@ -88,7 +88,7 @@ class HydraComposer:
         """Composes a variant; see `sdopt.study.designs.Composer`."""
         try:
             overrides = list(map(as_override, overrides))
-            overrides = with_own_functions(with_own_models(overrides, self._compositions.options("model")))
+            overrides = with_own_options(overrides, self._compositions.options("model"))
             require_overrides(overrides)
             overrides = self._joined(overrides)
             run, merged = self._composed(overrides, plain)

@@ -27,6 +27,27 @@ _ANY_FOLDER = "folder"
 """The option whose keys a folder, or a repository of no published model, starts from."""
 
 
+_REMOVED = {"quality.cache": "images are drawn anew in every study, so that the times of their pass count"}
+"""Keys that sdopt had, with what is always so since; null, which said so, is still understood."""
+
+
+def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[str]:
+    """Returns overrides that choose a user's own models and functions as options, which are there from now on.
+
+    Args:
+        overrides: those of a command line or of a variant.
+        models: the options of the group `model`, which are never paths.
+
+    Raises:
+        UsageError: a value names neither an option nor something that is there, a file is damaged, or a key is gone.
+    """
+    kept = [override for override in overrides if _key(override) not in _REMOVED]
+    for override in overrides:
+        if _key(override) in _REMOVED and override.partition("=")[2].strip() != "null":
+            raise UsageError(f"{override}: there is no such key any more: {_REMOVED[_key(override)]}; leave it out")
+    return with_own_functions(with_own_models(kept, models))
+
+
 def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
     """Returns overrides that choose a user's own model as an option of the group `model`, which is there from now on.
 

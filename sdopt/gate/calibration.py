@@ -7,7 +7,7 @@ as shares of that spread.
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import Spread
-from sdopt.schema import Task
+from sdopt.schema import Model, Task
 
 FOLDER = Path(__file__).parent / "calibrations"
 
@@ -154,7 +154,7 @@ def _of_other_weights(
         for name, (mine, digest) in _other_digests(calibration, ours).items()
     )
     named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
-    return f"{named} is of other weights, {weights}: {_calibrate(calibration, config)}"
+    return f"{named} is of other weights, {weights}: {how_to_calibrate(config, _theirs(calibration, config))}"
 
 
 def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
@@ -175,26 +175,46 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
     measured = f"the calibration was measured with {settings}"
     if named:
         return Fit(calibration, note=measured)
-    return Fit(refusal=f"{measured}: {_calibrate(calibration, config)}")
+    return Fit(refusal=f"{measured}: {how_to_calibrate(config, _theirs(calibration, config))}")
 
 
-def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
-    """Returns how to get a calibration that fits a study better than this one."""
-    model, features = config.model, config.quality.features
-    overrides = [f"model={model.factory or model.name}"]
-    overrides += [f"model.weights={model.weights}"] if model.weights in ("path", "random") else []
-    overrides += [f"model.path={model.path}"] if model.path else []
+def _theirs(calibration: Calibration, config: RecordedConfig) -> dict[str, Any]:
+    return {key: theirs for key, (_, theirs) in calibration.differing(config).items()}
+
+
+def how_to_calibrate(config: RecordedConfig, changed: Mapping[str, Any] | None = None) -> str:
+    """Returns how to get a calibration that fits a study.
+
+    Args:
+        config: the study's configuration.
+        changed: its settings that differ from those of the calibration at hand; None if there is none.
+    """
+    features = config.quality.features
+    if changed is None:
+        changed = {f"workload.{key}": value for key, value in work_of(config).items() if "." not in key}
+    overrides = list(_model_words(config.model))
     if config.task.kind != _TXT2IMG:
         given = {key: value for key, value in asdict(config.task).items() if key != "kind" and value is not None}
         overrides += [f"task={config.task.kind}", *(f"task.{key}={value}" for key, value in given.items())]
-    overrides += [
-        f"{key}={theirs}"
-        for key, (_, theirs) in calibration.differing(config).items()
-        if not key.startswith(("scheduler", "task"))
-    ]
+    overrides += [f"{key}={value}" for key, value in changed.items() if not key.startswith(("scheduler", "task"))]
     overrides += [f"quality.features=[{','.join(features)}]"] if features else []
     command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])
     return f"run `{command}` and judge with gate.calibration=own.json"
+
+
+def _model_words(model: Model) -> Iterator[str]:
+    named = {"path": model.path, "hub": model.hub_id, "factory": model.factory}
+    yield f"model={named.get(model.weights) or model.name}"
+    yield from ["model.weights=random"] if model.weights == "random" else []
+    given = {key: getattr(model, key) for key in ("revision", "variant", "tokenizer")}
+    yield from (f"model.{key}={value}" for key, value in given.items() if value is not None)
+
+
+FROM_FOLDERS = (
+    "run `sdopt calibrate --from A B --output own.json` on two folders of the baseline's images, of the same prompts "
+    "and other seeds, and judge with gate.calibration=own.json"
+)
+"""How to get a calibration for images that other programs drew."""
 
 
 def calibration_of(result: StudyResult) -> Calibration:

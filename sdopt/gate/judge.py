@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from sdopt.contract import Contract, weakest
 from sdopt.errors import UsageError
-from sdopt.gate.calibration import Fit
+from sdopt.gate.calibration import FROM_FOLDERS, Fit, how_to_calibrate
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
 from sdopt.gate.rule_checks import applicable
@@ -405,8 +405,9 @@ class RuleContext:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.fit.calibration.metrics.get(name) if self.fit.calibration else None
         if known is None:
-            model = self.candidate.config.model.name
-            why = self.fit.refusal or f"no calibration for {model}: run `sdopt calibrate`"
+            config = self.candidate.config
+            how = how_to_calibrate(config) if self.sees_calls else FROM_FOLDERS
+            why = self.fit.refusal or f"no calibration for {config.model.name}: {how}"
             return unjudged(rule.test, f"{why}, or give the rule a limit or margin", name)
         return max(share * whole(known), rule.least)
 

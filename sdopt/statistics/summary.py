@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.adoption import command_of, lines_of
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.figures import Figures, Ratio, figures_of, first_rows
@@ -358,15 +358,14 @@ def broken_because(variant: VariantResult) -> str:
 
 def _refusal(judgement: Judgement) -> str:
     """Returns why the gate does not pass a comparison: the reasons of the rulings that decided, each once."""
-    deciding = [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]
-    return "; ".join(dict.fromkeys(map(_bare, deciding)))
-
-
-def _bare(ruling: Ruling) -> str:
-    if ruling.doubt:
-        return ruling.doubt  # whatever the metric, whose figures decide nothing
-    reason = ruling.reason.removeprefix(f"{ruling.payoff}: ")
-    return reason if reason.startswith(ruling.metric) else f"{ruling.metric} {reason}"
+    metrics: dict[str, list[str]] = {}
+    for ruling in judgement.rulings:
+        if ruling.verdict is judgement.verdict:
+            reason = ruling.doubt or ruling.reason.removeprefix(f"{ruling.payoff}: ")
+            # A doubt holds whatever the metric, whose figures decide nothing.
+            named = ruling.doubt or reason.startswith(ruling.metric)
+            metrics.setdefault(reason, []).extend([] if named else [ruling.metric])
+    return "; ".join(f"{', '.join(dict.fromkeys(names))} {reason}".strip() for reason, names in metrics.items())
 
 
 def _why_open(ratio: Ratio | None) -> str:

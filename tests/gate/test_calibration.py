@@ -75,9 +75,7 @@ def test_the_command_that_measures_another_one_names_the_weights_and_the_feature
     own = Model(name="folder", weights="path", path="/my models/sd", guidance_scale=4.5)
     other = config(steps=4, model=own, quality=Quality(features=["clip:/clip"]))
     why = fit_of(PACKAGED["emoji-25"], other, named=False).refusal
-    words = (
-        "model=folder model.weights=path 'model.path=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
-    )
+    words = "'model=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
     assert f"`sdopt calibrate {words} --output own.json`" in why
 
 

@@ -180,7 +180,7 @@ class TestFailClosed:
         result = clip(0.0)
         judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), Fit())
         assert result.judgements[0].verdict is Verdict.NOT_COMPARABLE
-        assert "sdopt calibrate" in str(result.judgements[0].rulings)
+        assert "`sdopt calibrate model=emoji workload.steps=" in str(result.judgements[0].rulings)
 
     @pytest.mark.parametrize("status", [Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT])
     def test_a_variant_that_failed(self, status: Status) -> None:
