@@ -112,7 +112,8 @@ class LoadRecord:
         try:
             return TypeAdapter(cls).validate_json((folder / RECORD).read_bytes())
         except (OSError, ValidationError) as error:
-            raise UsageError(f"{folder / RECORD}: is no load test that can be read: {error}") from error
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"{folder / RECORD}: is no load test that can be read: {reason}") from error
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Shows a load test: its tables."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from sdopt.loadtest.record import LoadRecord, RowFigures, answer_of, header_texts, rate_text
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
+from sdopt.report.markdown import written
 from sdopt.statistics.figures import ratio_text
 
 
@@ -29,6 +31,13 @@ def rows_table(record: LoadRecord) -> Table:
     headings = ["variant, policy", "most requests/s", "of the baseline's", "at", "p50", "p95", "p99", "queue", "call"]
     headings += ["batch", "refused", "measured/simulated", "memory", "energy per 1,000", "cost per 1,000"]
     return Table(headings, [_line(record, each) for each in record.figures], numbers=headings[1:]).filled()
+
+
+def embedded(folder: Path) -> str:
+    """Returns the table of a load test as a page has it that `sdopt report --readme` writes. Raises UsageError."""
+    record = LoadRecord.read(folder)
+    table = rows_table(record).filled("p50", "p99", "queue", "call", "memory")
+    return written([Prose(answer_of(record), strong=True), table, Notes(header_texts(record))])
 
 
 def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:

@@ -1,7 +1,8 @@
 """Writes tables of results into a Markdown page, between marks, so that no figure on the page is typed by hand.
 
 A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; the other kinds are `sdopt:answer`
-and `sdopt:plot`. FOLDER holds a result and is relative to the page. What stands between the marks is replaced.
+and `sdopt:plot`, and those of higher rooms. FOLDER holds a result and is relative to the page. What stands between the
+marks is replaced.
 """
 
 import re
@@ -21,8 +22,12 @@ _BEGIN = re.compile(r"^<!-- sdopt:(\S+)(?: (\S+))? -->$", re.MULTILINE)
 _END = "<!-- sdopt:end -->"
 
 
-def embed(page: Path) -> str:
+def embed(page: Path, more: Mapping[str, Callable[[Path], str]]) -> str:
     """Returns the text of a page with each of its blocks written anew.
+
+    Args:
+        page: the page.
+        more: further kinds of blocks, each with the function that writes it from a folder, and raises UsageError.
 
     Raises:
         UsageError: the page cannot be read or has no block, a block has no end or an unknown kind, or its result
@@ -42,10 +47,11 @@ def embed(page: Path) -> str:
         if end < 0 or following is None or following.start() != end:
             raise UsageError(f"{page}:{line}: {where} has no {_END} after it")
         kind, folder = begin.groups()
-        if kind not in KINDS or folder is None:
-            known = " or ".join(f"<!-- sdopt:{name} FOLDER -->" for name in KINDS)
+        if kind not in {*KINDS, *more} or folder is None:
+            known = " or ".join(f"<!-- sdopt:{name} FOLDER -->" for name in (*KINDS, *more))
             raise UsageError(f"{page}:{line}: {where} is not {known}")
-        content = KINDS[kind](summary_of(read_result(page.parent / folder)), folder)
+        source = page.parent / folder
+        content = more[kind](source) if kind in more else KINDS[kind](summary_of(read_result(source)), folder)
         parts += [text[reached : begin.end()], f"\n\n{content.strip()}\n\n"]
         reached = end
     if not parts:

@@ -204,6 +204,20 @@ class TestTheAnswer:
         assert [name for name, _ in charts["batches"]] == ["images a second", "seconds of a call"]
         assert "goodput" in charts
 
+    def test_stands_in_a_page(self, tmp_path: Path) -> None:
+        found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
+        found.write(tmp_path)
+        assert LoadRecord.read(tmp_path) == found
+        page = tmp_path / "PAGE.md"
+        page.write_text("# Mine\n<!-- sdopt:load . -->\n<!-- sdopt:end -->\n")
+        assert sdopt(tmp_path, "report", "--readme", "PAGE.md").code == 0
+        assert f"**{answer_of(found)}**" in page.read_text()
+        assert "| row 1 |" in page.read_text()
+        (tmp_path / "load.json").write_text("{}")
+        failed = sdopt(tmp_path, "report", "--readme", "PAGE.md")
+        assert failed.code == 2
+        assert "load.json: is no load test that can be read" in failed.shown
+
     def test_names_energy_and_cost_or_why_there_is_none(self) -> None:
         found = record([2.0, 4.0, 3.0])
         text = written(blocks_of(found))

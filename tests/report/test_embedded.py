@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.loadtest.report import embedded
 from sdopt.record.records import StudyResult
 from sdopt.report.embedded import embed
 from sdopt.report.tables import ranking, texts
@@ -25,14 +26,14 @@ def page(finished: Finished, tmp_path: Path) -> Path:
 
 
 def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: Path, result: StudyResult) -> None:
-    text = embed(page)
+    text = embed(page, {})
     assert "9.99×" not in text
     for row in texts(ranking(summary_of(result), reasons=False)):
         assert f"| {' | '.join(row)} |" in text
     assert text.startswith("# Mine\n\n<!-- sdopt:table run -->\n")
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)
-    assert embed(page) == text
+    assert embed(page, {}) == text
 
 
 def test_the_command_writes_and_checks(page: Path) -> None:
@@ -66,4 +67,4 @@ def test_a_page_that_is_wrong_is_named_with_its_line(page: Path, text: str, mess
 
 def test_the_readme_is_current() -> None:
     page = ROOT / "README.md"
-    assert embed(page) == page.read_text(encoding="utf-8"), "run `sdopt report --readme README.md`"
+    assert embed(page, {"load": embedded}) == page.read_text(encoding="utf-8"), "run `sdopt report --readme README.md`"
