@@ -55,6 +55,7 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
     record = LoadRecord(
         load.title, [], began, command_line("load-test", *argv), load.requests, load.attainment, load.limit_s or 0.0,
         load.arrivals, None, early_stopping=load.early_stopping,
+        interference=load.interference,
     )  # fmt: skip
     if load.url is not None:
         tracking = tracking_of([override for override in others if key_of(override).startswith("tracking")])

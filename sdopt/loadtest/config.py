@@ -53,6 +53,9 @@ class LoadConfig:
     """Seed of the traces, and of the images."""
     lag_ms: float = bounded(gt=0, le=60_000)
     """A window counts for nothing if more than 1 % of its requests were sent later than this."""
+    interference: float | None = bounded(0.05, gt=0, le=1)
+    """A window is sent again, twice at most, if other work took more than this share of the processor time that the
+    worker asked for. If it always does, the least disturbed one counts, and the result says so. Null repeats none."""
     url: str | None = None
     """A server with the same interface that is measured instead, as in `http://127.0.0.1:8000`."""
     folder: str

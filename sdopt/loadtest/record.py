@@ -77,6 +77,7 @@ class LoadRecord:
         arrivals: how requests arrive.
         price_per_hour: of the machine.
         rows: the baseline first.
+        interference: the share of the processor time above which a window counts as disturbed.
         early_stopping: whether each window must show with 99 % confidence that the share is in time.
     """
 
@@ -91,6 +92,7 @@ class LoadRecord:
     price_per_hour: float | None
     rows: list[LoadRow] = field(default_factory=list)
     early_stopping: bool = False
+    interference: float | None = None
 
     def wanted(self, requests: int) -> float:
         """Returns the share of a window's requests that must be in time."""
@@ -223,12 +225,22 @@ def rate_text(figures: RowFigures) -> str:
 def header_texts(record: LoadRecord) -> Sequence[str]:
     """Returns what the figures of a record rest on."""
     replicates = max((len(row.replicates) for row in record.rows), default=0)
-    counts = [window.requests for row in record.rows for each in row.replicates for window in each.windows]
-    most = max(counts, default=0)
+    windows = [window for row in record.rows for each in row.replicates for window in each.windows]
+    most = max((window.requests for window in windows), default=0)
+    shares = [window.disturbed for window in windows if window.disturbed is not None]
+    disturbed = [share for share in shares if record.interference and share > record.interference]
     requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
     return [
         *record.header,
         f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
         f"{replicates} replicates, each with a fresh trace, the same for all rows; two-sided 95 % intervals",
         "the highest rate is that of windows this long on an empty, warm server; in longer ones queues grow further",
+        *([_disturbed_text(disturbed, len(windows))] if disturbed else []),
     ]
+
+
+def _disturbed_text(shares: Sequence[float], count: int) -> str:
+    return (
+        f"disturbed by other work: {len(shares)} of {count} windows, by up to {100 * max(shares):.0f} % of the worker's"
+        " processor time, also when they were sent again; their figures say little of the server"
+    )

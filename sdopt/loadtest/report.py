@@ -64,7 +64,7 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
 def windows_table(figures: Sequence[RowFigures]) -> Table:
     """Returns a table of all windows."""
     headings = ["variant, policy", "offered/s", "images/s", "in time/s", "in time", "p50", "p95", "p99"]
-    headings += ["refused", "errors", "sent late by"]
+    headings += ["refused", "errors", "sent late by", "disturbed"]
     rows = [
         [
             each.row.name,
@@ -76,6 +76,7 @@ def windows_table(figures: Sequence[RowFigures]) -> Table:
             str(window.rejected),
             str(window.errors),
             f"{1000 * window.lag_s:.1f} ms",
+            "" if window.disturbed is None else f"{100 * window.disturbed:.0f} %",
         ]
         for each in figures
         for rate in sorted(each.windows)

@@ -15,6 +15,7 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.loadtest.config import LoadConfig
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.measure.interference import InterferenceMeter
 from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, Work
 from sdopt.serving.server import listen, serve
@@ -30,7 +31,7 @@ _CALIBRATIONS = 3
 """Calls at each batch size that give its service time, their median."""
 
 _ATTEMPTS = 3
-"""Windows that are tried in the place of one whose requests were sent too late."""
+"""Times that a window is sent if it was sent too late, or disturbed."""
 
 _LIMITS = 3.0
 """The limit, in single calls of the baseline, where nobody names one."""
@@ -90,7 +91,7 @@ class LoadTest:
         """Measures a server that is only known by its address."""
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
-            windows = [self._window(url, rate, prompts, replicate, row) for rate in self._shuffled(row.rates)]
+            windows = [self._window(url, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
 
     async def _measure(self, candidate: Candidate, replicate: int) -> None:
@@ -146,7 +147,9 @@ class LoadTest:
             # What carries less than a tenth of its single calls within the limit is not searched for further.
             most = highest_rate(spare, 0.0, 0.1 / seconds(1), 2 * high)
             row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
-        windows = [self._window(site, rate, variant.prompts, number, row) for rate in self._shuffled(row.rates)]
+        windows = [
+            self._window(site, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
+        ]
         predicted = []
         for window in windows:
             percentiles = np.quantile(latencies(window.rate), [0.5, 0.95, 0.99], method="higher")
@@ -154,27 +157,44 @@ class LoadTest:
         row.memory_gib = engine.held_gib
         return Replicate(number, windows, predicted)
 
-    def _window(self, site: str, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow) -> Window:
-        """Sends a window, again if it was sent too late. Raises UnavailableError if it always is."""
+    def _window(
+        self, site: str, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow, worker: int | None
+    ) -> Window:
+        """Sends a window, again if it was sent too late, or other work disturbed the process `worker`.
+
+        What decides is the cause and never a latency, so that the choice does not favour quick windows.
+
+        Raises:
+            UnavailableError: it is always sent too late.
+        """
         load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
         bodies: list[dict[str, Any]] = [
             {"prompt": prompts[number % len(prompts)], "seed": load.seed + replicate * len(times_s) + number}
             for number in range(len(times_s))
         ]
         schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(60.0, 20 * limit_s))
+        tried: list[Window] = []
         for _ in range(_ATTEMPTS):
             self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
-            before_j = self._energy_j()
+            before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
             found = window_of(generate(schedule, self._note_generator), rate, limit_s, load.lag_ms / 1000)
-            if not found.void:
-                after_j, images = self._energy_j(), found.requests - found.rejected - found.errors
-                if before_j is None or after_j is None or not images:
-                    return found
-                return replace(found, image_j=(after_j - before_j) / images)
-            self._say(f"{row.name}: void, since requests were sent {1000 * found.lag_s:.0f} ms late (load.lag_ms)")
-        raise UnavailableError(
-            f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here; is the machine busy?"
-        )
+            causes = None if meter is None else meter.stop(0.0)
+            found = replace(found, disturbed=None if causes is None else causes.waited + causes.stolen)
+            after_j, images = self._energy_j(), found.requests - found.rejected - found.errors
+            if before_j is not None and after_j is not None and images:
+                found = replace(found, image_j=(after_j - before_j) / images)
+            if found.void:
+                self._say(f"{row.name}: void, since requests were sent {1000 * found.lag_s:.0f} ms late (load.lag_ms)")
+                continue
+            tried.append(found)
+            if not load.interference or (found.disturbed or 0) <= load.interference:
+                return found
+            self._say(f"{row.name}: other work took {100 * (found.disturbed or 0):.0f} % (load.interference)")
+        if not tried:
+            raise UnavailableError(
+                f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here; is the machine busy?"
+            )
+        return min(tried, key=lambda window: window.disturbed or 0)
 
     def _note_generator(self, process: "subprocess.Popen[str]") -> None:
         self._generator = process

@@ -47,6 +47,8 @@ class Window:
     """How late the latest 1 % of the requests were sent, at least."""
     void: bool
     """Whether they were sent too late to count."""
+    disturbed: float | None = None
+    """Share of the worker's processor time that other work took, by the kernel's counters; None without any."""
     image_j: float | None = None
     """Energy of the whole device for each image, in joules, idle time included; None where it is not counted."""
 

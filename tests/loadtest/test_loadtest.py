@@ -16,6 +16,7 @@ from sdopt.loadtest.charts import page_of
 from sdopt.loadtest.config import load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, figures_of
 from sdopt.loadtest.report import blocks_of
+from sdopt.record.samples import Interference
 from sdopt.report.blocks import Chart
 from sdopt.report.markdown import written
 from sdopt.report.page.html import html_page
@@ -45,7 +46,7 @@ class TestTheCommand:
     def test_compares_variants_and_policies(self, tmp_path: Path) -> None:
         found, fakes = load_test(
             tmp_path, "precision=bf16", "load.requests=12", "load.replicates=2", "load.limit_s=5", "load.lag_ms=60000",
-            "load.rates=[20,40]",
+            "load.interference=null", "load.rates=[20,40]",
         )  # fmt: skip
         assert found.code == 0, found.shown
         assert len(fakes.started) == 8, "two variants, two policies, two processes of each"
@@ -69,7 +70,7 @@ class TestTheCommand:
         fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.01)
         found, _ = load_test(
             tmp_path, "precision=bf16", "load.requests=10", "load.replicates=1", "load.limit_s=5", "load.lag_ms=60000",
-            "load.rates=[20]", "serving=single", fakes=fakes,
+            "load.interference=null", "load.rates=[20]", "serving=single", fakes=fakes,
         )  # fmt: skip
         assert found.code == 3
         assert "precision=bf16, single: not measured to the end" in found.shown
@@ -105,6 +106,28 @@ class TestTheCommand:
         strict = replace(found, early_stopping=True)
         assert "(at 99 % confidence, by MLPerf's early stopping)" in answer_of(strict)
         assert strict.figures[0].bound == "<", "100 requests are too few to show it"
+
+    def test_sends_a_disturbed_window_again_and_keeps_the_least_disturbed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shares = iter([0.5, 0.2, 0.3, 0.5, 0.01])
+
+        class Meter:
+            def __init__(self, pid: int) -> None:
+                assert pid == os.getpid(), "that of the worker, which is a fake one"
+
+            def stop(self, seconds: float) -> Interference:
+                return Interference(next(shares), 0.0)
+
+        monkeypatch.setattr("sdopt.loadtest.run.InterferenceMeter", Meter)
+        found, _ = load_test(
+            tmp_path, "load.requests=10", "load.replicates=1", "load.limit_s=5", "load.lag_ms=60000",
+            "load.rates=[20,40]", "serving=single",
+        )  # fmt: skip
+        assert found.code == 0, found.shown
+        assert found.shown.count("other work took") == 4
+        assert "disturbed by other work: 1 of 2 windows, by up to 20 % of the worker's processor time" in found.shown
+        assert next(shares, None) is None
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
