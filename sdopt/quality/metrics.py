@@ -191,7 +191,7 @@ FAMILIES = (
     ),
     Family(
         "psnr_db", "peak signal-to-noise ratio", True, _psnr_db,
-        unit="dB", needs_pair=True, on_random_weights=True, headline=True, equal_text="same",
+        unit="dB", needs_pair=True, on_random_weights=True, headline=True, equal_text="equal",
     ),
     Family("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
     Family("brightness", "mean luminance", None, _brightness, tabulated=False),

@@ -61,9 +61,9 @@ def speed_cell(row: Row) -> Cell:
 def images_cell(row: Row, judged: bool = True) -> Cell:
     """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
     metric, figure = row.distance
-    shown = f"{figure} dB" if metric == PSNR and figure != "same" else figure
+    shown = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
     if judged and row.images is not None:
-        return Cell(str(row.images), f"({shown})" if shown not in ("", "same") else "", TONES[row.images])
+        return Cell(str(row.images), f"({shown})" if shown not in ("", "equal") else "", TONES[row.images])
     return Cell(shown)
 
 

@@ -167,7 +167,7 @@ class Row:
             return "", ""
         metric = PSNR if PSNR in comparison.quality else next(iter(comparison.quality))
         estimate = comparison.quality[metric].estimate
-        return metric, "same" if estimate is None else f"{estimate:.3g}"
+        return metric, "equal" if estimate is None else f"{estimate:.3g}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -484,7 +484,7 @@ def _images_text(row: Row) -> str:
         return ""
     metric, figure = row.distance
     if row.images is not Images.NOT_JUDGED or not metric:
-        told = f" ({figure} dB)" if metric == PSNR and figure not in ("", "same") else ""
+        told = f" ({figure} dB)" if metric == PSNR and figure not in ("", "equal") else ""
         return f"images {row.images}{told}"
     score = row.figures.scores[metric].estimate
     if metric != PSNR:

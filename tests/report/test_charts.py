@@ -74,7 +74,7 @@ class TestTradeoff:
         points = {row["name"]: row for row in rows(view.spec)}
         assert view.metric == "psnr (dB) ↑"
         assert points["baseline"]["loss"] == points["batches of four"]["loss"] == pytest.approx(1.15 * 30)
-        assert points["batches of four"]["loss_text"] == "same"
+        assert points["batches of four"]["loss_text"] == "equal"
         assert [number for number, *_ in view.legend] == [1, 2, 3]
         assert {name for _, name, _ in view.legend} == {"baseline", "bfloat16", "batches of four"}  # the fastest first
 

@@ -235,7 +235,7 @@ class TestGallery:
         assert [row.prompt for row in gallery.prompts] == [prompts[n] for n in (2, 0, 3, 1)]
         captions = {picture.variant: picture.caption for picture in gallery.prompts[0].variants}
         assert captions == {"bfloat16": "0.2", "batches of four": "0.4"}
-        assert [picture.caption for picture in gallery.prompts[-1].variants] == ["same", "same"]
+        assert [picture.caption for picture in gallery.prompts[-1].variants] == ["equal", "equal"]
         assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
 
     def test_an_image_that_equals_its_reference_is_not_shown_as_the_baselines(
@@ -247,7 +247,7 @@ class TestGallery:
         assert gallery is not None
         for row in gallery.prompts:
             picture = next(picture for picture in row.variants if picture.variant == four.candidate)
-            assert picture.caption == "same against bfloat16"
+            assert picture.caption == "equal against bfloat16"
             place = next(n for n, record in enumerate(full.variant("baseline").images) if record.prompt == row.prompt)
             paths = [finished.folder / full.variant(name).images[place].path for name in ("baseline", four.candidate)]
             assert (picture.uri == "") is (paths[0].read_bytes() == paths[1].read_bytes())

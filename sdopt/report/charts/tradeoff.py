@@ -122,7 +122,7 @@ def _loss_text(row: Figures, metric: str, is_baseline: bool) -> str:
 
 
 def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X:
-    """Returns the axis of a metric; "same" stands at its end."""
+    """Returns the axis of a metric; "equal" stands at its end."""
     better = "right" if family_of(metric).higher_is_better else "left"
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
     axis: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
         top = 1.15 * max(finite, default=60.0)
         for point in points:
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
-        axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'same' : datum.label"
+        axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'equal' : datum.label"
         axis["values"] = [*_round_values(min(finite, default=top), 0.95 * top), top]
     return alt.X(
         "loss:Q",

@@ -136,7 +136,7 @@ def _row(
         reference = against.get(variant.name, "")
         # The page shows an image that equals the baseline's once.
         same = inside(folder, record.path).read_bytes() == plain or (loss == 0 and not reference)
-        caption = "" if loss is None else ("same" if loss == 0 else f"{loss:.2g}") + reference
+        caption = "" if loss is None else ("equal" if loss == 0 else f"{loss:.2g}") + reference
         broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
         pictures.append(Picture(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
     return PromptImages(first.prompt, Picture(baseline.name, _uri(inside(folder, first.path))), pictures)
