@@ -16,7 +16,6 @@ from sdopt.gate import paying, trust, work
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.statistics.measures import RULED
-from tests.command import ROOT
 from tests.fixtures import Load
 from tests.trial import CONF
 from tests.trial.__main__ import main as trial
@@ -68,14 +67,6 @@ class TestMistakes:
         known = {*RULED, *(family.name for family in FAMILIES), *_own_rules()}
         words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
         assert {name: unknown for name, unknown in words.items() if unknown} == {}
-
-    def test_none_reads_what_is_private_to_others(self) -> None:
-        """An option may be wrong, and is not malicious."""
-        for file in (ROOT / "tests" / "trial").glob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-                    assert isinstance(node.value, ast.Name), f"{file.name}:{node.lineno}"
-                    assert node.value.id == "self", f"{file.name}:{node.lineno}"
 
 
 class TestStudy:

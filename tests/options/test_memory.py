@@ -336,30 +336,6 @@ class TestStudy:
         with fake_workers():
             return sdopt(tmp_path_factory.mktemp("memory"), "run", *SMOKE, "study=factorial", options, *BATCH, LARGE)
 
-    def test_measures_every_combination(self, studied: Finished) -> None:
-        assert studied.code == 0, studied.err
-        rows = {row.name: row for row in studied.result.variants if row.role == "variant"}
-        assert list(rows) == [
-            "baseline",
-            "memory=vae_tiling",
-            "memory=vae_slicing",
-            "memory=vae_slicing, memory=vae_tiling",
-        ]
-        assert {str(row.status) for row in rows.values()} == {"ok"}
-        assert set(rows["memory=vae_slicing, memory=vae_tiling"].promises) >= {
-            "memory.vae_slicing",
-            "memory.vae_tiling",
-        }
-
-    def test_estimates_both_effects_and_their_interaction(self, studied: Finished) -> None:
-        effects = {effect.options: effect for effect in studied.result.effects}
-        assert set(effects) == {
-            ("memory=vae_slicing",),
-            ("memory=vae_tiling",),
-            ("memory=vae_slicing", "memory=vae_tiling"),
-        }
-        assert all(effect.speedup and effect.memory_ratio and not effect.aliased_with for effect in effects.values())
-
     def test_is_judged_by_the_promise_in_which_two_variants_differ(self, studied: Finished) -> None:
         def sides(candidate: str, reference: str) -> RuleContext:
             mine, other = studied.result.variant(candidate), studied.result.variant(reference)
@@ -371,12 +347,3 @@ class TestStudy:
         # Both sides are lossy: what is added promises more.
         assert sides(both, tiling).contract is Contract.EQUIVALENT
         assert sides(both, tiling).claimed == ["memory_ratio"]
-
-    def test_one_that_cannot_run_is_skipped_by_name(self, tmp_path: Path) -> None:
-        finished = sdopt(
-            tmp_path,
-            *("run", *SMOKE, "study=one_at_a_time", "study.options=[memory:vae_slicing,memory:vae_tiling]"),
-            *("dry_run=true", *BATCH),
-        )
-        assert "memory=vae_tiling: no: a tile of 64 pixels holds the whole image" in finished.shown
-        assert "memory=vae_slicing: no" not in finished.shown

@@ -1,6 +1,5 @@
 """Every option conflicts with a reason or is applied and proves it; and where its change is undone, the proof fails."""
 
-import time
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,6 @@ from sdopt.measure.trace import Trace
 from sdopt.record.samples import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.command import SMOKE, sdopt, working_in
 from tests.fixtures import CPU, Compose, Load
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
@@ -315,50 +313,6 @@ class TestContexts:
         assert proof(trace).engaged is compiled
         trace.denoiser.operators["aten::_scaled_dot_product_flash_attention_for_cpu"] = 1
         assert not proof(trace).engaged
-
-
-@pytest.mark.slow
-class TestInductor:
-    """One compilation for all tests, about a minute on two cores."""
-
-    @pytest.fixture(scope="class")
-    def compiled(self, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        folder = tmp_path_factory.mktemp("inductor")
-        work = ("workload.steps=2", "workload.size=64", "workload.prompt_count=2")
-        finished = sdopt(folder, "run", *SMOKE, *work, "compiler=inductor")
-        time.sleep(1)
-        return finished, working_in(folder)
-
-    def test_is_compiled_and_proves_it(self, compiled: Any) -> None:
-        finished, _ = compiled
-        assert finished.code == 0, finished.shown
-        row = finished.result.variant("compiler=inductor")
-        [found] = [item for item in row.measurements[0].evidence if item.axis == "compiler"]
-        assert found.engaged
-        assert found.facts["graphs"] >= 1
-        assert found.facts["compiled_regions_run"] > 0
-
-    def test_compile_time_and_recompiles_are_figures_of_their_own(self, compiled: Any) -> None:
-        [measured] = compiled[0].result.variant("compiler=inductor").measurements
-        assert 0 < measured.compile_s < measured.cold_start_s
-        assert measured.recompiles == 0
-        [plain] = compiled[0].result.variant("baseline").measurements
-        assert plain.compile_s is None
-        assert plain.recompiles is None
-
-    def test_images_are_close_to_those_without(self, compiled: Any) -> None:
-        finished, _ = compiled
-        rows = [finished.result.variant(name) for name in ("baseline", "compiler=inductor")]
-        for plain, compiled_image in zip(*(row.images for row in rows), strict=True):
-            assert plain.seed == compiled_image.seed
-            pixels = [
-                np.asarray(Image.open(finished.folder / record.path), dtype=float) for record in (plain, compiled_image)
-            ]
-            assert np.abs(pixels[0] - pixels[1]).mean() < 1
-            assert pixels[0].std() > 0
-
-    def test_the_compilers_processes_are_gone(self, compiled: Any) -> None:
-        assert compiled[1] == []
 
 
 def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,14 @@
 """Every option with every task, and every pair of options: it names its conflict, or runs and shows its evidence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
 from hydra import initialize_config_dir
-from typing_extensions import override
 
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.hardware.cards import planned_device
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Optimization, Proof
 from sdopt.schema import Model
 from tests.fixtures import CPU
 from tests.options.walk import TASKS, Choice, Walk, covering_runs, few_runs
@@ -105,53 +101,7 @@ class TestRun:
         assert not found, "\n".join(found)
 
     @pytest.mark.slow
-    def test_every_option_takes_effect_with_every_task(self, walk: Walk) -> None:
-        found = walk.failures(([choice], task) for choice in walk.choices for task in TASKS if walk.runnable([choice]))
-        assert not found, "\n".join(found)
-
-    @pytest.mark.slow
     def test_every_pair_takes_effect(self, walk: Walk) -> None:
         """With those that compile for long: an hour or more on one core."""
         found = walk.failures(covering_runs(walk, walk.able()))
         assert not found, "\n".join(found)
-
-
-class TestFailures:
-    """What the walk finds where options do not get along."""
-
-    @dataclass(frozen=True)
-    class Shy(Optimization):
-        """Leaves no evidence beside another option."""
-
-        beside: bool = True
-
-        @override
-        def apply(self, pipe: object) -> Proof:
-            def proof(trace: Trace) -> Finding:
-                attention = {type(processor).__name__ for processor in pipe.unet.attn_processors.values()}  # type: ignore[attr-defined]
-                return Finding(attention != {"AttnProcessor"}, "is shy")
-
-            return proof
-
-    @dataclass(frozen=True)
-    class Vague(Optimization):
-        """Has a conflict that does not say with what."""
-
-        @override
-        def conflicts(self, ctx: Context) -> list[str]:
-            return ["it cannot be"] if "memory.tiny_vae" in ctx.chosen else []
-
-    def chosen(self, walk: Walk, name: str) -> Choice:
-        return next(choice for choice in walk.choices if str(choice) == name)
-
-    def test_a_pair_that_fails_is_named_and_nothing_else(self, walk: Walk) -> None:
-        shy = Choice("own", "shy", {"own": self.Shy()})
-        vanilla, others = self.chosen(walk, "attention=vanilla"), self.chosen(walk, "memory=tiny_vae")
-        assert walk.failures([([shy, others], "txt2img")]) == []
-        [found] = walk.failures([([others, shy, vanilla], "txt2img")])
-        assert found == "txt2img: own=shy with attention=vanilla: own=shy left no evidence: is shy"
-
-    def test_a_conflict_that_names_neither(self, walk: Walk) -> None:
-        vague = Choice("own", "hidden", {"own": self.Vague()})
-        assert walk.undeclared((vague, self.chosen(walk, "memory=tiny_vae")), CPU) == ["it cannot be"]
-        assert walk.undeclared((vague, self.chosen(walk, "memory=vae_slicing")), CPU) == []

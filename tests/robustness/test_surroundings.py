@@ -54,17 +54,6 @@ def run_apart(
 Ended = subprocess.CompletedProcess[str]
 
 
-@pytest.mark.slow
-def test_modules_of_the_working_folder_hide_no_library(tmp_path: Path) -> None:
-    for name in ("queue", "mlflow", "torch", "random", "yaml", "hydra"):
-        (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
-    ended = run_apart(tmp_path, "run", *QUICK)
-    assert ended.returncode == 0, ended.stderr
-    assert "the wrong one" not in ended.stdout + ended.stderr
-    [path] = tmp_path.rglob("result.json")
-    assert read_result(path).status == "finished"
-
-
 def test_the_working_folder_comes_last(tmp_path: Path) -> None:
     for name in ("selectors", "queue", "yaml", "omegaconf"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')

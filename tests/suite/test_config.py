@@ -84,39 +84,11 @@ def test_each_part_fits_into_one_call() -> None:
     assert suite_config([]).intervals_s <= CALL_S - 40
 
 
-def test_what_is_fastest_comes_before_the_options_one_by_one() -> None:
-    order = list(PARTS)
-    assert order[:3] == ["environment", "fastest_sd15_compiled", "fastest_sdxl_compiled"]
-    options = min(order.index(name) for name in order if name.startswith("options"))
-    early = [
-        "fastest_sd15",
-        "fastest_sd15_deep_cache",
-        "fastest_sdxl",
-        "tests",
-        "noise",
-        "noise_in_blocks",
-        "mlperf_sdxl",
-    ]
-    assert max(map(order.index, early)) < options
-    assert max(map(order.index, FASTEST)) < min(order.index(name) for name in order if name.startswith("options_sdxl"))
-
-
 def test_what_compiles_begins_only_with_time_to_compile() -> None:
     """Ended before its first round it would show nothing, and the next call would compile everything again."""
     for part in PARTS.values():
         if "compiled" in str(part.overrides) or part.name.startswith("mlperf"):
             assert part.least_s >= 0.65 * part.limit_s, part.name
-
-
-def test_what_compiles_operators_of_its_own_comes_last() -> None:
-    """DeepSpeed's stand in nobody's way then."""
-    order = list(PARTS)
-    deepspeed = [part for part in OPTIONS if any(given.endswith("deepspeed") for given in part.options)]
-    assert [part.name for part in deepspeed] == order[-len(deepspeed) :]
-    assert all({given.partition("=")[2] for given in part.options} == {"deepspeed"} for part in deepspeed)
-    for part in OPTIONS:
-        whole = {"attention=deepspeed": "attention", "compiler=deepspeed": "compiler"}.items()
-        assert all(option in part.settled for option, group in whole if group in part.options)
 
 
 @pytest.mark.parametrize(
@@ -168,19 +140,6 @@ def test_every_published_preset_is_a_part() -> None:
     published = {path.stem for path in conf.glob("*.yaml") if "\n  published:" in path.read_text()}
     needs_a_hub = {"blade_altdiffusion"}
     assert published - needs_a_hub | {"fastest_cuda", "mlperf_sdxl"} <= presets
-
-
-def test_every_row_of_the_fastest_is_measured_with_both_models() -> None:
-    for model in ("sd15", "sdxl"):
-        rows: set[str] = set()
-        for name in FASTEST:
-            if name.startswith(f"fastest_{model}"):
-                with composer_of(composed(PARTS[name], H200)) as composer:
-                    rows |= {variant.name for variant in composer.current.study.plan(composer).variants}
-        with composer_of(["experiment=fastest_cuda", f"model={model}", "model.weights=random"]) as composer:
-            everything = {variant.name for variant in composer.current.study.plan(composer).variants}
-        # With SDXL, Inductor alone on the denoiser is left to those who have the time.
-        assert everything - rows <= ({"Inductor with CUDA graphs"} if model == "sdxl" else set())
 
 
 def test_options_are_tried_alone_or_beside_what_they_need() -> None:
