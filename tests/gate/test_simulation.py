@@ -3,7 +3,6 @@
 import pytest
 
 from sdopt.schema import Protocol
-from tests.trial import simulation
 from tests.trial.noise import Neighbour, with_neighbour
 from tests.trial.simulation import Scenario, simulate
 
@@ -12,9 +11,8 @@ ALLOWED = 0.05 + 2 * (0.05 * 0.95 / STUDIES) ** 0.5
 """A rate of 5 % shows more than this in one of forty simulations; the seed is fixed."""
 
 
-@pytest.mark.parametrize("between", simulation.BETWEEN)
-def test_false_gains_and_harms_stay_rare(between: float) -> None:
-    found = simulate(Scenario(between, variants=4), STUDIES)
+def test_false_gains_and_harms_stay_rare() -> None:
+    found = simulate(Scenario(1.0, variants=4), STUDIES)
     assert found.any_gain < ALLOWED
     assert found.any_harm < ALLOWED
 

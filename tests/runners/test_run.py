@@ -153,8 +153,10 @@ class TestDryRun:
         assert "rates of typical layers, measured here just now" in finished.shown
 
     def test_measures_nothing(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        shapes = ("workload.size=[64,72]", "workload.batch_size=[1,2]")
+        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", *shapes)
         assert finished.code == 0
+        assert "timed at 64×64, batch 1; 64×64, batch 2; 72×72, batch 1; 72×72, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:

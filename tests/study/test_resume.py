@@ -347,20 +347,17 @@ class TestExtended:
         assert [look.number for look in judged.result.looks] == [1, 2]
         assert judged.result.gate == "default"
 
-    @pytest.mark.parametrize(
-        ("beside", "problem"),
-        [
+    def test_not_by_less_nor_by_what_it_cannot_have(self, folder: Path) -> None:
+        before = (folder / "result.json").read_bytes()
+        for beside, problem in (
             ("protocol.rounds=1", "protocol.rounds=1: a study can only be extended, and this one has 2"),
             ("quality.prompt_count=9", "quality.prompt_count: cannot change in a study with quality.metrics=false"),
             ("protocol.precision=0.03", "protocol.precision=0.03: needs protocol.replicates=3 or more"),
-        ],
-    )
-    def test_not_by_less_nor_by_what_it_cannot_have(self, folder: Path, beside: str, problem: str) -> None:
-        before = (folder / "result.json").read_bytes()
-        refused = resume(folder, beside)
-        assert refused.code == 2
-        assert problem in refused.err
-        assert (folder / "result.json").read_bytes() == before
+        ):
+            refused = resume(folder, beside)
+            assert refused.code == 2
+            assert problem in refused.err
+            assert (folder / "result.json").read_bytes() == before
         # What was refused has not become the study's own, though Hydra has recorded it.
         assert "already complete" in resume(folder).out
 

@@ -75,14 +75,6 @@ class TestAProcess:
         assert "workload.size=[64,80]: cannot be changed together with resume" in other.shown
 
 
-def test_a_dry_run_names_the_shapes(tmp_path: Path) -> None:
-    found = sdopt(
-        tmp_path, "run", *SMOKE, *SHAPES, "workload.batch_size=[1,2]", "grad_mode=inference_mode", "dry_run=true"
-    )
-    assert found.code == 0, found.shown
-    assert "timed at 64×64, batch 1; 64×64, batch 2; 72×72, batch 1; 72×72, batch 2" in found.shown
-
-
 class TestConflicts:
     @staticmethod
     def of(composer: Composers, *overrides: str, device: Device = CPU) -> list[str]:
