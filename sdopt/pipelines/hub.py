@@ -114,14 +114,15 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
     return Path(weights).parent
 
 
-def fetch_files(repository: str, names: Sequence[str], at: str, instead: str) -> None:
-    """Downloads files of a repository into the local cache.
+def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fetch: bool = True) -> list[Path]:
+    """Returns the local copies of files of a repository.
 
     Args:
         repository: as in `owner/name`.
         names: the files.
         at: the key and the value that name the repository, for messages.
         instead: what to do if they cannot be fetched, for messages.
+        fetch: whether to download missing files; otherwise only the cache is read.
 
     Raises:
         UsageError: the repository does not exist, is gated, lacks a file, or cannot be reached.
@@ -129,8 +130,7 @@ def fetch_files(repository: str, names: Sequence[str], at: str, instead: str) ->
     from huggingface_hub import hf_hub_download
 
     with _explained(repository, at, _Wanted(f"not all of {', '.join(names)}", f"or {instead}")):
-        for name in names:
-            hf_hub_download(repository, name)
+        return [Path(hf_hub_download(repository, name, local_files_only=not fetch)) for name in names]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.hub import fetch_files
 from sdopt.pipelines.loading import LoadedModel, clip_skip_of, folder_of, is_sdxl, leave_out_layers, part_config
 from sdopt.pipelines.parts import TEXT_ENCODERS, denoiser_of, quiet, text_encoders_of, unwrapped
 from sdopt.pipelines.weights import state_of
@@ -383,21 +384,10 @@ def _is_repository(path: str) -> bool:
 
 
 def _hub_file(repository: str, weight_name: str | None, fetch: bool) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
     if weight_name is None or not weight_name.endswith(".safetensors"):
         raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {repository}")
-    try:
-        return Path(hf_hub_download(repository, weight_name, local_files_only=not fetch))
-    except LocalEntryNotFoundError as error:
-        raise UsageError(
-            f"lora.path={repository}: {weight_name} is not in the local cache, and the hub cannot be reached; fetch it "
-            "where there is a network, and give the file as lora.path"
-        ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"lora.path={repository}: {weight_name} could not be fetched: {reason}") from error
+    [file] = fetch_files(repository, [weight_name], f"lora.path={repository}", "give the file as lora.path", fetch)
+    return file
 
 
 def _names(folder: Path) -> list[str]:

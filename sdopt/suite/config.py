@@ -62,14 +62,12 @@ class SuiteConfig:
     """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
     archive: str | None = None
     """A file ending in `.tar.xz` that gets all results of the device, without images, after each part; if the device's
-    folder is missing, it is made from this file. One archive is of one device: that of another one is renamed."""
+    folder is missing, it is made from this file. One archive is of one device."""
     only: list[str] = field(default_factory=list)
     """Parts to run; an empty list runs all, in their order."""
     retry: bool
     """Runs parts again that failed, were ended at their limit, or in which something failed: of a study only what is
     missing, unless it cannot be resumed, as after a change of sdopt's code."""
-    again: list[str] = field(default_factory=list)
-    """Parts to run again, however they ended; earlier results are moved aside."""
     common: list[str] = field(default_factory=list)
     """Overrides of every study."""
     first: list[str] = field(default_factory=list)
@@ -134,9 +132,8 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
             problems.append(f"intervals=true: none of only={config.only} is a study or options")
         known = [part.name for part in parts]
         problems += [
-            f"{key}: unknown part '{name}'; choose from {', '.join(known)}"
-            for key, names in (("only", config.only), ("again", config.again))
-            for name in names
+            f"only: unknown part '{name}'; choose from {', '.join(known)}"
+            for name in config.only
             if name not in known and not problems
         ]
     if problems or config is None:

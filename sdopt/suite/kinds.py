@@ -59,13 +59,11 @@ class Place:
     Attributes:
         folder: the folder of its results.
         log: the file with its output.
-        anew: whether earlier results do not count.
         retry: whether what failed runs again.
     """
 
     folder: Path
     log: Path
-    anew: bool
     retry: bool
 
 
@@ -98,8 +96,6 @@ def run_job(kind: str, job: Job, place: Place, run: Runner) -> Run:
         place.folder.mkdir(parents=True, exist_ok=True)
         return run(job.command, place.folder / "doctor.json")
     if kind == "tests":
-        if place.anew:
-            place.log.unlink(missing_ok=True)
         ended = found.tests_in(place.log).items()
         done = [test for test, outcome in ended if outcome == "PASSED" or not place.retry]
         return run([*job.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
@@ -131,12 +127,11 @@ def _run_study(job: Job, place: Place, run: Runner) -> Run:
     """Runs a study; one that was begun is resumed or, if that is impossible, begins anew."""
     folder = place.folder
     if (folder / "result.json").is_file():
-        if not place.anew:
-            # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
-            failed = ["retry_failed=true"] if place.retry else []
-            resumed = run(_sdopt("run", f"resume={folder}", "tracking=none", *failed))
-            if resumed.code != _USAGE:
-                return resumed
+        # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
+        failed = ["retry_failed=true"] if place.retry else []
+        resumed = run(_sdopt("run", f"resume={folder}", "tracking=none", *failed))
+        if resumed.code != _USAGE:
+            return resumed
         # Earlier results of another machine or other versions are kept.
         folder.rename(folder.parent / f"earlier-{1 + sum(1 for _ in folder.parent.glob('earlier-*'))}")
     shutil.rmtree(folder, ignore_errors=True)

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 import sdopt
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.statistics.outcomes import Standing
-from sdopt.suite.archive import SUFFIX, pack, unpack
+from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.findings import result_in
 from sdopt.suite.kinds import ENDS_WELL, Place, findings_of, job_of, obstacle_to, run_job
@@ -47,11 +46,10 @@ class Suite:
 def run_suite(suite: Suite) -> Record:
     """Runs every part that is not done, and writes the record after each; returns it.
 
-    With an archive, the results are also written to it after each, and a missing folder is made from it. An archive of
-    another device is renamed.
+    With an archive, the results are also written to it after each, and a missing folder is made from it.
 
     Raises:
-        UsageError: the folder holds the record of another device, or one that cannot be read, or the archive none.
+        UsageError: the folder or the archive holds the record of another device, or none that can be read.
         OSError: the folder or the archive cannot be written.
     """
     archive = None if suite.config.archive is None else Path(suite.config.archive)
@@ -59,9 +57,7 @@ def run_suite(suite: Suite) -> Record:
     if archive is not None and archive.is_file():
         device = unpack(archive, suite.folder, suite.device.name)
         if device != suite.device.name:
-            kept = _unused(archive.with_name(f"{archive.name.removesuffix(SUFFIX)}-{slug_of(device)}{SUFFIX}"))
-            archive.rename(kept)
-            suite.tell(f"archive={archive}: held the record of {device}, which is now in {kept}")
+            raise UsageError(f"archive={archive}: holds the record of {device}; choose another file")
     suite.folder.mkdir(exist_ok=True)
     record = read_record(suite.folder) or Record(suite.device.name, sdopt.__version__)
     if record.device != suite.device.name:
@@ -70,7 +66,7 @@ def run_suite(suite: Suite) -> Record:
     order = [*names, *(name + INTERVALS for name in names)]
     for part in suite.config.chosen:
         before = record.entry(part.name)
-        if not _is_due(suite, part.name, before):
+        if not _is_due(suite, before):
             continue
         for entry in _entries(suite, _unsettled(part, record), before):
             record.put(entry, order)
@@ -83,16 +79,9 @@ def run_suite(suite: Suite) -> Record:
     return record
 
 
-def _unused(path: Path) -> Path:
-    """Returns a path, or one with a number if it is in use."""
-    stem = path.name.removesuffix(SUFFIX)
-    numbered = (path.with_name(f"{stem}-{number}{SUFFIX}") for number in count(2))
-    return path if not path.exists() else next(other for other in numbered if not other.exists())
-
-
-def _is_due(suite: Suite, name: str, before: Entry | None) -> bool:
+def _is_due(suite: Suite, before: Entry | None) -> bool:
     """Returns whether a part has not ended yet, or runs again because the user asks for it."""
-    if before is None or not before.ending.final or name.removesuffix(INTERVALS) in suite.config.again:
+    if before is None or not before.ending.final:
         return True
     return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
 
@@ -143,7 +132,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         return
     yield entry
     folder, log = suite.folder / entry.folder, suite.folder / subfolder / "log.txt"
-    place = Place(folder, log, part.name.removesuffix(INTERVALS) in suite.config.again, suite.config.retry)
+    place = Place(folder, log, suite.config.retry)
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:

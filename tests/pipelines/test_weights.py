@@ -92,10 +92,13 @@ class TestFolder:
         found = refusal(folder)
         assert f"{file}: lacks the tensor {lost}" in found
 
-    @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
     @pytest.mark.parametrize(
-        ("file", "name"),
-        [(UNET, LAYER), (VAE, "encoder.conv_in.weight"), (TEXT, "encoder.layers.1.mlp.fc1.bias")],
+        ("file", "name", "value"),
+        [
+            (UNET, LAYER, float("nan")),
+            (VAE, "encoder.conv_in.weight", float("-inf")),
+            (TEXT, "encoder.layers.1.mlp.fc1.bias", float("nan")),
+        ],
     )
     def test_with_numbers_that_are_not_finite(self, folder: Path, file: str, name: str, value: float) -> None:
         rewrite(folder / file, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))

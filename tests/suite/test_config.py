@@ -176,7 +176,6 @@ def test_an_option_that_is_none_is_named() -> None:
         ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
         ("only=[nois]", "only: unknown part 'nois'; choose from environment, fastest_sd15_compiled"),
-        ("again=[nois]", "again: unknown part 'nois'; choose from environment, fastest_sd15_compiled"),
         ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: choose one of doctor, tests"),
         ("parts.noise.limit_s=-1", "parts.noise.limit_s=-1.0: must be above 0"),
         ("+parts.noise.options=[attention]", "parts.noise.options: has no effect with kind=noise; leave it out"),
