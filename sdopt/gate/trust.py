@@ -2,7 +2,7 @@
 
 An option may be wrong: it may draw other images when it is timed, keep what it should free, or be slow now and then.
 Rules on figures that every study has fail closed, at the main shape. Rules on the quality pass give no ruling if it was
-short or cached, which happens in honest studies, too.
+short, which happens in honest studies, too.
 """
 
 import math

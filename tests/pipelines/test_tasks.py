@@ -96,14 +96,13 @@ class TestTasks:
     ) -> None:
         """What the denoiser is first given differs by rounding alone; drawn in half it would be other noise."""
         first: dict[str, torch.Tensor] = {}
-        for precision in ("fp32", "bf16", "fp16"):
+        for precision in ("fp32", "bf16"):
             loaded = session(*model, *inputs[task], f"precision={precision}", "workload.steps=2", "task.strength=1")
             seen: list[torch.Tensor] = []
             loaded._pipe.unet.register_forward_pre_hook(lambda _module, args, seen=seen: seen.append(args[0].float()))
             loaded._call()
             first[precision] = seen[0]
-        for precision in ("bf16", "fp16"):
-            assert (first[precision] - first["fp32"]).abs().mean() < 0.03 * first["fp32"].std()
+        assert (first["bf16"] - first["fp32"]).abs().mean() < 0.03 * first["fp32"].std()
 
     def test_repeat_with_the_same_seed(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
         loaded = session(*inputs["img2img"], "workload.steps=2")

@@ -320,7 +320,7 @@ class TestSingleFile:
         assert kind in found
         assert f"takes {channels} channels" in found
 
-    @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
+    @pytest.mark.parametrize("name", ["sd15", "sd21", pytest.param("sdxl", marks=pytest.mark.slow)])
     def test_of_a_published_size_passes(self, name: str, tmp_path: Path) -> None:
         """Its family is found, and every tensor after diffusers' renaming; a sparse file has the header alone."""
         file = tmp_path / f"{name}.safetensors"
