@@ -1,17 +1,14 @@
 """The specifications of plots: which rows they have, in which order, and that they say what the table says."""
 
-import resource
-
 import pytest
 
-from sdopt.errors import UnavailableError
 from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Interference, Measurement
 from sdopt.record.scores import Score
 from sdopt.report.charts.comparisons import forest, interactions, steps_of
 from sdopt.report.charts.parts import ratio_ticks
-from sdopt.report.charts.spec import Spec, picture
+from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.statistics.summary import summary_of
@@ -147,10 +144,3 @@ class TestTimes:
 )
 def test_a_ratio_is_ticked_at_round_figures(low: float, high: float, ticks: list[float]) -> None:
     assert ratio_ticks(low, high) == ticks
-
-
-def test_a_picture_needs_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34,) * 2)
-    said = "address space is limited to 16384 MiB, but at least 81920 MiB is required for plots"
-    with pytest.raises(UnavailableError, match=said):
-        picture({})
