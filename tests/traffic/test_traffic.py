@@ -181,7 +181,7 @@ class TestTheGenerator:
     def test_agrees_with_mlperfs_load_generator(self, stubs: Any, tmp_path: Path) -> None:
         """On the same server, with arrivals at the same times.
 
-        The median and the 99th percentile of both are those of the recursion with the times that the server took for each.
+        The median and the 99th percentile of both are those of the recursion with the times that the server took.
         """
         settings = loadgen.TestSettings()
         settings.scenario, settings.mode = loadgen.TestScenario.Server, loadgen.TestMode.PerformanceOnly
