@@ -21,8 +21,19 @@ _NEGATIVE_COLUMNS = ("negative prompt", "negative prompts", "negative", "negativ
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
-_OTHERS = frozenset(
-    [".yaml", ".yml", ".toml", ".xml", ".html", ".rtf", ".parquet", ".xlsx", ".xls", ".ods", ".gz", ".zip"]
+_OTHERS = (
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".xml",
+    ".html",
+    ".htm",
+    ".rtf",
+    ".parquet",
+    ".xlsx",
+    ".xls",
+    ".ods",
+    ".gz",
 )
 """Suffixes of files whose lines are no prompts."""
 
@@ -51,7 +62,7 @@ class PromptFile:
     Attributes:
         prompts: those that are not empty.
         unused: names of columns or keys that are not used.
-        comments: places of lines that begin with `#`.
+        comments: places of lines that begin with `# `.
         empty: places of rows that hold something, but no prompt.
     """
 
@@ -179,7 +190,7 @@ def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
         twice = next(name for name in columns if columns.count(name) > 1)
         raise Unreadable(f"has two columns named {_shown(twice)}; rename one")
     rows: list[_Row] = []
-    for number, cells in _tab_rows(text) if delimiter == "\t" else _rows(text, delimiter):
+    for number, cells in _tab_rows(text, len(columns)) if delimiter == "\t" else _rows(text, delimiter):
         place = f"line {number}"
         if any(cells[len(columns) :]):
             raise Unreadable(
@@ -220,16 +231,33 @@ def _rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         raise Unreadable(f"cannot be read as a table (line {begun}: {error})") from error
 
 
-def _tab_rows(text: str) -> list[tuple[int, list[str]]]:
+def _tab_rows(text: str, width: int) -> list[tuple[int, list[str]]]:
     """Returns the rows of a table with tabs. Some files quote as .csv files do (MLPerf's captions), others never do."""
+    lines = [(number, line) for number, line in _lines(text) if line.strip()][1:]
+    plain = [(number, [_unquoted(cell) for cell in line.split("\t")]) for number, line in lines]
     try:
-        return list(_rows(text, "\t"))
+        quoted = list(_rows(text, "\t"))
     except Unreadable:
-        return [(number, line.split("\t")) for number, line in _lines(text) if line.strip()][1:]
+        return plain
+    whole = [all(len(cells) == width for _, cells in rows) for rows in (plain, quoted)]
+    if plain == quoted or whole == [True, False]:
+        return plain
+    if whole == [True, True]:
+        number = next(first[0] for first, second in zip(plain, quoted, strict=False) if first != second)
+        raise Unreadable(
+            f"line {number} begins with a quote that ends in a later line: is the line break part of the field, or is "
+            "each line a row? Save the file as .csv"
+        )
+    return quoted
+
+
+def _unquoted(field: str) -> str:
+    quoted = re.fullmatch(r'"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 
 def _json_rows(text: str, column: str | None) -> list[_Row]:
-    """Returns the rows of a JSON document, which may be a list, or of a document per line."""
+    """Returns the rows of a JSON document, which is a list or has one under a usual name, or of a document per line."""
     lines = [(number, line) for number, line in _lines(text) if line.strip()]
     if not lines:
         return []
@@ -240,6 +268,8 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
             raise
         items = [(f"line {number}", _loads(line, number)) for number, line in lines]
     else:
+        if isinstance(content, dict) and any(isinstance(value, list) for value in content.values()):
+            content = _list_in(content)
         listed = isinstance(content, list)
         items = (
             [(f"item {n}", item) for n, item in enumerate(content, 1)] if listed else [(f"line {lines[0][0]}", content)]
@@ -252,6 +282,18 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
             raise NoColumn(f"{place} is a text, and has no keys")
         rows.append((place, {_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item))
     return rows
+
+
+def _list_in(content: dict[str, Any]) -> list[Any]:
+    """Returns the one list of prompts in a JSON object."""
+    chosen = _named(list(content), _PROMPT_COLUMNS)
+    others = [name for name, value in content.items() if isinstance(value, list) and name != chosen]
+    if chosen is None or not isinstance(content[chosen], list) or _named(others, _NEGATIVE_COLUMNS) is not None:
+        raise Unreadable(
+            f"is an object with the keys {', '.join(map(_shown, content))}; write a list of objects, as in "
+            '[{"prompt": "…", "negative_prompt": "…"}]'
+        )
+    return list(content[chosen])
 
 
 def _loads(line: str, number: int) -> Any:
@@ -270,6 +312,18 @@ def _is_json(text: str, kinds: tuple[type, ...] = (dict, list)) -> bool:
 
 # ---- text -----------------------------------------------------------------------------------------------------------
 
+_ELSEWHERE = "give a .csv file, with a column for negative prompts if there are some"
+
+_NO_PROMPTS = {
+    r"#[^\s#]|//": "begins as a comment or as a tag: write '# ' for a comment; else give a .csv file",
+    r"(?:positive |negative)?[ _]?prompts?\s*[=:]|(?:captions|- \w+)\s*:(?:\s|$)|neg(?:ative)?\s*:|Steps: \d+\b": (
+        f"looks like a setting; {_ELSEWHERE}"
+    ),
+    r"(?:.*\s)?--[A-Za-z][\w-]*(?:[\s=]|$)": f"holds an option, which sdopt does not read; {_ELSEWHERE}",
+    r"\{\\rtf|<!doctype|<html|<\?xml": "is RTF, HTML or XML; save it as plain text",
+}
+"""What lines begin with that are those of another kind of file or of a program's own syntax, and the way out."""
+
 _BESIDE_PROMPTS = {"id", "image id", "image", "file name", "url", "label", "category", "seed", *_NEGATIVE_COLUMNS}
 
 _NAME_WORDS = 3
@@ -277,7 +331,7 @@ _NAME_WORDS = 3
 
 
 def _of_text(text: str) -> PromptFile:
-    """Reads a prompt per line; empty lines, and those that begin with `#`, are none."""
+    """Reads a prompt per line; empty lines, and those that begin with `# `, are none."""
     lines = [(number, line.strip("\ufeff").strip()) for number, line in _lines(text)]
     lines = [(number, line) for number, line in lines if line]
     if not lines:
@@ -285,9 +339,14 @@ def _of_text(text: str) -> PromptFile:
     if _is_json(lines[0][1]) or (lines[0][1][0] in "[{" and _is_json(text)):
         raise Unreadable("is JSON; name it .json or .jsonl")
     _require_no_header(*lines[0], len(lines))
-    comments = [number for number, line in lines if line.startswith("#")]
+    comments = [number for number, line in lines if re.match(r"#+(\s|$)", line)]
+    prompts = [(number, line) for number, line in lines if number not in comments]
+    for number, line in prompts:
+        for pattern, reason in _NO_PROMPTS.items():
+            if re.match(pattern, line, re.IGNORECASE):
+                raise Unreadable(f"line {number} ({_shown(line)}) {reason}")
     return PromptFile(
-        tuple(Prompt(line, f"line {number}") for number, line in lines if number not in comments),
+        tuple(Prompt(line, f"line {number}") for number, line in prompts),
         comments=tuple(f"line {number}" for number in comments),
     )
 

@@ -208,10 +208,22 @@ def _texts(workload: Workload, chosen: Iterable[Prompt]) -> Iterator[tuple[str, 
 _PLAIN = {
     "weights": re.compile(r"\([^()]*:\s*[+-]?\d*\.?\d+\s*\)|\w::|[\w)]\+\+|[\w)]--(?=[\s,.)]|$)"),
     "networks and embeddings": re.compile(r"<[A-Za-z][\w-]*:[^<>]*>|\bembedding:\S+", re.IGNORECASE),
+    "negative parts": re.compile(r"(?:^|[\s|\[(])neg(?:ative)?\s*:|\s###?\s", re.IGNORECASE),
     "parentheses": re.compile(r"\((?![^()]*:\s*[+-]?\d*\.?\d+\s*\))[^()]*\)"),
     "brackets": re.compile(r"\[[^\[\]]+\]"),
     "alternatives and variables": re.compile(r"\{[^{}]*\}|__[\w/*-]+__"),
     "keywords": re.compile(r"\b(?:BREAK|ADDCOMM|ADDBASE|ADDCOL|ADDROW)\b|\sAND\s"),
+    "options": re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=]|$)"),
+    "list marks": re.compile(r"^(?:[-*•]|\d+[.)]|\d{3,})\s"),
+    "comments and fences": re.compile(r"^(?:[;%]|```|~~~|---)"),
+    "names of files": re.compile(r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif)\b", re.IGNORECASE),
+    "lines that go on": re.compile(r"\\$"),
+    "quotes around the whole": re.compile(r"""^(["'`]).*\1,?$""", re.DOTALL),
+    "tabs": re.compile(r"\S\t+\S"),
+    "letters that were damaged before": re.compile("\ufffd|Ã[\u0080-\u00bf]|â€"),
+    "escapes and entities": re.compile(r"\\[nrt\"'()\[\]{}]|\\u[0-9a-fA-F]{4}|&(?:amp|quot|lt|gt|nbsp|#\d+);"),
+    "invisible characters": re.compile("[\u00ad\u200b\u2028-\u202e\u2060-\u2069\ufeff]"),
+    "empty cells that became words": re.compile(r"^(?:nan|none|null|n/a|#N/A|#NAME\?|#REF!|#VALUE!)$", re.IGNORECASE),
 }
 """What other programs give a meaning, by its name."""
 

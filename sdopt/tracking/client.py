@@ -55,6 +55,9 @@ _SETTINGS = {
 }
 """Environment variables, unless the user has set them: retries end long before the deadline, and so say why."""
 
+_HOME = "sdopt.home"
+"""Tag of an experiment: where its SQLite database was when the places of its artifacts were written."""
+
 _LEFT_OUT = "sdopt.left_out"
 """Tag: the artifacts that a server did not take because of their size."""
 
@@ -208,6 +211,8 @@ def _require_database(tracking: Tracking) -> None:
         return
     from sqlalchemy import create_engine, inspect
 
+    if (file := file_of(tracking)) is not None and not file.exists():
+        _make_database(file)
     engine = create_engine(tracking.uri)
     try:
         tables = inspect(engine).get_table_names()
@@ -215,6 +220,21 @@ def _require_database(tracking: Tracking) -> None:
         engine.dispose()
     if tables and not {"experiments", "alembic_version"} & set(tables):
         raise RefusedError(f"it holds other tables ({', '.join(tables[:3])}), not MLflow's: choose another")
+
+
+def _make_database(file: Path) -> None:
+    """Makes a SQLite database under another name first: no process meets it half made, also where locks do not hold."""
+    from mlflow import MlflowClient
+
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
+        try:
+            os.link(made, file)
+        except FileExistsError:  # another process was faster
+            return
+        except OSError:  # a file system without links
+            made.replace(file)
 
 
 def file_of(tracking: Tracking) -> Path | None:
@@ -327,6 +347,7 @@ def put(
     """
     found = _found(client, mine, experiment)
     home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
+    _settle(client, tracking, home)
     require_place(client.get_experiment(home).artifact_location, tracking)
     new = False
     while True:
@@ -402,6 +423,7 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
         UsageError: there is no such run, or no result among its artifacts.
     """
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         found = client.get_run(run)
@@ -409,6 +431,8 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
         raise
+    with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
+        _settle(client, tracking, found.info.experiment_id)
     top = run if found.data.tags.get(ROLE) == "study" else found.data.tags.get(PARENT, run)
     folder = _path(client.get_run(top).info.artifact_uri)
     if folder is not None and not folder.exists():
@@ -424,6 +448,8 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
 def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
     """Returns the ids of the experiments by their names."""
     found = [experiment for experiment in client.search_experiments() if experiment.name != "Default"]
+    for experiment in found:
+        _settle(client, tracking, experiment.experiment_id)
     return {experiment.name: str(experiment.experiment_id) for experiment in found}
 
 
@@ -434,11 +460,12 @@ def _experiment(client: "MlflowClient", tracking: Tracking, name: str) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
     from mlflow.exceptions import MlflowException
 
-    tags = _experiment_tags()
+    tags, file = _experiment_tags(), file_of(tracking)
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name, place_of(tracking, name), tags))
+            home = {_HOME: str(file)} if file else {}
+            return str(client.create_experiment(name, place_of(tracking, name), tags | home))
         except MlflowException:
             # Another process made it in the meantime.
             found = client.get_experiment_by_name(name)
@@ -629,3 +656,45 @@ def require_place(location: str | None, tracking: Tracking) -> None:
         raise RefusedError(
             f"artifacts cannot be written to {folder} ({error.strerror}): allow it, or {todo}"
         ) from error
+
+
+def _settle(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
+    """Corrects where a SQLite database finds its artifacts, once it lies elsewhere than when it was written.
+
+    MLflow keeps absolute paths. In a project that was moved, copied or mounted elsewhere, further artifacts would be
+    written to the former place, and those beside the database not be found.
+    """
+    file = file_of(tracking)
+    found = client.get_experiment(experiment)
+    former, home = _path(found.artifact_location), found.tags.get(_HOME)
+    if file is None or former is None or home == str(file):
+        return
+    now = former
+    if home is not None and former.is_relative_to(Path(home).parent):
+        now = file.parent / former.relative_to(Path(home).parent)
+    elif home is None and not former.exists():  # logged by an earlier version
+        now = _path(place_of(tracking, former.name) or "s3://") or former
+    if now != former:
+        _move(tracking, experiment, now)
+        notes.append(f"{file} was moved or copied: artifacts of {found.name!r} are now in {now}, not in {former}")
+    client.set_experiment_tag(experiment, _HOME, str(file))
+
+
+def _move(tracking: Tracking, experiment: str, now: Path) -> None:
+    """Writes to a database where the artifacts of an experiment are, and of its runs that have theirs there."""
+    from sqlalchemy import create_engine, text
+
+    engine = create_engine(tracking.uri)
+    try:
+        with engine.begin() as database:
+            place = "UPDATE experiments SET artifact_location = :uri WHERE experiment_id = :id"
+            database.execute(text(place), {"uri": now.as_uri(), "id": int(experiment)})
+            runs = database.execute(
+                text("SELECT run_uuid FROM runs WHERE experiment_id = :id"), {"id": int(experiment)}
+            )
+            for (run,) in runs.all():
+                if (folder := now / run / "artifacts").is_dir():
+                    moved = "UPDATE runs SET artifact_uri = :uri WHERE run_uuid = :run"
+                    database.execute(text(moved), {"uri": folder.as_uri(), "run": run})
+    finally:
+        engine.dispose()

@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 
+from sdopt.limits import require_limits
 from sdopt.scratch import own_folder
 
 StartContext = ForkServerContext | SpawnContext
@@ -60,7 +61,9 @@ def start_fork_server() -> StartContext:
 
     Raises:
         UsageError: no temporary folder can be written.
+        UnavailableError: the limits of this process are too low to measure anything.
     """
+    require_limits()
     prepare_environment()
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

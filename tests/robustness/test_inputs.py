@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageCms, ImageOps
 from safetensors.torch import load_file, save_file
 
@@ -16,9 +17,10 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
+from sdopt.pipelines.latents import require_latents
 from sdopt.quality.images import batches, image_files
 from sdopt.record.images import open_image, open_picture
-from sdopt.schema import Model
+from sdopt.schema import Model, Task, Workload
 from tests.command import SMOKE, sdopt
 
 EMOJI = PACKAGED / "emoji"
@@ -140,6 +142,32 @@ def test_a_folder_of_images_leaves_none_out(tmp_path: Path) -> None:
     (tmp_path / "d.heic").write_bytes(b"\0\0\0\x18ftypheic")
     with pytest.raises(UsageError, match="unknown format; save it as PNG or JPEG"):
         list(batches(image_files(tmp_path), 8))
+
+
+LATENTS = {
+    "shape": torch.zeros(1, 8, 4, 4),
+    "dimensions": torch.zeros(8, 8),
+    "integers": torch.zeros(1, 8, 8, 8, dtype=torch.int64),
+    "none": torch.zeros(0, 8, 8, 8),
+    "infinite": torch.full((1, 8, 8, 8), torch.inf),
+}
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_latents_of_another_kind(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "latents.safetensors"
+    save_file({"latents": LATENTS[name]}, file)
+    with pytest.raises(UsageError, match=r"workload\.latents=.*latents\.safetensors: "):
+        require_latents(Workload(latents=str(file)), Task(), Model())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".npy"])
+def test_latents_that_are_none(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"latents{suffix}"
+    for content in (b"", b"a", b"\x08" + b"\0" * 7 + b'{"a": 1}', b"PK\x03\x04" + b"\0" * 40):
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=r"workload\.latents=.*latents\."):
+            require_latents(Workload(latents=str(file)), Task(), Model())
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import pytest
 
 from runners import end_with_code
+from sdopt.limits import SIZES
 from sdopt.record.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
@@ -53,6 +54,17 @@ def run_apart(
 Ended = subprocess.CompletedProcess[str]
 
 
+@pytest.mark.slow
+def test_modules_of_the_working_folder_hide_no_library(tmp_path: Path) -> None:
+    for name in ("queue", "mlflow", "torch", "random", "yaml", "hydra"):
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
+    ended = run_apart(tmp_path, "run", *QUICK)
+    assert ended.returncode == 0, ended.stderr
+    assert "the wrong one" not in ended.stdout + ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
 def test_the_working_folder_comes_last(tmp_path: Path) -> None:
     for name in ("selectors", "queue", "yaml", "omegaconf"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
@@ -68,6 +80,32 @@ def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
     nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(file / "nowhere"))
     ended = run_apart(tmp_path, "run", *QUICK, limits={resource.RLIMIT_NOFILE: 64}, **nowhere)
     assert ended.returncode == 0, ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "said"),
+    [
+        (resource.RLIMIT_AS, 2**30, "address space is limited to 1024 MiB"),
+        (resource.RLIMIT_FSIZE, 2**20, "the size of a file is limited to 1 MiB"),
+    ],
+)
+def test_too_little_for_any_study_is_said_at_once(limit: int, allowed: int, said: str, tmp_path: Path) -> None:
+    ended = run_apart(tmp_path, "run", *QUICK, limits={limit: allowed})
+    assert ended.returncode == 3
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"sdopt: {said}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_least_of_each_limit_is_enough(tmp_path: Path) -> None:
+    least = {limit: allowed for limit, *_, allowed in SIZES}
+    ended = run_apart(tmp_path, "run", *QUICK, limits=least)
+    assert ended.returncode == 0, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("sdopt: no plot: address space is limited to 8192 MiB, but")
     [path] = tmp_path.rglob("result.json")
     assert read_result(path).status == "finished"
 

@@ -23,7 +23,7 @@ from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
-from sdopt.tracking.runs import digest_of, log_study
+from sdopt.tracking.runs import digest_of, download_result, log_study
 from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
@@ -282,6 +282,24 @@ class TestPlaces:
         own.client.restore_experiment(first.experiment)
         assert not log_study(*copied, own.tracking).new
 
+    @pytest.mark.parametrize("how", ["moved", "copied"])
+    def test_a_database_finds_its_artifacts_where_it_is(
+        self, own: Store, copied: tuple[StudyResult, Path], how: str
+    ) -> None:
+        first = log_study(*copied, own.tracking)
+        before = sorted(own.folder.rglob("*"))
+        there = own.folder.with_name("b")
+        own.folder.rename(there) if how == "moved" else shutil.copytree(own.folder, there)
+        now = Store(there)
+        assert download_result(first.run, now.tracking).id == copied[0].id
+        copied[0].id = uuid.uuid4().hex
+        further = log_study(*copied, now.tracking)
+        assert further.new
+        where = there / "artifacts" / "shared" / further.run / "artifacts"
+        assert now.client.get_run(further.run).info.artifact_uri == where.as_uri()
+        assert (where / "result.json").is_file()
+        assert sorted(own.folder.rglob("*")) == ([] if how == "moved" else before)
+
     @pytest.mark.parametrize(
         ("uri", "said"),
         [
@@ -342,20 +360,21 @@ class TestPlaces:
 
 @needs_mlflow
 class TestContent:
-    def test_any_name_and_prompt_make_keys_that_are_accepted(
-        self, store: Store, copied: tuple[StudyResult, Path]
+    @pytest.mark.parametrize(
+        "prompt", ['a "quoted", listed: one?', "50 % = half", "../../up/and/away", "日本語", "", "x" * 500, "a/b\\c\nd"]
+    )
+    def test_any_prompt_makes_a_key_that_is_accepted(
+        self, store: Store, copied: tuple[StudyResult, Path], prompt: str
     ) -> None:
         result, folder = copied
-        result.name = "%41 [x] a study: 'one', \"two\""
-        result.variants, result.comparisons = result.variants[:1], []
-        prompts = ['a "quoted", 50 % = half: one?', "../../up/and/away\n日本語", "", "x" * 500]
-        for record, prompt in zip(result.variants[0].images, prompts, strict=True):
+        result.variants = result.variants[:1]
+        result.comparisons = []
+        for record in result.variants[0].images:
             record.prompt = prompt
         log_study(result, folder, store.tracking)
-        parent, children = store.of_study(result)
-        assert {"result.json", "table.md"} <= set(store.artifacts(parent))
+        _, children = store.of_study(result)
         pictures = [p for p in store.artifacts(children["baseline"], "images") if p.endswith(".png")]
-        assert len(pictures) == len(prompts)
+        assert len(pictures) == 4
 
     def test_long_notes_and_values_are_cut(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
@@ -366,6 +385,15 @@ class TestContent:
         assert len(parent.data.tags["mlflow.note.content"]) <= 8000
         assert "cut here" in parent.data.tags["mlflow.note.content"]
         assert len(children["TensorFloat-32"].data.tags["mlflow.note.content"]) <= 8000
+
+    @pytest.mark.parametrize("name", ["a study: 'one', \"two\"", "b/c", "%41 [x]"])
+    def test_any_name_of_a_study(self, store: Store, copied: tuple[StudyResult, Path], name: str) -> None:
+        result, folder = copied
+        result.name = name
+        result.variants, result.comparisons = result.variants[:1], []
+        log_study(result, folder, store.tracking)
+        parent, _ = store.of_study(result)
+        assert {"result.json", "table.md"} <= set(store.artifacts(parent))
 
 
 @needs_mlflow
