@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from sdopt.training.cards import write_card
-    from sdopt.training.evaluation import evaluate_family, write_evaluation
+    from sdopt.training.evaluation import write_evaluation
+    from sdopt.training.family_evaluation import evaluate_family
 
     console = Console()
     with console.status("starting") as status:
