@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 _EVERY_S = 0.02
-"""Seconds between readings of the children's memory, for which the kernel has no common peak, and of the peak marks."""
+"""Seconds between readings of the children's memory, for which the kernel has no common peak, and of CUDA's peak."""
 
 _REST = 9
 """Minimum time between two readings, in multiples of the time that one takes."""
@@ -58,8 +58,8 @@ class PeakMemory:
 
     The kernel's high-water mark is reset by writing 5 to `/proc/self/clear_refs` (proc(5)); sampling would miss peaks.
     Some sandboxes have no such file, or no mark: then the peak of the host is None. The memory of child processes, and
-    of files in memory that the process has open, is sampled every 20 ms while `watch` is on, and whenever a peak is
-    read. So are the high-water marks, because a pipeline may reset them to measure its own memory.
+    of temporary files that are kept in memory, is sampled every 20 ms while `watch` is on, and whenever a peak is read.
+    So is PyTorch's peak on a GPU, because a pipeline may reset it to measure its own memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -69,7 +69,7 @@ class PeakMemory:
         self._cuda_loaded: float | None = None
         self._pools = 0.0
         self._marked = True
-        self._children = self._highest = 0.0
+        self._children = 0.0
         self._highest_cuda = 0
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -97,15 +97,13 @@ class PeakMemory:
 
     def _look(self) -> None:
         self._children = max(self._children, _held_elsewhere())
-        with suppress(OSError):
-            self._highest = max(self._highest, _status_field("VmHWM"))
         if self._device.is_cuda:
             # By its index: in each new thread CUDA's current device is the first one.
             self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated(self._device.index))
 
     def reset(self) -> None:
         """Starts a new peak."""
-        self._children = self._highest = 0.0
+        self._children = 0.0
         self._highest_cuda = 0
         try:
             _CLEAR.write_text("5")
@@ -150,7 +148,7 @@ class PeakMemory:
 
     def _host_peak(self) -> float | None:
         try:
-            return max(self._highest, _status_field("VmHWM")) - self._idle if self._marked else None
+            return _status_field("VmHWM") - self._idle if self._marked else None
         except OSError:
             return None
 

@@ -38,44 +38,30 @@ def end(pids: Iterable[int]) -> None:
 def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> float:
     """Returns the memory that a process causes outside its own resident set, in GiB.
 
-    Includes the memory of its descendants (private pages, and a share of the shared ones), and of files in memory (as
-    in `/dev/shm`) that these processes have open and not mapped.
+    Includes the memory of its descendants (private pages, and a share of the shared ones).
 
     Args:
         pid: the process.
-        files: a folder whose files also count as the process's.
+        files: a folder whose files count as the process's where they are kept in memory, and as far as none maps them.
         proc: where the kernel's counters are.
     """
     children = started_by(pid, proc)
     mapped = sum(_gib_of(proc / str(number), ("RssShmem:",)) for number in (pid, *children))
-    in_files = files_in_memory([proc / str(number) for number in (pid, *children)], files)
+    in_files = 0.0 if files is None else files_in_memory(files)
     return sum(_own_gib(proc / str(child)) for child in children) + max(0.0, in_files - mapped)
 
 
-def files_in_memory(processes: Iterable[Path], folder: Path | None = None) -> float:
-    """Returns the size of files in memory that processes have open, or that lie below a folder, in GiB."""
-    found: dict[tuple[int, int], int] = {}
-    devices = _memory_devices()
-    for process in processes:
-        try:
-            opened = list((process / "fd").iterdir())
-        except OSError:  # the process ended, or is another user's
-            continue
-        for handle in opened:
-            _note_file(found, handle, devices)
-    if folder is not None and folder.stat().st_dev in devices:
-        for parent, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
-            for name in names:
-                _note_file(found, Path(parent, name), devices)
+def files_in_memory(folder: Path) -> float:
+    """Returns the size of the files below a folder that are kept in memory, as on a tmpfs, in GiB."""
+    if folder.stat().st_dev not in _memory_devices():
+        return 0.0
+    found: dict[int, int] = {}
+    for parent, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
+        for name in names:
+            with suppress(OSError):
+                status = Path(parent, name).lstat()
+                found[status.st_ino] = status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
     return sum(found.values()) / 2**30
-
-
-def _note_file(found: dict[tuple[int, int], int], path: Path, devices: Set[int]) -> None:
-    with suppress(OSError):
-        status = path.stat()
-        in_memory = status.st_dev in devices or (path.is_symlink() and path.readlink().name.startswith("memfd:"))
-        if stat.S_ISREG(status.st_mode) and in_memory:
-            found[status.st_dev, status.st_ino] = status.st_blocks * 512
 
 
 @cache

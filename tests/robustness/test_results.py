@@ -62,9 +62,7 @@ def test_a_later_schema_with_fields_of_its_own_is_read_where_its_version_is_ours
 TRUNCATED = RESULT.read_bytes()[:5000]
 
 
-@pytest.mark.parametrize(
-    "content", [TRUNCATED, b"", b"{}", b"[" * 100_000, b'{"variants": []}', b"\xff\xfe"], ids=range(6)
-)
+@pytest.mark.parametrize("content", [TRUNCATED, b"", b"[" * 100_000], ids=range(3))
 def test_each_command_says_which_file(content: bytes, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / ".hydra").mkdir(parents=True)
@@ -124,7 +122,7 @@ def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: 
     assert finished.out == "b: logged as run\n"
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"exit_code": 2, "problems": "x"}', '{"exit_code": 2, "pro'])
+@pytest.mark.parametrize("content", ["", "{}", '{"exit_code": 2, "problems": "x"}'])
 def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text(content)
     with pytest.raises(UsageError, match=r"error\.json: not a valid error\.json"):
@@ -132,19 +130,7 @@ def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "a",
-        "\x00",
-        "hydra:",
-        "hydra: {overrides: 3}",
-        "hydra: {overrides: {task: [], hydra: [3]}}",
-        "{" * 5000,
-    ],
-    ids=range(9),
+    "content", ["", "[]", "\x00", "hydra: {overrides: {task: [], hydra: [3]}}", "{" * 5000], ids=range(5)
 )
 def test_a_command_line_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()

@@ -282,6 +282,7 @@ class TestLocked:
         from mlflow import MlflowClient
 
         tracking = Tracking(uri=f"sqlite:///{tmp_path}/mlflow.db", artifacts=str(tmp_path / "artifacts"), images=False)
+        store.ask(client.pages, tracking)  # makes its tables where that is done once
         MlflowClient(tracking.uri).create_experiment("another")
         return tracking
 
