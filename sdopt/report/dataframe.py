@@ -10,14 +10,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_FIRST = ("speedup", "latency/p50_s", "memory_ratio")
+"""Figures that stand beside the name of a variant."""
+
+
 def to_dataframe(summary: Summary) -> "pd.DataFrame":
     """Returns a row for the baseline and one for each comparison, best first.
 
-    The first columns say what the row is: `variant`, `role`, `status`, `reason`, `contract`, `against`, the verdicts
-    `speed`, `images` and `gate`, and the option of each axis; "" stands for none. The others are figures by their flat
-    names, with two-sided bounds (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`), as floats: NaN for what was
-    not measured. Ratios are over the study's baseline; those of a comparison with another variant begin with
-    `step/`. Of several shapes, each has columns of its own too, as `speedup/512x512b1`.
+    The first columns are the answer, since a notebook shows no more: `variant`, `speedup`, `latency/p50_s`,
+    `memory_ratio`, and the verdicts `speed`, `images` and `gate`. Then come `role`, `status`, `reason`, `contract`,
+    `against`, and the option of each axis; "" stands for none. The others are figures by their flat names, with
+    two-sided bounds (`speedup_low`, `quality/…`), as floats: NaN for what was not measured. Ratios are over the
+    study's baseline; those of a comparison with another variant begin with `step/`. Of several shapes, each has columns
+    of its own too, as `speedup/512x512b1`.
     """
     import pandas as pd
 
@@ -30,12 +35,12 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
     facts = [
         {
             "variant": row.variant.name,
+            **_verdicts(summary, row),
             "role": "baseline" if row.variant.name == result.baseline else row.variant.role,
             "status": str(row.variant.status),
             "reason": row.variant.reason,
             "contract": row.variant.contract,
             "against": row.reference,
-            **_verdicts(summary, row),
             **row.variant.choices,
         }
         for row in rows
@@ -43,7 +48,9 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
     figures = [row.flat for row in rows]
     names = list(dict.fromkeys(name for flat in figures for name in flat))
     frame = pd.DataFrame(facts)
-    return frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+    whole = frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+    first = ["variant", *(name for name in _FIRST if name in names)]
+    return whole[[*first, *(name for name in whole.columns if name not in first)]]
 
 
 def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:
