@@ -125,8 +125,7 @@ class OneAtATime(Design):
     @override
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, plain=True)
-        named = [[option] if set(option) & set(":=") else composer.options(option) for option in self.options]
-        options = _overrides(list(chain(*named)), "one_at_a_time")
+        options = _overrides(_expanded(composer, self.options), "one_at_a_time")
         variants = [composer.variant(_name(option), [option], plain=True) for option in options]
         return Plan((baseline, *variants), tuple(Edge(v.name, BASELINE, v.name) for v in variants))
 
@@ -162,11 +161,15 @@ class Factorial(Design):
 
     name: str = "factorial"
     options: list[str] = field(default_factory=list)
-    """The factors, as in `[precision:bf16,memory:vae_slicing]`; two options of one axis are levels of one factor."""
+    """The factors, as in `[precision:bf16,memory:vae_slicing]`; two options of one axis are levels of one factor. The
+    name of a group of which a variant has one option, as in `[attention]`, stands for all of them."""
 
     @override
     def plan(self, composer: Composer) -> Plan:
-        options = _overrides(self.options, "factorial")
+        options = _overrides(_expanded(composer, self.options), "factorial")
+        for group in filter(_is_group, self.options):
+            if len({axis for option in composer.options(group) for axis in composer.axes(option)}) > 1:
+                raise UsageError(f"study.options: '{group}' is a group whose options combine; name those to try")
         levels = self._levels(composer, options)
         cells = [[option for option in cell if option] for cell in product(*([None, *rivals] for rivals in levels))]
         variants = [composer.variant(", ".join(map(_name, cell)) or BASELINE, cell, plain=True) for cell in cells]
@@ -297,9 +300,22 @@ def _name(option: str) -> str:
     return option.lstrip("+")
 
 
+def _is_group(option: str) -> bool:
+    return not set(option) & set(":=")
+
+
+def _expanded(composer: Composer, options: Sequence[str]) -> list[str]:
+    """Returns options, with those of a group in the place of its name."""
+    return list(chain(*(composer.options(option) if _is_group(option) else [option] for option in options)))
+
+
 def _overrides(options: list[str], design: str) -> list[str]:
-    """Returns the options of a design as overrides. Raises UsageError if there are none, or one comes twice."""
+    """Returns the options of a design as overrides. Raises UsageError: there are none, one is none, or comes twice."""
     overrides = [as_override(option) for option in options]
+    if groups := [option for option in overrides if "=" not in option]:
+        raise UsageError(
+            [f"study.options: '{group}' is no option; write group:option, as in precision:bf16" for group in groups]
+        )
     repeated = sorted({option for option in overrides if overrides.count(option) > 1})
     if not overrides:
         raise UsageError(f"study.options: {design} needs them, as in study.options=[precision:bf16,attention:math]")

@@ -385,7 +385,13 @@ class TestOptions:
             plan(composer, f"study={design}", f"study.options=['{option}']")
 
 
-@pytest.mark.parametrize("design", ["cumulative", "factorial"])
-def test_a_group_is_no_step_and_no_factor(composer: Composers, design: str) -> None:
-    with pytest.raises(UsageError, match="precision"):
-        plan(composer, f"study={design}", "study.options=[precision]")
+def test_a_group_is_no_step(composer: Composers) -> None:
+    with pytest.raises(UsageError, match="'precision' is no option; write group:option"):
+        plan(composer, "study=cumulative", "study.options=[precision]")
+
+
+def test_a_group_is_a_factor_if_a_variant_has_one_of_its_options(composer: Composers) -> None:
+    found = plan(composer, "study=factorial", "study.options=[grad_mode,layout:channels_last]")
+    assert len(found.variants) == (1 + len(composer([]).options("grad_mode"))) * 2
+    with pytest.raises(UsageError, match="'memory' is a group whose options combine"):
+        plan(composer, "study=factorial", "study.options=[memory,precision:bf16]")
