@@ -24,6 +24,8 @@ examples:
   sdopt serve --from outputs/runs/quickstart/TIME --variant "deep cache"      a variant that was measured
   sdopt serve model=sdxl 'workload.batch_size=[1,2,4]' serving=window serving.window_ms=200
 
+  sdopt serve engine=ray serving.replicas=2 serving.most_replicas=8          from the Ray cluster at RAY_ADDRESS
+
   --from RUN       a run's folder, its result.json, or the id of its MLflow run; its batch sizes are those of the run
   --variant NAME   the variant's name, as tables show it
 
@@ -97,16 +99,28 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
     from sdopt.worker.process import WorkerProcess
 
     machine, context = find_machine(context, variant.hardware, data_sheets)
+    if serving.engine == "ray" and find_spec("ray") is None:
+        raise ConflictError(["engine=ray: needs an extra: pip install 'sdopt[ray-serve]'"])
     if problems := unservable(variant, serving, machine.device):
         raise ConflictError(problems)
     print_problems(machine.warnings)
-    listening = listen(serving)
+    if serving.host not in ("127.0.0.1", "::1", "localhost"):
+        print_problems(
+            [f"serving.host={serving.host}: whoever reaches this address may use the server; it has no passwords"]
+        )
     fetch([variant], context)
     check_models([variant], ("path", "hub"), context)
+    if serving.engine == "ray":
+        from sdopt.serving.ray import deploy
+
+        site = f"http://{serving.host}:{serving.port}"
+        print(f"{site}: loading {_described(variant, serving)}, {serving.replicas} replicas", flush=True)
+        deploy(variant, serving, machine.device, partial(_say_ready, site))
+        print("ended", flush=True)
+        return
+    listening = listen(serving)
     host, port = listening.getsockname()[:2]
     site = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    if host not in ("127.0.0.1", "::1"):
-        print_problems([f"serving.host={host}: whoever reaches this address may use the server; it has no passwords"])
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("serve"))
         # Studies wait until it ends.

@@ -335,6 +335,12 @@ class Serving:
     """Address to listen on. The default is reached from this machine alone; a server has no passwords."""
     port: int = bounded(8000, ge=0, le=65_535)
     """Port to listen on; 0 takes a free one."""
+    engine: str = bounded("local", choices=("local", "ray"))
+    """`local` serves from this process; `ray` from the Ray cluster at RAY_ADDRESS, through Ray's proxies."""
+    replicas: int = bounded(1, ge=1, le=1000)
+    """With `engine=ray`: copies of the model, each with a GPU if the device is one, and with a queue of its own."""
+    most_replicas: int | None = bounded(None, ge=1, le=1000)
+    """With `engine=ray`: copies at most, which Ray adds and takes away by the load; null keeps `replicas`."""
 
     @property
     def policy(self) -> str:

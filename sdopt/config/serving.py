@@ -34,10 +34,18 @@ def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
     Raises:
         UsageError: an override names no key, is out of its range, or would have no effect on a server.
     """
+    # `engine=ray` alone is what one types.
+    overrides = [f"serving.{override}" if override.startswith("engine=") else override for override in overrides]
     own = [override for override in overrides if group_of(key_of(override)) == "serving"]
     others = [override for override in overrides if override not in own]
     serving = own_config("serve", ServeCommand, own).serving
-    if problems := list(without_effect(others)):
+    problems = list(without_effect(others))
+    if serving.engine == "local":
+        given = [override for override in own if key_of(override) in ("serving.replicas", "serving.most_replicas")]
+        problems += [f"{override}: has no effect on one machine; choose engine=ray" for override in given]
+    elif serving.port == 0:
+        problems.append("serving.port=0: Ray's proxies need a port that is named")
+    if problems:
         raise UsageError(problems)
     return serving, others
 

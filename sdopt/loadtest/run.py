@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -177,8 +178,10 @@ class LoadTest:
         for _ in range(_ATTEMPTS):
             self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
             before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
+            begun_s = sum(os.times()[:4])
             found = window_of(generate(schedule, self._note_generator), rate, limit_s, load.lag_ms / 1000)
-            causes = None if meter is None else meter.stop(0.0)
+            # This process and the one that sends, which has ended, take processor time as a server and its clients do.
+            causes = None if meter is None else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
             found = replace(found, disturbed=None if causes is None else causes.waited + causes.stolen)
             after_j, images = self._energy_j(), found.requests - found.rejected - found.errors
             if before_j is not None and after_j is not None and images:

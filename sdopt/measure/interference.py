@@ -67,11 +67,12 @@ class InterferenceMeter:
         missing = "/proc/stat, or no schedstat and status of each thread"
         return f"interference is not recorded, and no round is timed again because of it: this system lacks {missing}"
 
-    def stop(self, seconds: float) -> Interference | None:
+    def stop(self, seconds: float, own_s: float = 0.0) -> Interference | None:
         """Returns the interference since the start; None if the kernel does not count, or the process has ended.
 
         Args:
             seconds: duration of the timed call.
+            own_s: processor time of further processes that belong to what is measured, and are no others.
         """
         before, after, passed_s = self._before, self._read(), time.perf_counter() - self._start
         if before is None or after is None:
@@ -79,7 +80,7 @@ class InterferenceMeter:
         pairs = [(before.threads.get(tid, _Thread()), now) for tid, now in after.threads.items()]
         ran_s = sum(now.ran_s - then.ran_s for then, now in pairs)
         waited_s = sum(now.waited_s - then.waited_s for then, now in pairs)
-        others_s = max(0.0, after.busy_s - before.busy_s - ran_s)
+        others_s = max(0.0, after.busy_s - before.busy_s - ran_s - own_s)
         lost_s = min(waited_s, others_s)
         total_s = after.total_s - before.total_s
         return Interference(

@@ -116,7 +116,8 @@ class TestTheCommand:
             def __init__(self, pid: int) -> None:
                 assert pid == os.getpid(), "that of the worker, which is a fake one"
 
-            def stop(self, seconds: float) -> Interference:
+            def stop(self, seconds: float, own_s: float) -> Interference:
+                assert own_s > 0
                 return Interference(next(shares), 0.0)
 
         monkeypatch.setattr("sdopt.loadtest.run.InterferenceMeter", Meter)

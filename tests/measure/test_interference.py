@@ -162,6 +162,15 @@ def test_waiting_counts_as_far_as_others_ran(kernel: Kernel, others_ticks: int, 
     assert found.waited == pytest.approx(waited, abs=1e-5)
 
 
+def test_own_helpers_are_no_others(kernel: Kernel) -> None:
+    meter = kernel.meter()
+    kernel.ticks(busy=700, stolen=0)
+    kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
+    found = meter.stop(1.0, own_s=4.0)
+    assert found is not None
+    assert found.waited == pytest.approx(1 / 3), "of the 5 s in which others ran, 4 were its own"
+
+
 def test_the_frequency_is_the_governors_where_there_is_one(kernel: Kernel) -> None:
     folder = kernel.cpus / "cpu1" / "cpufreq"
     folder.mkdir(parents=True)
