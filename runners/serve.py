@@ -23,8 +23,7 @@ examples:
   sdopt serve caching=deepcache precision=bf16               with options, as in `sdopt run`
   sdopt serve --from outputs/runs/quickstart/TIME --variant "deep cache"      a variant that was measured
   sdopt serve model=sdxl 'workload.batch_size=[1,2,4]' serving=window serving.window_ms=200
-
-  sdopt serve engine=ray serving.replicas=2 serving.most_replicas=8          from the Ray cluster at RAY_ADDRESS
+  sdopt serve engine=ray serving.replicas=2 serving.most_replicas=8           from the Ray cluster at RAY_ADDRESS
 
   --from RUN       a run's folder, its result.json, or the id of its MLflow run; its batch sizes are those of the run
   --variant NAME   the variant's name, as tables show it
@@ -108,9 +107,10 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
         print_problems(
             [f"serving.host={serving.host}: whoever reaches this address may use the server; it has no passwords"]
         )
+    listening = listen(serving) if serving.engine == "local" else None
     fetch([variant], context)
     check_models([variant], ("path", "hub"), context)
-    if serving.engine == "ray":
+    if listening is None:
         from sdopt.serving.ray import deploy
 
         site = f"http://{serving.host}:{serving.port}"
@@ -118,7 +118,6 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
         deploy(variant, serving, machine.device, partial(_say_ready, site))
         print("ended", flush=True)
         return
-    listening = listen(serving)
     host, port = listening.getsockname()[:2]
     site = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with ExitStack() as stack:

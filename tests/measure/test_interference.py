@@ -168,7 +168,7 @@ def test_own_helpers_are_no_others(kernel: Kernel) -> None:
     kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
     found = meter.stop(1.0, own_s=4.0)
     assert found is not None
-    assert found.waited == pytest.approx(1 / 3), "of the 5 s in which others ran, 4 were its own"
+    assert found.waited == pytest.approx(1 / 3, abs=1e-5), "of the 5 s in which others ran, 4 were its own"
 
 
 def test_the_frequency_is_the_governors_where_there_is_one(kernel: Kernel) -> None:

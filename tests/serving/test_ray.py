@@ -68,6 +68,13 @@ def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path)
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "ended")
 
 
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_the_extra_is_named(tmp_path: Path) -> None:
+    found = sdopt(tmp_path, "serve", "engine=ray", *SMALL)
+    assert found.code == 2
+    assert "engine=ray: needs an extra: pip install 'sdopt[ray-serve]'" in found.shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
