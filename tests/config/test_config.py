@@ -25,8 +25,11 @@ Composers = type[HydraComposer]
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
 EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
-FILES = {"mlperf_sdxl_server": ["workload.prompts=packaged"]}
-"""In the place of a file that a preset takes from the current folder."""
+FILES = {
+    "mlperf_sdxl_server": ["workload.prompts=packaged"],
+    "mlperf_sdxl": ["workload.prompts=packaged", "workload.latents=null"],
+}
+"""In the place of files that a preset takes from the current folder."""
 APART = {"experiment", "hardware", "serving", *(group for group, _ in optimization_options())}
 
 
@@ -80,6 +83,16 @@ class TestEveryFile:
         assert len({variant.name for variant in plan.variants}) == len(plan.variants)
         for edge in plan.edges:
             assert edge.credit != "nothing" or name == "noise"  # whose variants are all the same
+
+    @pytest.mark.parametrize("name", FILES)
+    def test_a_preset_without_its_files_names_their_keys(
+        self, composer: Composers, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        others = ["~load"] if name.endswith("server") else []
+        with pytest.raises(UsageError, match=r"workload\.prompts=captions_source\.tsv: "):
+            job = composer([f"experiment={name}", *others])
+            job.current.study.plan(job)
 
     def test_every_key_of_the_schema_is_in_its_default_file(self) -> None:
         """A reader finds each key, with its default, in `conf/`."""
