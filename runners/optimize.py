@@ -33,7 +33,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("model", metavar="MODEL", help="a .safetensors file, a diffusers folder, owner/name, or a name")
     parser.add_argument("--lora", metavar="FILE", help="a LoRA that all images are made with")
     parser.add_argument("--memory", metavar="GIB", type=float, help="a limit for the peak memory")
-    parser.add_argument("--budget", metavar="TIME", help="how long to search, as in 90s, 30m or 2h (default: 30m)")
+    parser.add_argument(
+        "--budget", metavar="TIME", help="how long to search and judge, as in 90s, 30m or 2h (default: 30m)"
+    )
     parser.add_config_dir()
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt search and sdopt run")
     arguments = parser.parse_intermixed_args(argv)

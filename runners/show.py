@@ -1,6 +1,8 @@
 """sdopt show: print a finished result again."""
 
+import json
 import sys
+from pathlib import Path
 
 from . import Arguments, answers, end_with_code, only_json
 
@@ -13,7 +15,9 @@ def main(argv: list[str]) -> int:
         description="Print a finished result again: the answer, the table, and how to use the best option.",
     )
     parser.add_argument(
-        "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
+        "result",
+        metavar="RESULT",
+        help="a run's folder, its result.json, the folder of a sweep or a search, or an MLflow run id",
     )
     parser.add_argument("--all", action="store_true", help="show every figure, reason and note, as the page does")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
@@ -28,18 +32,24 @@ def main(argv: list[str]) -> int:
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.terminal import sections_shown, shown
+    from sdopt.search.record import FINAL, RECORD, TABLES
     from sdopt.statistics.summary import summary_of
     from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
 
-    found = find_results(arguments.result, tracking_of(arguments.overrides))
+    folder = Path(arguments.result)
+    console = terminal()
+    if (folder / RECORD).is_file() and not arguments.json:  # a search: its answer, and the study that judged
+        console.print(json.loads((folder / RECORD).read_text())["sentence"], style="bold", markup=False)
+        console.print(f"Everything that was tried: {folder / TABLES}\n", markup=False, soft_wrap=True)
+        folder = folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
+    found = find_results(str(folder), tracking_of(arguments.overrides))
     if arguments.json:
         code = UsageError.exit_code if found.damaged else 0
         print_problems(found.damaged)
         with only_json(wanted=True) as say:
             say(answers(found, code))
         return code
-    console = terminal()
     if found.sweep and len(found.studies) > 1:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
     for result, folder in found.studies:

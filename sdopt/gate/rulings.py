@@ -103,11 +103,11 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     if bounds.unit != "prompt":
         settle = "a study with more processes (protocol.replicates) would settle it"
     elif needed := bounds.needed(limit, rule.confidence or 0.95):
-        settle = f"about {needed} prompts would settle it"
+        settle = f"about {needed} prompts (quality.prompt_count) would settle it"
         if needed > _TOO_MANY_PROMPTS:
             settle = "more prompts are unlikely to settle it"
     else:
-        settle = "more prompts would settle it"
+        settle = "more prompts (quality.prompt_count) would settle it"
     return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")
 
 

@@ -15,16 +15,14 @@ from sdopt.report.markdown import markdown
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import Entry, Fate, SearchRecord, start_said
+from sdopt.search.record import FINAL, RECORD, TABLES, Entry, Fate, SearchRecord, start_said
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
-from sdopt.search.studies import FINAL
+from sdopt.statistics.adoption import baseline_words
 from sdopt.statistics.figures import ratio_text
 from sdopt.statistics.scale import Decision, Speed
 from sdopt.statistics.summary import Row, Summary, described, summary_of
 from sdopt.statistics.words import gib_text, shortened, start_words
-
-RECORD, TABLES = "search.json", "search.md"
 
 
 def record_of(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
@@ -44,12 +42,15 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     undecided = next((name for name in last if _is_undecided(answers[name], last[name])), None) if not winner else None
     objectives = search.config.objectives
     front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
+    # As they were judged: by the same gate, and over the same baseline, which may have a LoRA.
+    again = search.studies.judged(search.studies.given)
+    again += baseline_words(judged.variant(judged.baseline)) if judged else []
     entries = []
     for candidate in search.trials.candidates:
         name = candidate.name
         if name in last:
             fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
-            command = command_line("run", *search.studies.given, *candidate.overrides)
+            command = command_line("run", *again, *candidate.overrides)
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
@@ -141,7 +142,8 @@ def _sentence(
     row = summary.row(undecided) if undecided else None
     if row is not None:
         found = described(row, summary.row(summary.result.baseline))
-        return f"Nothing is decided. {found}; but that is not shown: {shortened(row.because)}"
+        none = f"Keep the baseline: none {of} is shown to be better"
+        return f"{none}. The fastest: {found}: {shortened(row.because)}"
     return f"Keep the baseline: {len(summary.candidates)} {of} were judged, and none of them is shown to be better."
 
 

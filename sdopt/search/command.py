@@ -16,9 +16,9 @@ from sdopt.locks import lock_folder
 from sdopt.record.folders import inside
 from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
-from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
+from sdopt.search.answer import markdown_of, record_of, write_record
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.record import Entry, SearchRecord
+from sdopt.search.record import RECORD, TABLES, Entry, SearchRecord
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies

@@ -16,8 +16,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.program import program_of
 from sdopt.search.answer import load_line
-from sdopt.search.record import SearchRecord
-from sdopt.search.studies import FINAL
+from sdopt.search.record import FINAL, SearchRecord
 from sdopt.statistics.summary import summary_of
 
 PICTURE, PROGRAM = "before_after.png", "optimized.py"
@@ -121,6 +120,10 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
         write_atomically(folder / PICTURE, sheet)
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if program := program_of(judged, judged.variant(best)):
+        if not record.winner:
+            program = (
+                f"# Not shown to be better, so that the baseline is the answer: see {folder}/search.md.\n{program}"
+            )
         write_atomically(folder / PROGRAM, program.encode())
         parts.append(Text(f"As a program: {folder / PROGRAM}\n"))
         parts.append(Text(program, no_wrap=True, overflow="ignore"))

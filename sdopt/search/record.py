@@ -6,6 +6,11 @@ from enum import StrEnum
 from sdopt.record.comparisons import BreakEven
 from sdopt.statistics.words import start_words
 
+RECORD, TABLES = "search.json", "search.md"
+
+FINAL = "final"
+"""The folder of the study that judges the finalists, within that of the search."""
+
 
 def start_said(start: BreakEven | None) -> str:
     """Returns a start-up cost in words, as in "+31.2 s, repaid after 310 images"; "" if it is no more than a call."""

@@ -22,9 +22,9 @@ from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
 from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, is_gain, race
-from sdopt.search.record import Fate, start_said
+from sdopt.search.record import FINAL, Fate, start_said
 from sdopt.search.space import Candidate, Space
-from sdopt.search.studies import CALIBRATE, FINAL, Studies
+from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.search.trials import Trials
 from sdopt.statistics.break_even import first_image_s
 from sdopt.statistics.ratios import latency
@@ -79,6 +79,7 @@ class Search:
 
     def run(self) -> StudyResult | None:
         """Takes all steps; returns the judged study, or None if no candidate reaches the final."""
+        ended = any(result.status == "finished" for result in self.results(FINAL))
         if any(self.results(FINAL)):
             finalists = self.race()
         else:
@@ -96,7 +97,9 @@ class Search:
             return None
         names = [candidate.name for candidate in finalists]
         self.say(
-            f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
+            "this search was judged before, and more time does not extend it: search.title=… begins another one"
+            if ended
+            else f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )
         return self.studies.measure(FINAL, finalists, brief=self.brief)

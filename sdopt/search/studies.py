@@ -21,12 +21,10 @@ from sdopt.record.files import read_result
 from sdopt.record.folders import read_error
 from sdopt.record.records import StudyResult
 from sdopt.search.config import SearchConfig
+from sdopt.search.record import FINAL
 from sdopt.search.space import BASELINE, Candidate
 from sdopt.study.missing import missing_of
 from sdopt.variant import Variant
-
-FINAL = "final"
-"""The folder of the study that the gate judges."""
 
 _OTHER_NOISE = 500_000
 """Added to the noise seed for the final study; a search draws fewer images than that before it judges."""
@@ -95,10 +93,14 @@ class Studies:
             if self.config.objectives == ["latency"]:
                 own.insert(0, f"protocol.give_up={_GIVE_UP}")
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
-        judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
+        return [*self.judged(merge_overrides(self.given, design)), *self._fresh()]
+
+    def judged(self, overrides: Sequence[str]) -> list[str]:
+        """Returns overrides with the gate that judges: the one that was asked for, or the default one, calibrated."""
+        gate = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
         fit = [f"gate.calibration={quoted(str(self._calibration))}"] if self._calibration.is_file() else []
-        # First, because a choice of a gate replaces the keys that were set for another one.
-        return [*judged, *merge_overrides(self.given, design), *self._fresh(), *fit]
+        # The gate is first, because a choice of a gate replaces the keys that were set for another one.
+        return [*gate, *overrides, *fit]
 
     def _fresh(self) -> list[str]:
         """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""

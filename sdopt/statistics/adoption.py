@@ -46,10 +46,15 @@ def command_of(variant: VariantResult, baseline: VariantResult) -> str:
             words.append(override)
     if _names_experiment(variant):
         words = [*_as_experiment_has(variant, set(map(_key, words))), *words]
-    if optimized := [f"{axis}:{option}" for axis, option in _chosen(baseline) if axis in baseline.promises]:
-        words = [f"study.baseline=[{','.join(optimized)}]", *words]
+    words = [*baseline_words(baseline), *words]
     last = {_key(word): word for word in words}
     return shlex.join(["sdopt", "run", *last.values()])
+
+
+def baseline_words(baseline: VariantResult) -> list[str]:
+    """Returns the override of a baseline that has optimizations of its own; [] for a plain one."""
+    optimized = [f"{axis}:{option}" for axis, option in _chosen(baseline) if axis in baseline.promises]
+    return [f"study.baseline=[{','.join(optimized)}]"] if optimized else []
 
 
 def _key(override: str) -> str:

@@ -91,8 +91,7 @@ class TestEveryFile:
         monkeypatch.chdir(tmp_path)
         others = ["~load"] if name.endswith("server") else []
         with pytest.raises(UsageError, match=r"workload\.prompts=captions_source\.tsv: "):
-            job = composer([f"experiment={name}", *others])
-            job.current.study.plan(job)
+            composer([f"experiment={name}", *others]).variant("it")
 
     def test_every_key_of_the_schema_is_in_its_default_file(self) -> None:
         """A reader finds each key, with its default, in `conf/`."""

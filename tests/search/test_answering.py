@@ -1,6 +1,8 @@
 """What `sdopt optimize` answers, with fake workers."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 from tests.command import SMALL, sdopt
@@ -22,12 +24,21 @@ IMAGES = ("quality=default", "quality.prompt_count=null")
 
 def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
-        found = sdopt(tmp_path, *OPTIMIZE)
+        found = sdopt(tmp_path, *OPTIMIZE, "layout=channels_last")
+        again = sdopt(tmp_path, *OPTIMIZE, "layout=channels_last", "search.budget_s=9000")
     assert found.code == 0, found.shown
+    assert "more time does not extend it: search.title=… begins another one" in again.shown
     assert "precision=bf16 is" in found.shown
     assert "2 combinations" in found.shown
     [folder] = (tmp_path / "outputs" / "searches").iterdir()
+    command = next(entry["command"] for entry in json.loads((folder / "search.json").read_text())["entries"])
+    assert "study.baseline=[layout:channels_last]" in shlex.split(command), (
+        "it is measured again over the same baseline"
+    )
+    shown = sdopt(tmp_path, "show", str(folder)).out
+    assert shown.splitlines()[0] in found.out
     program = (folder / "optimized.py").read_text()
+    assert not program.startswith("#")
     assert "dtype=torch.bfloat16" in program
     assert program.splitlines()[-1] in found.out
     assert (folder / "before_after.png").stat().st_size > 1000

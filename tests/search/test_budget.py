@@ -18,9 +18,10 @@ from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
 from sdopt.search.racing import Noise, RatioStanding, Standings
+from sdopt.search.record import FINAL
 from sdopt.search.run import Search
 from sdopt.search.space import Candidate
-from sdopt.search.studies import FINAL, Studies
+from sdopt.search.studies import Studies
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
 
 WORK = {"screen": Work(1, 15), "race": Work(2, 40), FINAL: Work(3, 120)}

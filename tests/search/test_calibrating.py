@@ -8,7 +8,8 @@ import pytest
 
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.search.config import search_file
-from sdopt.search.studies import CALIBRATE, FINAL, Studies
+from sdopt.search.record import FINAL
+from sdopt.search.studies import CALIBRATE, Studies
 
 
 @pytest.mark.parametrize(

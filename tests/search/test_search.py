@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from sdopt.record.files import read_result, write_result
-from sdopt.search.studies import FINAL, Studies
+from sdopt.search.record import FINAL
+from sdopt.search.studies import Studies
 from sdopt.statistics.ratios import compare
 from tests.command import Finished, sdopt
 from tests.fakes import fake_workers
