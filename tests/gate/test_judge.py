@@ -145,7 +145,7 @@ class TestNonInferiority:
         (ruling,) = [r for r in verdict(clip(-0.3, 3.0), NON_INFERIOR).rulings if r.verdict is Verdict.INCONCLUSIVE]
         # ((1.645 + 0.842) · 3.0 / 0.2)² ≈ 1,392; the sample's deviation is a little larger.
         assert "about 14" in ruling.reason
-        assert "prompts would settle it" in ruling.reason
+        assert "(quality.prompt_count) would settle it" in ruling.reason
 
     def test_lower_is_better_is_turned_round(self) -> None:
         def cmmd(values: float) -> Score:
