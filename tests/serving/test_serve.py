@@ -53,14 +53,16 @@ class Server:
             with urlopen(self.site + path, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     @property
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.site}/v1", api_key="none", max_retries=0)
 
     def draw(self, seed: int) -> np.ndarray:
-        answer = self.client.images.generate(model="emoji", prompt="a red apple", extra_body={"seed": seed})
+        with self.client as client:
+            answer = client.images.generate(model="emoji", prompt="a red apple", extra_body={"seed": seed})
         assert answer.data
         assert answer.data[0].b64_json
         return pixels_of(answer.data[0].b64_json)
@@ -83,19 +85,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_openais_client_gets_images(server: Server) -> None:
-    answer = server.client.images.generate(
-        model="emoji", prompt="a red apple", n=2, size="auto", response_format="b64_json", extra_body={"seed": 5}
-    )
+    with server.client as client:
+        answer = client.images.generate(
+            model="emoji", prompt="a red apple", n=2, size="auto", response_format="b64_json", extra_body={"seed": 5}
+        )
     assert answer.data
     first, second = (pixels_of(image.b64_json or "") for image in answer.data)
     assert first.shape == (64, 64, 3)
     assert error_of(first, server.draw(5)) <= SMALLEST_ERROR
     assert error_of(second, server.draw(6)) <= SMALLEST_ERROR
     assert error_of(first, second) > SMALLEST_ERROR
-    with pytest.raises(openai.UnprocessableEntityError, match="quality: not supported here"):
-        server.client.images.generate(prompt="a red apple", quality="hd")
-    with pytest.raises(openai.NotFoundError):
-        server.client.images.generate(model="dall-e-3", prompt="a red apple")
+    with server.client as client:
+        with pytest.raises(openai.UnprocessableEntityError, match="quality: not supported here"):
+            client.images.generate(prompt="a red apple", quality="hd")
+        with pytest.raises(openai.NotFoundError):
+            client.images.generate(model="dall-e-3", prompt="a red apple")
 
 
 def test_many_at_once_get_their_own_images(server: Server) -> None:

@@ -195,7 +195,8 @@ class TestTheGenerator:
 
         def ask(identity: int, at_s: float) -> None:
             body = urllib.request.Request(f"{stub.url}/v1/images/generations", b"{}")
-            [image] = json.loads(urllib.request.urlopen(body).read())["data"]
+            with urllib.request.urlopen(body) as answer:
+                [image] = json.load(answer)["data"]
             loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(identity, 0, 0)])
             theirs.append(Sent(at_s, at_s, 0, 200, 1, image["queue_s"], image["compute_s"]))
 
