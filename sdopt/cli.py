@@ -77,8 +77,9 @@ def _run(arguments: list[str]) -> int:
         print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     _require_working_folder()
-    for name in ("torchao", "torch.utils._pytree", "xformers"):
-        # They warn of kernels that this build of PyTorch lacks, and of nothing that a user could do.
+    from sdopt.worker.forkserver import TALKATIVE
+
+    for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     # A wheel carries the runners inside the package; a checkout has them at the top.
     package = Path(__file__).parent

@@ -73,10 +73,18 @@ class Model:
     """The default of `hardware.threads`."""
 
     @property
+    def source(self) -> str:
+        """What `model=…` takes for it: its repository, its path, its function, or its name."""
+        return str(getattr(self, self._named_by))
+
+    @property
     def origin(self) -> str:
         """The key that says where it comes from, with its value, for messages."""
-        key = {"hub": "hub_id", "path": "path", "factory": "factory"}.get(self.weights, "name")
-        return f"model.{key}={getattr(self, key)}"
+        return f"model.{self._named_by}={self.source}"
+
+    @property
+    def _named_by(self) -> str:
+        return {"hub": "hub_id", "path": "path", "factory": "factory"}.get(self.weights, "name")
 
 
 @dataclass(frozen=True)

@@ -203,8 +203,7 @@ def how_to_calibrate(config: RecordedConfig, changed: Mapping[str, Any] | None =
 
 
 def _model_words(model: Model) -> Iterator[str]:
-    named = {"path": model.path, "hub": model.hub_id, "factory": model.factory}
-    yield f"model={named.get(model.weights) or model.name}"
+    yield f"model={model.source}"
     yield from ["model.weights=random"] if model.weights == "random" else []
     given = {key: getattr(model, key) for key in ("revision", "variant", "tokenizer")}
     yield from (f"model.{key}={value}" for key, value in given.items() if value is not None)

@@ -31,9 +31,10 @@ def program_of(result: StudyResult, variant: VariantResult) -> str:
     chosen = {axis: option_name(option) for axis, option in variant.choices.items()}
     own = [axis for axis, option in chosen.items() if option != PLAIN.get(axis, NONE)]
     imports, changes, contexts = code_of(variant, own)
-    whole = [line for line in changes if (found := re.fullmatch(r"pipe\.to\((torch\.\w+)\)", line)) and found]
-    dtype = whole[0][len("pipe.to(") : -1] if whole and not built else ""
-    changes = [line for line in changes if line not in whole or built]
+    # What a function has built is there before its type can be chosen.
+    whole = [line for line in changes if not built and re.fullmatch(r"pipe\.to\(torch\.\w+\)", line)]
+    dtype = whole[0][len("pipe.to(") : -1] if whole else ""
+    changes = [line for line in changes if line not in whole]
     device = config.hardware.device if config.hardware.device.startswith("cuda") else "cuda"
     on_cpu = result.environment.device["type"] == "cpu"
     moved = [] if on_cpu or any(axis in own for axis in _OFFLOADING) else [f'pipe.to("{device}")']

@@ -79,8 +79,8 @@ class Search:
 
     def run(self) -> StudyResult | None:
         """Takes all steps; returns the judged study, or None if no candidate reaches the final."""
-        ended = any(result.status == "finished" for result in self.results(FINAL))
-        if any(self.results(FINAL)):
+        judged = next(self.results(FINAL), None)
+        if judged is not None:
             finalists = self.race()
         else:
             for reasons in self.space.left_out:
@@ -98,7 +98,7 @@ class Search:
         names = [candidate.name for candidate in finalists]
         self.say(
             "this search was judged before, and more time does not extend it: search.title=… begins another one"
-            if ended
+            if judged is not None and judged.status == "finished"
             else f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )

@@ -32,6 +32,10 @@ _ENVIRONMENT = {
 }
 
 
+TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
+"""Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, and of missing
+ones of xFormers, without which `attention=xformers` is a conflict anyway."""
+
 PRELOADED = ["sdopt.worker.preload"]
 """Modules that the fork server imports before it forks."""
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sdopt.measure.garbage import no_garbage
+from sdopt.worker.forkserver import TALKATIVE
 
 MODULES = (
     "diffusers.guiders",
@@ -43,17 +44,13 @@ _HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
 # ROCm has variables of its own.
 _ROCM = {key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIBLE_DEVICES"}
 
-_TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
-"""Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, and of missing
-ones of xFormers, without which `attention=xformers` is a conflict anyway."""
-
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:
     """Imports modules; returns the error of each that cannot be imported here, by name. Workers then import it."""
     failed = {}
     hidden = _ROCM if _is_rocm() else _HIDES_CARDS
     # Imports leave hardly any garbage, and a seventh of their time went into collecting it.
-    with _environment(hidden), _quiet(_TALKATIVE), no_garbage(), warnings.catch_warnings():
+    with _environment(hidden), _quiet(TALKATIVE), no_garbage(), warnings.catch_warnings():
         # TorchAO has invalid escape sequences, which Python reports when it compiles the file for the first time.
         warnings.simplefilter("ignore", SyntaxWarning)
         for module in modules:

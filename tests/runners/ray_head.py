@@ -7,8 +7,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.tracking.postgres import free_port
 
@@ -75,3 +79,16 @@ def worker_in(folder: Path) -> int | None:
             if link.readlink() == folder:
                 return int(link.parts[2])
     return None
+
+
+@contextmanager
+def running(extra: str, module: str) -> Iterator[Head]:
+    """A head node for the block; skips the test where the module of an extra is not installed."""
+    if find_spec("ray") is None or find_spec(module) is None:
+        pytest.skip(f"needs the extra {extra}, in an environment of its own: see sdopt/README.md")
+    head = Head()
+    try:
+        head.start()
+        yield head
+    finally:
+        head.stop()

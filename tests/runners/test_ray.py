@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,8 @@ RAY = ("hydra/launcher=ray", "+hydra.launcher.ray.init.object_store_memory=null"
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[ray_head.Head]:
-    if find_spec("ray") is None:
-        pytest.skip("needs the extra ray, in an environment of its own: see sdopt/README.md")
-    head = ray_head.Head()
-    try:
-        head.start()
+    with ray_head.running("ray", "ray") as head:
         yield head
-    finally:
-        head.stop()
 
 
 def begin(cwd: Path, head: ray_head.Head, *arguments: str) -> Process:

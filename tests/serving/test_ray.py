@@ -22,14 +22,8 @@ SMALL = ("hardware=cpu", "hardware.threads=1", "workload.steps=1", "workload.siz
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[ray_head.Head]:
-    if find_spec("ray") is None or find_spec("ray.serve") is None:
-        pytest.skip("needs the extra ray-serve, in an environment of its own: see sdopt/README.md")
-    head = ray_head.Head()
-    try:
-        head.start()
+    with ray_head.running("ray-serve", "ray.serve") as head:
         yield head
-    finally:
-        head.stop()
 
 
 def ask(site: str, **fields: Any) -> tuple[int, Any]:
@@ -39,7 +33,8 @@ def ask(site: str, **fields: Any) -> tuple[int, Any]:
         with urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
-        return error.code, json.load(error)
+        with error:
+            return error.code, json.load(error)
 
 
 @pytest.mark.slow
