@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sdopt.config.paths import own_folder
 from sdopt.guard import INTERRUPTED, Ended, end_with_code, exit_code_of, interrupts_deferred
@@ -46,8 +47,21 @@ class Arguments(argparse.ArgumentParser):
     """A parser that refuses a flag which is given twice, where argparse takes the last value without a word."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._flags: list[str] = []
         super().__init__(*args, **kwargs)
         self.register("action", None, _Once)
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Adds an argument as argparse does."""
+        self._flags += [name for name in args if name.startswith("--")]
+        return super().add_argument(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with the message, and with the flags that an unknown one resembles."""
+        wrong = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+        near = [flag for word in wrong for flag in get_close_matches(word, self._flags, 1)]
+        advice = f"; did you mean {' or '.join(near)}?" if near and message.startswith("unrecognized") else ""
+        super().error(f"{message}{advice}")
 
     def add_config_dir(self) -> None:
         """Adds `--config-dir`, a folder of the user's own groups; it must be there."""

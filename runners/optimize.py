@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
 
     from .search import searched
 
-    chosen = (arguments.model, arguments.lora, arguments.memory, arguments.budget)
+    model = arguments.model.removeprefix("model=")  # as all other commands want it
+    chosen = (model, arguments.lora, arguments.memory, arguments.budget)
     overrides = optimize_overrides(*chosen, arguments.overrides)
     return searched(overrides, arguments.config_dir, began, answer_of_optimize)
 

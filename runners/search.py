@@ -90,8 +90,9 @@ def searched(
     from sdopt.config.models import with_own_models
     from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.config.paths import options_of
+    from sdopt.report.terminal import shown
     from sdopt.search.command import begun, prepare
-    from sdopt.search.terminal import space_table
+    from sdopt.search.report import space_table
     from sdopt.terminal import console as terminal
 
     overrides = with_own_models(overrides, options_of("model", config_dir))
@@ -105,7 +106,9 @@ def searched(
     with independent_children():
         prepared = prepare(overrides, config_dir, dry)
         if dry:
-            console.print(space_table(prepared.space))
+            console.print(shown(space_table(prepared.space), console.width))
+            for line in prepared.foreseen():
+                say(line)
             return 0
         with begun(prepared, began, say, brief=answer is not None) as search:
             return _run(search, prepared.baseline.tracking, console, answer)
@@ -118,8 +121,9 @@ def _run(
     answer: "Callable[[SearchRecord, StudyResult | None], RenderableType] | None",
 ) -> int:
     from sdopt.errors import print_problems
+    from sdopt.report.terminal import shown
     from sdopt.search.command import concluded, logged
-    from sdopt.search.terminal import answer_table
+    from sdopt.search.report import blocks_of
     from sdopt.tracking.client import TrackingError
 
     try:
@@ -127,7 +131,9 @@ def _run(
     except KeyboardInterrupt as interrupt:
         record = concluded(search, None, ended=False)
         print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
-        print(f"All of it: {search.studies.folder}/search.md. The same command continues the search.", file=sys.stderr)
+        print(
+            f"All of it: {search.studies.folder}/report.html. The same command continues the search.", file=sys.stderr
+        )
         return exit_code_of(interrupt)
     record = concluded(search, judged)
     if tracking.kind == "mlflow":
@@ -136,7 +142,7 @@ def _run(
                 logged(search, record, judged, tracking)
         except TrackingError as error:
             print_problems([f"not logged to {error}; the same command logs it"])
-    console.print(answer(record, judged) if answer else answer_table(record))
+    console.print(answer(record, judged) if answer else shown(blocks_of(record, brief=True), console.width))
     console.print(f"search: {search.studies.folder}", markup=False, highlight=False, soft_wrap=True)
     return 0 if record.winner else 3
 

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.terminal import sections_shown, shown
-    from sdopt.search.record import FINAL, RECORD, TABLES
+    from sdopt.search.record import FINAL, PAGE, RECORD
     from sdopt.statistics.summary import summary_of
     from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     console = terminal()
     if (folder / RECORD).is_file() and not arguments.json:  # a search: its answer, and the study that judged
         console.print(json.loads((folder / RECORD).read_text())["sentence"], style="bold", markup=False)
-        console.print(f"Everything that was tried: {folder / TABLES}\n", markup=False, soft_wrap=True)
+        console.print(f"Everything that was tried: {folder / PAGE}\n", markup=False, soft_wrap=True)
         folder = folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
     found = find_results(str(folder), tracking_of(arguments.overrides))
     if arguments.json:

@@ -160,7 +160,8 @@ class Experiment:
             expected = forecast(measured, result, Path("outputs"))
             show_plan(result, expected, self.console)
             if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
-                self._foresee(plan, machine)
+                for line in foreseen(plan.variants, machine, self.context):
+                    self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             return None
         if (self.folder / "result.json").is_file():
             result = self._continued(result, plan)
@@ -191,24 +192,6 @@ class Experiment:
             with suppress(OSError):  # the result itself is already written
                 self.timeline.write(self.folder)
         return result
-
-    def _foresee(self, plan: Plan, machine: Machine) -> None:
-        """Prints what each variant would take on a card with a data sheet or on this CPU, as `sdopt plan` does."""
-        sheets, sheet = dict(data_sheets()), machine.sheet
-        name = machine.device.name if sheet is None else sheet.name
-        try:
-            if sheet is None:
-                found = in_process(self.context, predict_here, plan.variants, sheets, what="the networks")
-            else:
-                card = next((key for key, other in sheets.items() if other == sheet), name)
-                found = in_process(self.context, predict, plan.variants, {card: sheet}, sheets, what="the networks")
-        except UsageError as error:  # a model that was not fetched has no configuration here
-            self.console.print(f"no prediction: {error}", markup=False, highlight=False, soft_wrap=True)
-            return
-        self.console.print(f"expected on {name} (80 % intervals):", markup=False, highlight=False)
-        for each in found:
-            words = f"  {each.variant}, {each.shape}: {text_of(each)}"
-            self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""

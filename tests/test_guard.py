@@ -83,6 +83,11 @@ def test_a_mistake_ends_each_command_with_2(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_mistyped_flag_names_the_one_that_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "emoji", "--budjet", "4m"]) == 2
+    assert "did you mean --budget?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run"])
 def test_a_folder_of_groups_is_one_and_is_there(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

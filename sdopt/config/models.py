@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from sdopt.config.overrides import listed, parsed_override, quoted
-from sdopt.config.paths import CONF, options_of
+from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
 from sdopt.pipelines.functions import FUNCTION, absolute
 
@@ -138,7 +138,7 @@ def _option(value: str, options: Collection[str]) -> str:
     if FUNCTION.fullmatch(value):
         return quoted(_registered("model", value, _keys("factory") | {"factory": value}))
     if _is_there(value):
-        path = Path(value).expanduser().absolute()
+        path = whole_path(value)
         return quoted(_registered("model", str(path), _at_path(path)))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
         return quoted(_registered("model", value, _on_hub(value)))

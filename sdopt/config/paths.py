@@ -30,3 +30,10 @@ def own_folder(given: str) -> Path:
     if not os.access(folder, os.R_OK | os.X_OK):
         raise UsageError(f"--config-dir {folder}: cannot be read; make it readable")
     return folder
+
+
+def whole_path(text: str) -> Path:
+    """Returns an absolute path, and one without `..` where that leads to the same file, which a link may prevent."""
+    found = Path(text).expanduser().absolute()
+    short = Path(os.path.abspath(found))
+    return short if short.exists() and short.samefile(found) else found

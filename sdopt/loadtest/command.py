@@ -100,7 +100,8 @@ def _planned(
         yield f"{variant.name}, {policy.policy}: {verdict}"
     windows = load.replicates * len(load.rates or load.ladder) * sum(not reasons for reasons in refused)
     lasting = f", {load.duration_s:g} s or longer" if load.duration_s else ""
-    yield f"{windows} windows, each of {load.requests} requests or more{lasting}"
+    further = "" if load.rates else "; further ones, where these do not bracket a row's highest rate"
+    yield f"{windows} windows, each of {load.requests} requests or more{lasting}{further}"
 
 
 def _measure(
@@ -173,7 +174,9 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
     below = []
     for each in record.figures:
         metrics: dict[str, float | None] = {}
-        for name, interval in (("max_rate_per_s", each.most), ("ratio", each.ratio)):
+        # A chart of runs has no sign for a bound, so that only the rate, which the answer explains, is logged for one.
+        ratio = each.ratio if each.ratio_bound == "=" else None
+        for name, interval in (("max_rate_per_s", each.most), ("ratio", ratio)):
             found = (None, None, None) if interval is None else (interval.estimate, interval.low, interval.high)
             metrics |= dict(zip((f"load/{name}", f"load/{name}_low", f"load/{name}_high"), found, strict=True))
         metrics |= {

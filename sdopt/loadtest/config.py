@@ -48,7 +48,8 @@ class LoadConfig:
     rates: list[float] | None = None
     """Requests a second, for all rows; null takes `ladder`."""
     ladder: list[float] = field(default_factory=list)
-    """Rates of a row, as multiples of the highest one that a simulation of its queue predicts."""
+    """Rates of a row, as multiples of the highest one that a simulation of its queue predicts. Where they do not
+    bracket the highest one, up to six further ones are sent, each 1.3 times further."""
     seed: int = bounded(**SEEDS)
     """Seed of the traces, and of the images."""
     lag_ms: float = bounded(gt=0, le=60_000)

@@ -126,7 +126,8 @@ class RowFigures:
         row: the row.
         most: the highest rate at which enough requests are in time.
         bound: `=`, or `>` or `<` if it lies beyond the measured rates in some replicate.
-        ratio: `most` over the baseline's, of the same traces; None for the baseline.
+        ratio: `most` over the baseline's, of the same traces; None for the baseline, and where two bounds say nothing.
+        ratio_bound: `=`, or `>` or `<` if it is only a bound.
         windows: by rate, those of all replicates that count.
     """
 
@@ -134,6 +135,7 @@ class RowFigures:
     most: Interval
     bound: str
     ratio: Interval | None
+    ratio_bound: str
     windows: dict[float, list[Window]]
 
     def mean(self, rate: float, key: str) -> float | None:
@@ -143,8 +145,9 @@ class RowFigures:
 
     @property
     def typical(self) -> float:
-        """The highest measured rate that is not above `most`, at which figures of the row are shown."""
-        rates = sorted(self.windows)
+        """The highest rate of most replicates that is not above `most`, at which figures of the row are shown."""
+        often = max(map(len, self.windows.values()))
+        rates = sorted(rate for rate, windows in self.windows.items() if len(windows) == often)
         return max((rate for rate in rates if rate <= self.most.estimate), default=rates[0])
 
     def cost(self, price_per_hour: float | None) -> float | None:
@@ -167,21 +170,31 @@ class RowFigures:
 def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) -> RowFigures:
     """Returns the figures of a row, beside those of the baseline in the same replicates; `wanted` as in `max_rate`."""
     mine, base = _rates(row, wanted), _rates(baseline, wanted)
-    bounds = {bound for _, bound in [*mine.values(), *(base[number] for number in mine if number in base)]} - {"="}
-    shared = [number for number in mine if number in base]
-    ratio = interval_of([mine[number][0] / base[number][0] for number in shared]) if shared else None
-    most = interval_of([rate for rate, _ in mine.values()])
+    most, bound = _over([rate for rate, _ in mine.values()], [each for _, each in mine.values()])
+    ratios, relations = [], []
+    for number in mine.keys() & base.keys() if row is not baseline else ():
+        (rate, mine_is), (base_rate, base_is) = mine[number], base[number]
+        ratios.append(rate / base_rate)
+        relations += [mine_is, {"<": ">", ">": "<"}.get(base_is, base_is)]
+    ratio, ratio_bound = _over(ratios, relations) if ratios else (None, "=")
     windows: dict[float, list[Window]] = {}
     for replicate in row.replicates:
         for window in replicate.windows:
             windows.setdefault(window.rate, []).append(window)
-    own = {bound for _, bound in mine.values()} - {"="}
-    bound = own.pop() if len(own) == 1 else "?" if own else "="
-    if bound != "=":
-        most = Interval(most.estimate)
-    if bounds and ratio is not None:
-        ratio = Interval(ratio.estimate)
-    return RowFigures(row, most, bound, None if row is baseline else ratio, windows)
+    return RowFigures(row, most, bound, None if ratio_bound == "?" else ratio, ratio_bound, windows)
+
+
+def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, str]:
+    """Returns the mean of figures, and how it relates to the true one; of bounds without an interval.
+
+    Args:
+        values: one of each replicate.
+        relations: of these figures, or of their parts, to the true ones: `=`, `>` or `<`.
+    """
+    bounds, found = set(relations) - {"="}, interval_of(values)
+    if not bounds:
+        return found, "="
+    return Interval(found.estimate), bounds.pop() if len(bounds) == 1 else "?"
 
 
 def _rates(row: LoadRow, wanted: Callable[[int], float]) -> dict[int, tuple[float, str]]:
@@ -197,29 +210,37 @@ def answer_of(record: LoadRecord) -> str:
         return "nothing was measured"
     baseline, *others = figures
     told = f"{baseline.row.name} carries {rate_text(baseline)} requests/s {within}"
-    compared = [each for each in others if each.ratio is not None]
+    compared = [(each.ratio, each) for each in others if each.ratio is not None and each.ratio_bound != "<"]
     if not compared:
-        return f"{told}."
-    best = max(compared, key=lambda each: each.ratio.estimate if each.ratio else 0.0)
-    assert best.ratio is not None
-    signs = {("=", "="): "carries", (">", "="): "carries at least", ("=", "<"): "carries at least"}
-    carries = signs.get((best.bound, baseline.bound), "carries about")
-    if best.ratio.low is None:
-        doubt = "; the rates do not bracket it" if best.bound != "=" or baseline.bound != "=" else ""
+        unknown = "; whether another row carries more cannot be told from these rates" if others else ""
+        return f"{told}{unknown}."
+    ratio, best = max(compared, key=lambda pair: pair[0].estimate)
+    carries = "carries" if best.ratio_bound == "=" else "carries at least"
+    if ratio.low is None:
+        doubt = "; the rates do not bracket it" if best.ratio_bound != "=" else ""
         doubt = doubt or "; three replicates or more would give an interval"
     else:
-        doubt = "" if best.ratio.low > 1 else "; the interval includes 1, so it may carry no more"
+        doubt = "" if ratio.low > 1 else "; the interval includes 1, so it may carry no more"
     return (
-        f"{best.row.name} {carries} {ratio_text(best.ratio)} the requests of {baseline.row.name} {within}: "
+        f"{best.row.name} {carries} {ratio_text(ratio)} the requests of {baseline.row.name} {within}: "
         f"{rate_text(best)} instead of {rate_text(baseline)} a second{doubt}."
     )
 
 
+_SIGNS = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}
+
+
+def told_ratio(figures: RowFigures) -> str:
+    """Returns how many times the baseline's requests a row carries, with a sign for a bound; "" if unknown."""
+    return f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}" if figures.ratio else ""
+
+
 def rate_text(figures: RowFigures) -> str:
     """Returns the highest rate, with a sign if it is only a bound."""
-    sign = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}[figures.bound]
     most = figures.most
-    return f"{sign}{most.estimate:.3g}" + ("" if most.low is None else f" [{most.low:.3g}, {most.high:.3g}]")
+    return f"{_SIGNS[figures.bound]}{most.estimate:.3g}" + (
+        "" if most.low is None else f" [{most.low:.3g}, {most.high:.3g}]"
+    )
 
 
 def header_texts(record: LoadRecord) -> Sequence[str]:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sdopt.loadtest.record import LoadRecord, RowFigures, answer_of, header_texts, rate_text
+from sdopt.loadtest.record import LoadRecord, RowFigures, answer_of, header_texts, rate_text, told_ratio
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.markdown import written
-from sdopt.statistics.figures import ratio_text
 
 
 def blocks_of(record: LoadRecord) -> list[Block]:
@@ -49,7 +48,7 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     return [
         figures.row.name,
         rate_text(figures),
-        ratio_text(figures.ratio) if figures.ratio else "",
+        told_ratio(figures),
         f"{rate:.3g}/s",
         *("" if value is None else f"{value:.3g} s" for value in seconds),
         _number(figures.mean(rate, "batch")),

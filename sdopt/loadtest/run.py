@@ -20,7 +20,7 @@ from sdopt.measure.interference import InterferenceMeter
 from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, Work
 from sdopt.serving.server import listen, serve
-from sdopt.traffic.figures import Window, window_of
+from sdopt.traffic.figures import Window, bracketing, window_of
 from sdopt.traffic.generator import Schedule, generate
 from sdopt.traffic.traces import unit_trace
 from sdopt.traffic.twin import batched, highest_rate
@@ -143,14 +143,18 @@ class LoadTest:
         def spare(rate: float) -> float:
             return attained(rate) - self._record.wanted(self._load.count(rate))
 
+        # What carries less than a tenth of its single calls within the limit is not searched for further.
+        slowest = 0.1 / seconds(1)
         if not row.rates:
             high = largest / seconds(largest)
-            # What carries less than a tenth of its single calls within the limit is not searched for further.
-            most = highest_rate(spare, 0.0, 0.1 / seconds(1), 2 * high)
-            row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
+            most = highest_rate(spare, 0.0, slowest, 2 * high)
+            row.rates = list(self._load.rates or [_rounded(share * most) for share in self._load.ladder])
         windows = [
             self._window(site, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
         ]
+        if self._load.rates is None:
+            send = partial(self._window, site, prompts=variant.prompts, replicate=number, row=row, worker=engine.pid)
+            windows += bracketing(windows, self._record.wanted, send, slowest)
         predicted = []
         for window in windows:
             percentiles = np.quantile(latencies(window.rate), [0.5, 0.95, 0.99], method="higher")
@@ -221,6 +225,10 @@ def calibrated(engine: Engine) -> dict[int, float]:
         asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
         found[size] = float(np.median([engine.timed(asked, work) for _ in range(_CALIBRATIONS)]))
     return found
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.4g}")
 
 
 def _interpolated(service_s: dict[int, float], engine: Engine, images: int) -> float:

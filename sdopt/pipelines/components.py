@@ -17,7 +17,7 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.tokenizer import lacking_vocabulary
-from sdopt.pipelines.weights import Header, not_finite, state_of, variants_of, weight_files
+from sdopt.pipelines.weights import Header, wrong_numbers, state_of, variants_of, weight_files
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _network_problems(folder: Path, key: str, _state: tuple[int, ...]) -> tuple[
         class_name = network_config(folder)["_class_name"]
         Header.of(folder / NETWORK_WEIGHTS, key)
         _, faults = _laid_out(getattr(diffusers, class_name), folder, None)
-        found = [*faults.problems("vae", NETWORK_WEIGHTS, class_name), *not_finite(folder / NETWORK_WEIGHTS)]
+        found = [*faults.problems("vae", NETWORK_WEIGHTS, class_name), *wrong_numbers(folder / NETWORK_WEIGHTS)]
         return tuple(f"{key}: {problem}" for problem in found)
     except UsageError as error:
         return tuple(error.problems)
@@ -153,7 +153,7 @@ def _of_part(
             where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
             yield from faults.problems(name, where, class_name)
             for file in files:
-                yield from not_finite(file, f"{name}/{file.name}")
+                yield from wrong_numbers(file, f"{name}/{file.name}")
     except UsageError as error:
         yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
     except Exception as error:  # raised by a constructor for a configuration that it does not support
@@ -244,7 +244,7 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 not wanted.keys() & found.keys(),
             )
             yield from faults.problems(name, file.name, class_name)
-    yield from not_finite(file)
+    yield from wrong_numbers(file)
 
 
 _KNOWN = {

@@ -67,22 +67,36 @@ class Header:
         )
 
 
-def not_finite(file: Path, name: str | None = None) -> list[str]:
-    """Returns a line if weights in a file are NaN or infinite: whatever they take part in is noise, or black."""
+def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
+    """Returns a line if weights in a file are NaN or infinite, or whole matrices of them zero.
+
+    Whatever such weights take part in is noise, black or grey. Downloads that end early may leave zeros, since some
+    programs make room for the whole file first. One such matrix may be meant: a projection that was not trained.
+    """
     import torch
     from safetensors import safe_open
 
+    empty = []
     with safe_open(file, "pt") as tensors:
         for key in sorted(tensors.keys()):
             tensor = tensors.get_tensor(key)
             if key.startswith("model_ema.") or not (tensor.is_floating_point() and tensor.numel()):
                 continue
             # Faster than `isfinite`, and a NaN among the numbers becomes both extremes.
-            extremes = (tensor if tensor.element_size() > 1 else tensor.float()).aminmax()
-            if not torch.stack(extremes).isfinite().all():
+            extremes = torch.stack((tensor if tensor.element_size() > 1 else tensor.float()).aminmax())
+            if not extremes.isfinite().all():
                 found = f"{name or file.name}: holds numbers in {key} that are not finite (NaN or infinite)"
                 return [f"{found}, and images would be noise; fetch or save the model again"]
-    return []
+            if tensor.ndim > 1 and tensor.numel() >= _MATRIX and not extremes.any():
+                empty.append(key)
+    if len(empty) < 2:
+        return []
+    found = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
+    return [f"{found}, as a download that was not complete; fetch or save the model again"]
+
+
+_MATRIX = 1024
+"""Numbers of a matrix that cannot all be zero by chance."""
 
 
 def variants_of(folder: Path, library: str) -> set[str | None]:

@@ -1,28 +1,22 @@
 """Answers a search: the record of all candidates, the answer in one sentence, and the tables."""
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sdopt.errors import command_line
-from sdopt.record.comparisons import Interval
-from sdopt.record.files import write_atomically
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.header import header_of
-from sdopt.report.markdown import markdown
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import FINAL, RECORD, TABLES, Entry, Fate, SearchRecord, start_said
+from sdopt.search.record import Entry, Fate, SearchRecord
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.statistics.adoption import baseline_words
-from sdopt.statistics.figures import ratio_text
 from sdopt.statistics.scale import Decision, Speed
 from sdopt.statistics.summary import Row, Summary, described, summary_of
-from sdopt.statistics.words import gib_text, shortened, start_words
+from sdopt.statistics.words import shortened, start_words
 
 
 def record_of(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
@@ -200,75 +194,3 @@ def _noise(search: Search) -> str:
         else:
             return ""
     return "; ".join(spreads)
-
-
-def write_record(record: SearchRecord, folder: Path) -> None:
-    """Writes `search.json` and `search.md`. Raises OSError."""
-    write_atomically(folder / RECORD, json.dumps(record.plain, indent=1, ensure_ascii=False).encode())
-    write_atomically(folder / TABLES, markdown_of(record).encode())
-
-
-def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda entry: entry.because) -> str:
-    """Returns the answer, the candidates, the combinations that cannot run, and the notes, as Markdown.
-
-    Args:
-        record: the search.
-        because: returns the reason for a candidate's fate.
-    """
-    parts = [f"**{record.sentence}**\n", " · ".join(record.header) + "\n"]
-    columns = columns_of(record)
-    rows = [[*(cell(entry) for _, cell in columns), because(entry)] for entry in record.entries]
-    parts.append(markdown([*(heading for heading, _ in columns), "because"], rows, record.notes))
-    judged = [entry for entry in record.entries if entry.command]
-    if judged:
-        parts.append("To measure the judged candidates again:\n")
-        parts.append("```bash\n" + "\n".join(entry.command for entry in judged) + "\n```\n")
-    if record.winner and record.lines:
-        parts.append(f"To turn it on for a pipeline `pipe`:\n\n```python\n{chr(10).join(record.lines)}\n```\n")
-    if record.winner:
-        parts.append(f"Or, as it was measured:\n\n```python\n{load_line(record, record.winner)}\n```\n")
-    if why := [*record.left_out, *(f"{name}: {reason}" for name, reason in record.conflicts.items())]:
-        parts.append(markdown(("cannot run",), [(reason,) for reason in why], []))
-    return "\n".join(parts)
-
-
-Column = tuple[str, Callable[[Entry], str]]
-"""A heading, and the function that returns the cell of a candidate."""
-
-
-def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:
-    """Returns the columns of the table except the last one, which gives the reason.
-
-    Args:
-        record: the search.
-        brief: omits when a start is repaid. The column of starts is present only if a candidate has such a figure.
-    """
-    columns: list[Column] = [
-        ("candidate", lambda entry: entry.name),
-        ("fate", lambda entry: f"{entry.fate}{', on the front' if entry.on_front else ''}"),
-        ("speed-up", _speedup),
-        ("latency", lambda entry: "" if entry.latency_s is None else f"{entry.latency_s:.3g} s"),
-        ("memory", lambda entry: "" if entry.memory_gib is None else gib_text(entry.memory_gib)),
-        (record.distance, lambda entry: "" if entry.distance is None else f"{entry.distance:.2g}"),
-        ("start", _start_cost if brief else _start),
-    ]
-    return columns if any(map(_start, record.entries)) else columns[:-1]
-
-
-def _speedup(entry: Entry) -> str:
-    return "" if entry.speedup is None else ratio_text(Interval(entry.speedup, entry.low, entry.high))
-
-
-def _start_cost(entry: Entry) -> str:
-    words = start_words(entry.start)
-    return f"+{words[0]}" if words else _start(entry)
-
-
-def _start(entry: Entry) -> str:
-    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
-    return "; ".join(filter(None, (start_said(entry.start), again)))
-
-
-def load_line(record: SearchRecord, variant: str | None) -> str:
-    """Returns the line of Python that loads the pipeline of a judged candidate."""
-    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={variant!r})"

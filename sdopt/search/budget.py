@@ -62,6 +62,14 @@ class Budget:
         """Seconds left."""
         return self.deadline - self.clock()
 
+    @property
+    def missing_s(self) -> float:
+        """Seconds that the least search, which screens and judges one candidate, takes beyond what is left."""
+        if self.baseline is None:  # without a study, there is no estimate
+            return 0.0
+        usual = [self._usual()]
+        return max(0.0, self.seconds("screen", usual) + self.seconds("final", usual) - self.left_s)
+
     def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
         work = self.work[stage]

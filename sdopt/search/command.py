@@ -1,36 +1,41 @@
 """Sets up a search from a command line, or finds the search that an earlier call of the same command line began."""
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.experiment import awaits_clip, fetch_clip
+from sdopt.experiment import awaits_clip, fetch_clip, foreseen
 from sdopt.locks import lock_folder
+from sdopt.record.files import write_atomically
 from sdopt.record.folders import inside
 from sdopt.record.records import StudyResult
+from sdopt.report.blocks import Chart
 from sdopt.schema import Tracking
-from sdopt.search.answer import markdown_of, record_of, write_record
+from sdopt.search.answer import record_of
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.record import RECORD, TABLES, Entry, SearchRecord
+from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord
+from sdopt.search.report import markdown_of, page_of
 from sdopt.search.run import Search
-from sdopt.search.space import Space
+from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
-from sdopt.statistics.words import shortened
 from sdopt.tracking.client import Logged
 from sdopt.tracking.searches import SearchRun, TrialRun, log_search
 from sdopt.tracking.store import require_mlflow, require_store
-from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.machine import find_machine
+from sdopt.worker.forkserver import StartContext, start_fork_server
+from sdopt.worker.machine import Machine, find_machine
 
-PLOT = "search.png"
+_MANY = 10_000
+"""Combinations that a dry run counts."""
 
 _HOW_LONG = ("budget_s", "trials", "folder", "storage")
 """Keys that another call of the same search may change."""
@@ -46,6 +51,8 @@ class Prepared:
         config_dir: a folder with the user's own config groups.
         baseline: the configuration that the other keys compose.
         space: the combinations to search.
+        machine: where they would run.
+        context: starts processes.
     """
 
     config: SearchConfig
@@ -53,6 +60,18 @@ class Prepared:
     config_dir: Path | None
     baseline: RunConfig
     space: Space
+    machine: Machine
+    context: StartContext
+
+    def foreseen(self) -> list[str]:
+        """Returns lines on what is tried, for how long, and what a call of each option would take here."""
+        alone = [each for each in map(self.space.candidate, self.space.alone()) if isinstance(each, Candidate)]
+        whole = sum(1 for _ in islice(self.space.points(), _MANY))
+        return [
+            f"{whole}{' or more' if whole == _MANY else ''} combinations, of which {len(alone)} single options come first",
+            f"it ends after {self.config.budget_s / 60:.3g} min (search.budget_s), or later where judging takes longer",
+            *foreseen(self.space.variants(alone), self.machine, self.context),
+        ]
 
 
 def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
@@ -73,8 +92,9 @@ def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False
         if not dry and awaits_clip(composer):
             fetch_clip(composer)
         run = composer.current
-        machine, _ = find_machine(start_fork_server(), run.hardware, data_sheets)
-        return Prepared(config, given, config_dir, run, Space.of(config, composer, machine.device, config_dir))
+        machine, context = find_machine(start_fork_server(), run.hardware, data_sheets)
+        space = Space.of(config, composer, machine.device, config_dir)
+        return Prepared(config, given, config_dir, run, space, machine, context)
 
 
 @contextmanager
@@ -128,17 +148,22 @@ def _require_whole(trials: Trials, folder: Path) -> None:
 
 def concluded(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
     """Writes what a search has found so far to its folder, and returns it; see `record_of`. Raises OSError."""
-    record = record_of(search, judged, ended)
-    write_record(record, search.studies.folder)
+    record, folder = record_of(search, judged, ended), search.studies.folder
+    write_atomically(folder / RECORD, json.dumps(record.plain, indent=1, ensure_ascii=False).encode())
+    write_atomically(folder / TABLES, markdown_of(record).encode())
     try:
-        from sdopt.search.plot import search_plot  # what draws is large, and a machine that only measures may lack it
+        # What draws is large, and a machine that only measures may lack it.
+        from sdopt.report.charts.spec import picture
+        from sdopt.report.page.html import html_page
+        from sdopt.search.plot import search_plot
 
         plot = search_plot(record)
-    except (UnavailableError, ModuleNotFoundError) as error:
-        print_problems([f"no {PLOT}: {error}"])
-    else:
         if plot is not None:
-            (search.studies.folder / PLOT).write_bytes(plot)
+            write_atomically(folder / PLOT, picture(plot))
+        charts = [] if plot is None else [Chart([("", plot)])]
+        write_atomically(folder / PAGE, html_page(page_of(record, charts)))
+    except (UnavailableError, ModuleNotFoundError) as error:
+        print_problems([f"no {PLOT} and {PAGE}: {error}"])
     return record
 
 
@@ -150,14 +175,14 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
         TrackingError: the server cannot be reached or refuses.
     """
     folder = search.studies.folder
-    files = [path for name in (RECORD, TABLES, PLOT) if (path := inside(folder, name)).is_file()]
+    files = [path for name in (RECORD, TABLES, PLOT, PAGE) if (path := inside(folder, name)).is_file()]
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
     run = SearchRun(
         identity=folder.name,
         experiment=record.name,
         name=f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}",
         started=record.started,
-        note=markdown_of(record, because=lambda entry: shortened(entry.because)),
+        note=markdown_of(record),
         parameters=own | {"given": " ".join(search.studies.given)},
         files=files,
         trials=[_trial_run(entry, record) for entry in record.entries],

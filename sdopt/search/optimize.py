@@ -10,13 +10,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sdopt.config.overrides import key_of, quoted
+from sdopt.config.paths import whole_path
 from sdopt.errors import UsageError
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.program import program_of
-from sdopt.search.answer import load_line
-from sdopt.search.record import FINAL, SearchRecord
+from sdopt.search.record import FINAL, PAGE, TABLES, SearchRecord
+from sdopt.search.report import load_line
 from sdopt.statistics.summary import summary_of
 
 PICTURE, PROGRAM = "before_after.png", "optimized.py"
@@ -82,9 +83,9 @@ def _title(model: str) -> str:
 
 
 def _place(lora: str) -> str:
-    path = Path(lora).expanduser()
+    path = whole_path(lora)
     if path.exists():
-        return str(path.absolute())
+        return str(path)
     if path.suffix == ".safetensors" or lora.count("/") != 1:
         raise UsageError(f"--lora {lora}: there is no such file or folder")
     return lora
@@ -108,8 +109,7 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
     best = record.winner or record.undecided
     if best is None or judged is None:
         parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.command]
-        parts.append(Text(f"Everything that was tried: {folder}/search.md"))
-        return Group(*parts)
+        return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
     sides = (judged.baseline, best)
     two = replace(
         judged,
@@ -121,12 +121,10 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
     if program := program_of(judged, judged.variant(best)):
         if not record.winner:
-            program = (
-                f"# Not shown to be better, so that the baseline is the answer: see {folder}/search.md.\n{program}"
-            )
+            program = f"# Not shown to be better, so that the baseline is the answer: see {folder / TABLES}.\n{program}"
         write_atomically(folder / PROGRAM, program.encode())
         parts.append(Text(f"As a program: {folder / PROGRAM}\n"))
         parts.append(Text(program, no_wrap=True, overflow="ignore"))
     else:
         parts += [Text("As it was measured:"), Padding(Text(load_line(record, best)), (0, 0, 0, 4))]
-    return Group(*parts)
+    return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from sdopt.report.charts.parts import built, kinds, ratio_axis
-from sdopt.report.charts.spec import Spec, picture
+from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import BLUE, GREEN, GREY, INK, MUTED, VERMILION
 from sdopt.search.record import Fate, SearchRecord
 
@@ -26,14 +26,14 @@ _KINDS: dict[str, tuple[str, str]] = {
 _JUDGED = (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
 
 
-def search_plot(record: SearchRecord) -> bytes | None:
+def search_plot(record: SearchRecord) -> Spec | None:
     """Plots every candidate with a speed-up, against the distance of its images or against memory.
 
     Memory is the x axis if no distance was measured, or if memory is an objective and distance is not. A line joins the
     front if the two axes are exactly the objectives.
 
     Returns:
-        the plot as a PNG; None if no candidate can be shown.
+        the plot; None if no candidate can be shown.
     """
     measured = [entry for entry in record.entries if entry.speedup is not None]
     wanted = "distance" in record.objectives or "memory" not in record.objectives
@@ -60,7 +60,7 @@ def search_plot(record: SearchRecord) -> bytes | None:
     named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
     for index, point in enumerate(named):
         point["below"] = bool(index % 2)
-    return picture(_spec(record, points, record.distance if by_distance else ""))
+    return _spec(record, points, record.distance if by_distance else "")
 
 
 def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> Spec:
@@ -83,8 +83,9 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> 
         *_labels(points, bool(distance), x, y),
         data=alt.InlineData(values=points),
     )
-    title = " · ".join(record.header) or record.name
-    return {**built(chart, title, 420), "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 8}}
+    title = record.header or [record.name]
+    look = {"text": title, "anchor": "start", "fontSize": 12, "offset": 8}
+    return {**built(chart, " · ".join(title), 420), "title": look}
 
 
 def _labels(points: list[dict[str, Any]], is_distance: bool, x: alt.X, y: alt.Y) -> list[alt.Chart]:

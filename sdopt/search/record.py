@@ -6,7 +6,7 @@ from enum import StrEnum
 from sdopt.record.comparisons import BreakEven
 from sdopt.statistics.words import start_words
 
-RECORD, TABLES = "search.json", "search.md"
+RECORD, TABLES, PLOT, PAGE = "search.json", "search.md", "search.png", "report.html"
 
 FINAL = "final"
 """The folder of the study that judges the finalists, within that of the search."""

@@ -87,6 +87,12 @@ class Search:
                 self.say(f"left out: {shortened(reasons)}")
             self.studies.require_final(self._foreseen())
             self.studies.calibrate(self.say)
+            if more_s := self.budget.missing_s:
+                needed = math.ceil((self.budget.left_s + more_s) / 60)
+                self.say(
+                    f"to screen and to judge one combination takes about {needed} min here: this search takes longer "
+                    f"than search.budget_s={self.config.budget_s:g}"
+                )
             finalists = []
             # A race that ends early, or that nobody needs any more, leaves time to screen more.
             while self.screen() or not finalists:

@@ -167,6 +167,12 @@ class Space:
         composed = self._variant(candidate.overrides)
         return composed.contract if isinstance(composed, Variant) else Contract.LOSSY
 
+    def variants(self, candidates: Sequence[Candidate]) -> list[Variant]:
+        """Returns the baseline and some candidates, composed."""
+        named = [(BASELINE, ()), *((each.name, each.overrides) for each in candidates)]
+        composed = ((name, self._variant(overrides)) for name, overrides in named)
+        return [replace(variant, name=name) for name, variant in composed if isinstance(variant, Variant)]
+
     def points(self) -> Iterator[dict[str, Any]]:
         """Yields every point, with the keys that apply to it."""
         groups = [variable for variable in self.variables if not variable.is_key]

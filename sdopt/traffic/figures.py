@@ -144,6 +144,31 @@ def max_rate(windows: Sequence[Window], wanted: Callable[[int], float]) -> tuple
     return ordered[-1][0], ">"
 
 
+_FURTHER, _STEP = 6, 1.3
+"""Further rates, at most, until all bracket the highest one; and how many times the last one each is."""
+
+
+def bracketing(
+    windows: Sequence[Window], wanted: Callable[[int], float], send: Callable[[float], Window], slowest: float
+) -> list[Window]:
+    """Sends further windows, ever faster or ever slower, until all bracket the highest rate of `max_rate`.
+
+    Args:
+        windows: of one server, at several rates.
+        wanted: returns the share that is enough of a number of requests.
+        send: sends a window at a rate.
+        slowest: the lowest rate that is tried, in requests a second.
+    """
+    further: list[Window] = []
+    while len(further) < _FURTHER:
+        rate, bound = max_rate([*windows, *further], wanted)
+        beyond = rate * _STEP if bound == ">" else rate / _STEP
+        if bound == "=" or beyond < slowest:
+            break
+        further.append(send(float(f"{beyond:.4g}")))
+    return further
+
+
 def interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Returns the geometric mean of positive figures, one of each replicate; with few of them without an interval."""
     logs, count = np.log(values), len(values)

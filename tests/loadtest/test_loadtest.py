@@ -198,6 +198,23 @@ class TestTheAnswer:
         assert answer_of(found).startswith("row 1 carries at least 2.25× the requests of row 0 with 99 % ")
         assert "more than 4.5 instead of 2 [2, 2] a second; the rates do not bracket it" in answer_of(found)
 
+    def test_two_bounds_have_no_ratio(self) -> None:
+        found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
+        for row in found.rows:
+            for replicate in row.replicates:
+                replicate.windows[1] = replace(replicate.windows[1], attainment=1.0)
+        assert found.figures[1].ratio is None
+        assert "cannot be told from these rates" in answer_of(found)
+        assert "×" not in written(blocks_of(found))
+
+    def test_a_row_below_a_bound_is_not_the_best(self) -> None:
+        found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [2.2, 2.2, 2.2])
+        for replicate in found.rows[1].replicates:
+            replicate.windows[0] = replace(replicate.windows[0], attainment=0.5)
+        assert found.figures[1].ratio_bound == "<"
+        assert answer_of(found).startswith("row 2 carries 1.10×")
+        assert "| less than 1.75× |" in written(blocks_of(found))
+
     def test_an_identical_row_is_not_better(self) -> None:
         random = np.random.default_rng(1)
         claims = 0

@@ -1,6 +1,7 @@
 """Weights against the networks that they are for, before a worker starts: files, names, shapes, parts that fit."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,14 @@ class TestFolder:
     def test_with_numbers_that_are_not_finite(self, folder: Path, file: str, name: str, value: float) -> None:
         rewrite(folder / file, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
         assert f"{file}: holds numbers in {name} that are not finite" in refusal(folder)
+
+    def test_with_zeros_where_a_download_ended(self, folder: Path) -> None:
+        def cut(tensors: Tensors) -> None:
+            for name in list(tensors)[-len(tensors) // 4 :]:
+                tensors[name].zero_()
+
+        rewrite(folder / UNET, cut)
+        assert re.search(rf"{UNET}: holds nothing but zeros in \d+ matrices, such as \S+, as a download", refusal(folder))
 
     def test_with_what_its_network_does_not_have(self, folder: Path) -> None:
         """As of a latent consistency model whose configuration was exchanged: it would be left out."""

@@ -224,6 +224,17 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeyp
     assert findings_of(result, search_file(), Gate())["it"].speedup == pytest.approx(1, abs=0.1)
 
 
+def test_says_at_first_what_a_small_budget_lacks() -> None:
+    budget = Budget(WORK, 100.0, 3, clock=lambda: 0.0)
+    assert budget.missing_s == 0, "nothing is known yet"
+    budget.baseline = BASELINE
+    # The baseline, its control and a candidate: four processes and 135 calls of each.
+    needed_s = 3 * (4 * BASELINE.start_s + 135 * BASELINE.call_s)
+    assert budget.missing_s == 0
+    budget.deadline = needed_s - 5
+    assert budget.missing_s == pytest.approx(5)
+
+
 def test_keeps_no_time_to_judge_while_nothing_gains() -> None:
     budget = Budget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
     plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.traffic.figures import early_stopping, interval_of, max_rate, percentile, wanted_share, window_of
+from sdopt.traffic.figures import Window, bracketing, early_stopping, interval_of, max_rate, percentile, wanted_share, window_of
 from sdopt.traffic.generator import Schedule, Sent, generate
 from sdopt.traffic.traces import unit_trace
 from sdopt.traffic.twin import batched, highest_rate, lindley
@@ -309,6 +309,27 @@ class TestFigures:
         rate, bound = max_rate(windows, lambda requests: 0.99)
         assert rate == pytest.approx(expected[0])
         assert bound == expected[1]
+
+    @pytest.mark.parametrize(
+        ("first", "carries", "slowest", "sent_at", "bound"),
+        [
+            ([1.0, 2.0], 3.0, 0.1, [2.6, 3.38], "="),
+            ([1.0, 2.0], 0.7, 0.1, [0.7692, 0.5917], "="),
+            ([1.0, 2.0], 1.5, 0.1, [], "="),
+            ([1.0], 100.0, 0.1, [1.3, 1.69, 2.197, 2.856, 3.713, 4.827], ">"),
+            ([1.0], 0.1, 0.6, [0.7692], "<"),
+        ],
+    )
+    def test_further_rates_bracket_the_highest_one(
+        self, first: list[float], carries: float, slowest: float, sent_at: list[float], bound: str
+    ) -> None:
+        def send(rate: float) -> Window:
+            return window_of(sent([0.1 if rate <= carries else 9.0] * 100), rate, 0.5, 1.0)
+
+        windows = [send(rate) for rate in first]
+        further = bracketing(windows, lambda requests: 0.99, send, slowest)
+        assert [window.rate for window in further] == pytest.approx(sent_at)
+        assert max_rate([*windows, *further], lambda requests: 0.99)[1] == bound
 
     def test_stops_early_as_mlperf_does(self) -> None:
         """The least requests that pass with some late, as `loadgen/early_stopping.cc` computes them."""
