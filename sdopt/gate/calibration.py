@@ -205,6 +205,7 @@ def how_to_calibrate(config: RecordedConfig, changed: Mapping[str, Any] | None =
 def _model_words(model: Model) -> Iterator[str]:
     yield f"model={model.source}"
     yield from ["model.weights=random"] if model.weights == "random" else []
+    yield from [f"model.size={model.size}"] if model.weights == "factory" else []  # no file tells it
     given = {key: getattr(model, key) for key in ("revision", "variant", "tokenizer")}
     yield from (f"model.{key}={value}" for key, value in given.items() if value is not None)
 

@@ -16,7 +16,7 @@ from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
 from sdopt.quality.settings import reference_of
 from sdopt.quality.tripwires import tripped
-from sdopt.record.records import StudyResult
+from sdopt.record.records import REDRAWN, StudyResult
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.schema import Model, Quality
 from sdopt.statistics.bounds import pseudo_values, subtract
@@ -126,7 +126,7 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
             note(f"{comparison.candidate} against {comparison.reference}")
             comparison.quality = evaluator.of_pair(drawn[comparison.candidate], drawn[comparison.reference])
     for kind, records in result.redrawn.items():
-        note(f"the {kind} floor")
+        note(REDRAWN[kind])
         result.floors[kind] = _spreads(evaluator, Pictures(folder, records), baseline)
     result.feature_digests = evaluator.digests
 

@@ -57,6 +57,10 @@ class Status(StrEnum):
         return self.measured or self is Status.INTERRUPTED
 
 
+REDRAWN = {"numerical": "the baseline, computed in another order", "sampling": "the baseline, from other noise"}
+"""What a baseline's second images are, by kind of `StudyResult.floors`."""
+
+
 @dataclass
 class Promise:
     """What one optimization promises about the images, and what it is for: `latency`, `memory` or nothing."""

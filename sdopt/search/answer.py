@@ -118,7 +118,6 @@ def _sentence(
     entries: Sequence[Entry],
 ) -> str:
     tried = len(entries)
-    of = f"of {tried} combinations"
     row = summary.row(winner) if summary and winner else None
     if summary is not None and row is not None:
         start = start_words(last[row.name].start)
@@ -126,7 +125,8 @@ def _sentence(
         told += [f"{start[0]} more {start[1]}, {start[2]}"] if start else []
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
         which = "that the gate passes" if summary.result.config.gate.judges else "with a gain; no gate judged"
-        return f"{'; '.join(told)}. The best {of} {which}.{also}"
+        best = "The only combination that was tried" if tried == 1 else f"The best of {tried} combinations {which}"
+        return f"{'; '.join(told)}. {best}.{also}"
     if summary is None:
         if not tried:
             return "No combination was tried."
@@ -136,9 +136,13 @@ def _sentence(
     row = summary.row(undecided) if undecided else None
     if row is not None:
         found = described(row, summary.row(summary.result.baseline))
-        none = f"Keep the baseline: none {of} is shown to be better"
-        return f"{none}. The fastest: {found}: {shortened(row.because)}"
-    return f"Keep the baseline: {len(summary.candidates)} {of} were judged, and none of them is shown to be better."
+        none = f"none of {tried} combinations is" if tried > 1 else "the only combination is not"
+        return f"Keep the baseline: {none} shown to be better. The fastest: {found}: {shortened(row.because)}"
+    judged = len(summary.candidates)
+    none = f"{judged} of {tried} combinations were judged, and none of them is"
+    if judged == 1:
+        none = f"one of {tried} combinations was judged, and it is not" if tried > 1 else "the only combination is not"
+    return f"Keep the baseline: {none} shown to be better."
 
 
 def _fastest_refused(entries: Sequence[Entry]) -> str:

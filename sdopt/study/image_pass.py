@@ -10,7 +10,7 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
-from sdopt.record.records import append_reason
+from sdopt.record.records import REDRAWN, append_reason
 from sdopt.record.samples import TimedImage
 from sdopt.record.scores import ImageRecord
 from sdopt.study.session import Session, Study, VariantProcess
@@ -119,7 +119,7 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
                     break
         if problems:
             how = "drawn in smaller batches" if kind in study.result.redrawn else "not drawn"
-            process.row.reason = append_reason(process.row, f"the {kind} floor was {how}; {'; '.join(problems)}")
+            process.row.reason = append_reason(process.row, f"{REDRAWN[kind]}: {how}; {'; '.join(problems)}")
         if not process.worker.alive:
             return
 

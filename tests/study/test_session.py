@@ -403,14 +403,14 @@ class TestFloors:
     def test_are_drawn_in_smaller_batches(self, tmp_path: Path) -> None:
         result = self.run(tmp_path, 2, Status.OUT_OF_MEMORY)
         assert {kind: len(records) for kind, records in result.redrawn.items()} == {"numerical": 4, "sampling": 4}
-        assert "the numerical floor was drawn in smaller batches; in batches of 4: " in result.variants[-1].reason
+        assert "the baseline, computed in another order: drawn in smaller batches; in batches of 4: " in result.variants[-1].reason
 
     @pytest.mark.parametrize(("status", "tried"), [(Status.OUT_OF_MEMORY, [4, 2]), (Status.KILLED, [4])])
     def test_are_left_out(self, tmp_path: Path, status: Status, tried: list[int]) -> None:
         result = self.run(tmp_path, 1, status)
         assert set(result.redrawn) == {"sampling"}
         reason = result.variants[-1].reason
-        assert "the numerical floor was not drawn; " in reason
+        assert "the baseline, computed in another order: not drawn; " in reason
         assert [size for size in (4, 2) if f"in batches of {size}: " in reason] == tried
 
 
