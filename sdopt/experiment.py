@@ -101,6 +101,22 @@ def check_models(variants: Sequence[Variant], weights: Collection[str], context:
             raise UsageError([*error.problems, *sampling_remarks(model, scheduler)]) from error
 
 
+def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
+    """Returns lines on what variants would take on a card with a data sheet or on this CPU, as `sdopt plan` says."""
+    sheets, sheet = dict(data_sheets()), machine.sheet
+    name = machine.device.name if sheet is None else sheet.name
+    try:
+        if sheet is None:
+            found = in_process(context, predict_here, variants, sheets, what="the networks")
+        else:
+            card = next((key for key, other in sheets.items() if other == sheet), name)
+            found = in_process(context, predict, variants, {card: sheet}, sheets, what="the networks")
+    except UsageError as error:  # a model that was not fetched has no configuration here
+        return [f"no prediction: {error}"]
+    told = [f"  {each.variant}, {each.shape}: {text_of(each)}" for each in found]
+    return [f"expected on {name} (80 % intervals):", *told]
+
+
 @dataclass
 class Experiment:
     """One study in one folder. `run` executes the steps in order; each step is a method.

@@ -35,5 +35,5 @@ def own_folder(given: str) -> Path:
 def whole_path(text: str) -> Path:
     """Returns an absolute path, and one without `..` where that leads to the same file, which a link may prevent."""
     found = Path(text).expanduser().absolute()
-    short = Path(os.path.abspath(found))
+    short = Path(os.path.normpath(found))
     return short if short.exists() and short.samefile(found) else found

@@ -17,7 +17,7 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.tokenizer import lacking_vocabulary
-from sdopt.pipelines.weights import Header, wrong_numbers, state_of, variants_of, weight_files
+from sdopt.pipelines.weights import Header, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
 
 if TYPE_CHECKING:

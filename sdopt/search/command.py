@@ -68,7 +68,7 @@ class Prepared:
         alone = [each for each in map(self.space.candidate, self.space.alone()) if isinstance(each, Candidate)]
         whole = sum(1 for _ in islice(self.space.points(), _MANY))
         return [
-            f"{whole}{' or more' if whole == _MANY else ''} combinations, of which {len(alone)} single options come first",
+            f"{whole}{' or more' if whole == _MANY else ''} combinations: the {len(alone)} single options come first",
             f"it ends after {self.config.budget_s / 60:.3g} min (search.budget_s), or later where judging takes longer",
             *foreseen(self.space.variants(alone), self.machine, self.context),
         ]

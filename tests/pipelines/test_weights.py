@@ -111,7 +111,8 @@ class TestFolder:
                 tensors[name].zero_()
 
         rewrite(folder / UNET, cut)
-        assert re.search(rf"{UNET}: holds nothing but zeros in \d+ matrices, such as \S+, as a download", refusal(folder))
+        said = refusal(folder)
+        assert re.search(rf"{UNET}: holds nothing but zeros in \d+ matrices, such as \S+, as a download", said)
 
     def test_with_what_its_network_does_not_have(self, folder: Path) -> None:
         """As of a latent consistency model whose configuration was exchanged: it would be left out."""

@@ -45,7 +45,7 @@ def test_a_lora_is_in_the_baseline(tmp_path: Path) -> None:
     file.touch()
     assert {"lora=loaded", f"lora.path='{file}'"} <= set(asked(lora=str(file)))
     (tmp_path / "below").mkdir()
-    assert f"lora.path='{file}'" in asked(lora=str(tmp_path / "below" / ".." / file.name)), "as a program should have it"
+    assert f"lora.path='{file}'" in asked(lora=str(tmp_path / "below" / ".." / file.name))
     with pytest.raises(UsageError, match="there is no such file"):
         asked(lora="gone.safetensors")
 

@@ -403,7 +403,8 @@ class TestFloors:
     def test_are_drawn_in_smaller_batches(self, tmp_path: Path) -> None:
         result = self.run(tmp_path, 2, Status.OUT_OF_MEMORY)
         assert {kind: len(records) for kind, records in result.redrawn.items()} == {"numerical": 4, "sampling": 4}
-        assert "the baseline, computed in another order: drawn in smaller batches; in batches of 4: " in result.variants[-1].reason
+        again = "the baseline, computed in another order: drawn in smaller batches; in batches of 4: "
+        assert again in result.variants[-1].reason
 
     @pytest.mark.parametrize(("status", "tried"), [(Status.OUT_OF_MEMORY, [4, 2]), (Status.KILLED, [4])])
     def test_are_left_out(self, tmp_path: Path, status: Status, tried: list[int]) -> None:

@@ -19,7 +19,16 @@ import numpy as np
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.traffic.figures import Window, bracketing, early_stopping, interval_of, max_rate, percentile, wanted_share, window_of
+from sdopt.traffic.figures import (
+    Window,
+    bracketing,
+    early_stopping,
+    interval_of,
+    max_rate,
+    percentile,
+    wanted_share,
+    window_of,
+)
 from sdopt.traffic.generator import Schedule, Sent, generate
 from sdopt.traffic.traces import unit_trace
 from sdopt.traffic.twin import batched, highest_rate, lindley
