@@ -465,8 +465,9 @@ class Gate:
     """The smallest change of peak memory that counts, as a share of the reference's peak."""
     smallest_memory_mib: float = bounded(16.0, ge=0, le=1e9)
     """The smallest change of peak memory that counts, in MiB; both thresholds must be exceeded."""
-    spare_memory: float = bounded(0.02, ge=0, le=1)
-    """Growth of peak memory by less than this share of a GPU's memory is no harm. On a CPU, any growth counts."""
+    spare_memory: float | None = bounded(None, ge=0, le=1)
+    """Growth of peak memory by less than this share of the device's memory, or of the machine's on a CPU, is no harm.
+    Null is 0.02 on a GPU, and 0 on a CPU, whose memory other programs share."""
     confidence: float = bounded(0.95, gt=0.5, lt=1)
     """Confidence level for all claims of a gain together: any of them is false with a probability of at most
     1 - `confidence`."""

@@ -61,7 +61,9 @@ async def serve(
     interface = Interface(variant, serving, batcher, meters, partial(refused_work, variant, serving, device))
     drawing = asyncio.ensure_future(batcher.run(ready))
 
-    config = uvicorn.Config(interface.app(), log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S)
+    config = uvicorn.Config(
+        interface.app(), log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, date_header=False
+    )
     server = _Server(config, batcher)
     drawing.add_done_callback(lambda _: server.end())
     told = asyncio.ensure_future(server.drain_after(end)) if end is not None else None
@@ -85,7 +87,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, batcher: Batcher) -> None:
         super().__init__(config)
         self._batcher = batcher
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         self.told = False
         """Whether it was told to end."""
 
@@ -93,9 +95,16 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self._drain)
 
+    @override
+    async def main_loop(self) -> None:
+        """Waits for the end. uvicorn's own loop wakes ten times a second, for a header with the date among others."""
+        await self.on_tick(0)
+        await self._ended.wait()
+
     def end(self) -> None:
         """Stops accepting, and ends when all answers are sent."""
         self.should_exit = True
+        self._ended.set()
 
     async def drain_after(self, end: asyncio.Event) -> None:
         """Drains once an event has happened."""

@@ -92,11 +92,15 @@ def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> t
 
 
 def spared_growth(gate: Gate, reference: VariantResult, result: StudyResult) -> float:
-    """Returns the largest factor by which memory may grow without harm, because a GPU has that much to spare."""
-    device, peak = result.environment.device, peak_memory_gib(reference)
-    if device.get("type") != "cuda" or not peak:
-        return 1.0
-    return 1 + gate.spare_memory * float(device["memory_total_gib"]) / peak
+    """Returns the largest factor by which memory may grow without harm, because the device has that much to spare."""
+    device, peak, share = result.environment.device, peak_memory_gib(reference), gate.spare_memory
+    if share is None:
+        share = _SPARE if device.get("type") == "cuda" else 0.0
+    return 1 + share * float(device.get("memory_total_gib", 0.0)) / peak if peak else 1.0
+
+
+_SPARE = 0.02
+"""The share of a GPU's memory that is to spare where nothing else is given."""
 
 
 def with_shape(name: str, shape: str) -> str:

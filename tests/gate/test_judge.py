@@ -345,9 +345,16 @@ class TestItMustPay:
 
     @pytest.mark.parametrize(
         ("device", "spare", "expected"),
-        [("cuda", 0.02, Verdict.PASS), ("cuda", 0.001, Verdict.FAIL), ("cpu", 0.02, Verdict.FAIL)],
+        [
+            ("cuda", None, Verdict.PASS),
+            ("cuda", 0.001, Verdict.FAIL),
+            ("cpu", None, Verdict.FAIL),
+            ("cpu", 0.02, Verdict.PASS),
+        ],
     )
-    def test_memory_that_a_card_has_to_spare_is_no_harm(self, device: str, spare: float, expected: Verdict) -> None:
+    def test_memory_that_a_card_has_to_spare_is_no_harm(
+        self, device: str, spare: float | None, expected: Verdict
+    ) -> None:
         """Of 3 GiB on a card of 80 GiB, graphs take another half."""
         rule = Rule("memory_ratio", "at_most", limit=1.1)
         result = study(variant("it", memory=3.5), variant("baseline", memory=3.0))
