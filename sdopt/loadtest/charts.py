@@ -15,7 +15,9 @@ from sdopt.report.page.html import html_page
 from sdopt.report.tones import BLUE, INK, SKY
 
 _RATE = "requests offered a second"
-_COLOR = alt.Color("row:N", title=None)
+_COLOR = alt.Color("variant:N", title=None)
+_LOOK: dict[str, Any] = {"color": _COLOR, "shape": alt.Shape("policy:N", title=None), "detail": "row:N"}
+"""A colour for each variant, and a shape for each policy: a dozen colours cannot be told apart."""
 
 
 def draw(record: LoadRecord, folder: Path) -> None:
@@ -48,8 +50,8 @@ def page_of(record: LoadRecord) -> Page:
 Views = list[tuple[str, Spec]]
 
 _LATENCY = (
-    "Counted from the scheduled arrival. The dotted rule is the limit; on it, the highest rate of each row with its "
-    "interval. A dashed line is the same percentile of the simulated queue."
+    "Counted from the scheduled arrival. The dotted rule is the limit; on it, the highest rate of each row, "
+    "larger, with its interval. A dashed line is the same percentile of the simulated queue."
 )
 
 
@@ -66,19 +68,24 @@ def latency_plot(record: LoadRecord, figures: Sequence[RowFigures], key: str) ->
         return None
     x = alt.X("rate:Q", title=_RATE)
     y = alt.Y("seconds:Q", title="seconds, log scale", scale=alt.Scale(type="log", nice=False, padding=10))
-    every = inline(points).encode(x=x, y=y, color=_COLOR)
+    every = inline(points).encode(x=x, y=y, **_LOOK)
     limit = inline([{"seconds": record.limit_s}]).mark_rule(color=INK, strokeDash=[2, 2]).encode(y=y)
     most = inline([
-        {"row": each.row.name, "rate": each.most.estimate, "low": each.most.low, "high": each.most.high,
-         "seconds": record.limit_s}
+        _named(each) | {"rate": each.most.estimate, "low": each.most.low, "high": each.most.high,
+                        "seconds": record.limit_s}
         for each in figures
         if each.bound == "="
     ])  # fmt: skip
     interval = most.mark_rule(strokeWidth=4, opacity=0.5).encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=_COLOR)
-    top = most.mark_point(shape="diamond", filled=True, size=110).encode(x=x, y=y, color=_COLOR)
+    top = most.mark_point(filled=True, size=140).encode(x=x, y=y, **_LOOK)
     measured, simulated = (every.transform_filter(f"datum.simulated == {word}") for word in ("false", "true"))
     lines = [simulated.mark_line(strokeDash=[6, 4], opacity=0.7), measured.mark_line(point=True).add_params(zoom())]
     return built(alt.layer(*lines, limit, interval, top), "latency by offered rate", 320)
+
+
+def _named(figures: RowFigures) -> dict[str, Any]:
+    row = figures.row
+    return {"row": row.name, "variant": row.variant, "policy": row.policy}
 
 
 def _latencies(figures: Sequence[RowFigures], key: str) -> Iterator[dict[str, Any]]:
@@ -86,11 +93,11 @@ def _latencies(figures: Sequence[RowFigures], key: str) -> Iterator[dict[str, An
         for rate in sorted(each.windows):
             seconds = each.mean(rate, key)
             if seconds is not None:
-                yield {"row": each.row.name, "rate": rate, "seconds": seconds, "simulated": False}
+                yield _named(each) | {"rate": rate, "seconds": seconds, "simulated": False}
             predicted = [p for replicate in each.row.replicates for p in replicate.predicted if p.rate == rate]
             if predicted:
                 mean = sum(getattr(p, key) for p in predicted) / len(predicted)
-                yield {"row": each.row.name, "rate": rate, "seconds": mean, "simulated": True}
+                yield _named(each) | {"rate": rate, "seconds": mean, "simulated": True}
 
 
 _GOODPUT = "Images within the limit a second. The dotted line is all that is asked for."
@@ -99,7 +106,7 @@ _GOODPUT = "Images within the limit a second. The dotted line is all that is ask
 def goodput_plots(figures: Sequence[RowFigures]) -> Views:
     """Plots images within the limit a second, by the rate of requests."""
     points = [
-        {"row": each.row.name, "rate": rate, "images": each.mean(rate, "goodput")}
+        _named(each) | {"rate": rate, "images": each.mean(rate, "goodput")}
         for each in figures
         for rate in sorted(each.windows)
     ]
@@ -108,7 +115,7 @@ def goodput_plots(figures: Sequence[RowFigures]) -> Views:
     asked = inline([{"rate": rate, "images": rate} for rate in (0, most)])
     lines = [
         asked.mark_line(color=INK, strokeDash=[2, 2], strokeWidth=1).encode(x=x, y=y),
-        inline(points).mark_line(point=True).encode(x=x, y=y, color=_COLOR),
+        inline(points).mark_line(point=True).encode(x=x, y=y, **_LOOK),
     ]
     return [("", built(alt.layer(*lines), "images in time, by offered rate", 280))] if points else []
 
@@ -143,7 +150,7 @@ def batch_plots(figures: Sequence[RowFigures]) -> Views:
     """Plots images a second and seconds of a call by batch size, of each variant, without load."""
     services = {each.row.variant: each.row.service_s for each in figures if len(each.row.service_s) > 1}
     points = [
-        {"row": variant, "batch": size, "images": size / seconds, "seconds": seconds}
+        {"variant": variant, "batch": size, "images": size / seconds, "seconds": seconds}
         for variant, service_s in services.items()
         for size, seconds in service_s.items()
     ]

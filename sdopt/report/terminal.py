@@ -18,6 +18,9 @@ _GAP = 2
 _NAME = 16
 """Least width of the column that names the rows, beside columns to spare."""
 
+_WORD = 30
+"""Greatest width that this column claims so that no word of it is broken."""
+
 
 def shown(blocks: Sequence[Block], width: int) -> Group:
     """Returns what a terminal of some width shows of blocks; of plots and images nothing."""
@@ -58,6 +61,7 @@ def _grid(table: Table, width: int) -> Grid:
     kept = dict.fromkeys(range(len(headings)), True)  # the columns, and whether each has its details
 
     longest = max([len(str(row[0])) for row in rows], default=0)
+    word = max([len(part) for row in rows for part in str(row[0]).split()], default=0)
 
     def room() -> int:
         wide = [
@@ -84,6 +88,7 @@ def _grid(table: Table, width: int) -> Grid:
             no_wrap=whole,
             overflow="ellipsis" if whole else "fold",
             width=min(longest, _NAME + room()) if whole and not n else None,
+            min_width=min(word, _WORD) if not whole and not n else None,
         )
     for row in rows:
         grid.add_row(*(_cell(row[n], kept[n]) for n in kept))

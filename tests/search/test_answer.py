@@ -39,7 +39,7 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert "| start |" not in markdown_of(record(EAGER))
     assert "| +31.2 s, repaid after 310 images; 2 compiled again later |" in markdown_of(record(COMPILED, EAGER))
     assert " +31.2 s\n" in terminal(record(COMPILED)), "without when it is repaid"
-    assert "2 compiled again later" in terminal(record(replace(COMPILED, start=None)))
+    assert "again later" in terminal(record(replace(COMPILED, start=None)))
 
 
 @pytest.mark.parametrize("start", [None, BreakEven(32.0, 31.2, 1.0, 310.0)])
