@@ -145,10 +145,9 @@ class RowFigures:
 
     @property
     def typical(self) -> float:
-        """The highest rate of most replicates that is not above `most`, at which figures of the row are shown."""
-        often = max(map(len, self.windows.values()))
-        rates = sorted(rate for rate, windows in self.windows.items() if len(windows) == often)
-        return max((rate for rate in rates if rate <= self.most.estimate), default=rates[0])
+        """The rate at which figures of the row are shown: not above `most`, and the highest that most replicates had."""
+        below = [rate for rate in self.windows if rate <= self.most.estimate] or [min(self.windows)]
+        return max(below, key=lambda rate: (len(self.windows[rate]), rate))
 
     def cost(self, price_per_hour: float | None) -> float | None:
         """Returns what 1,000 images cost at `typical`, idle time included, in the unit of the price."""
