@@ -145,7 +145,7 @@ class RowFigures:
 
     @property
     def typical(self) -> float:
-        """The rate at which figures of the row are shown: not above `most`, and the highest that most replicates had."""
+        """The rate whose figures are shown: not above `most`, and the highest that most replicates had."""
         below = [rate for rate in self.windows if rate <= self.most.estimate] or [min(self.windows)]
         return max(below, key=lambda rate: (len(self.windows[rate]), rate))
 
