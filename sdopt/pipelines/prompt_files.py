@@ -259,6 +259,7 @@ def _unquoted(field: str) -> str:
 def _json_rows(text: str, column: str | None) -> list[_Row]:
     """Returns the rows of a JSON document, which is a list or has one under a usual name, or of a document per line."""
     lines = [(number, line) for number, line in _lines(text) if line.strip()]
+    beside: dict[str, Any] = {}
     if not lines:
         return []
     try:
@@ -269,7 +270,7 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
         items = [(f"line {number}", _loads(line, number)) for number, line in lines]
     else:
         if isinstance(content, dict) and any(isinstance(value, list) for value in content.values()):
-            content = _list_in(content)
+            content, beside = _list_in(content)
         listed = isinstance(content, list)
         items = (
             [(f"item {n}", item) for n, item in enumerate(content, 1)] if listed else [(f"line {lines[0][0]}", content)]
@@ -280,20 +281,22 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
             raise Unreadable(f"{place} is not a JSON object or a text")
         if isinstance(item, str) and column is not None:
             raise NoColumn(f"{place} is a text, and has no keys")
-        rows.append((place, {_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item))
+        rows.append((place, beside | ({_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item)))
     return rows
 
 
-def _list_in(content: dict[str, Any]) -> list[Any]:
-    """Returns the one list of prompts in a JSON object."""
+def _list_in(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the one list of prompts in a JSON object, and what is beside it: a negative prompt counts for all."""
     chosen = _named(list(content), _PROMPT_COLUMNS)
-    others = [name for name, value in content.items() if isinstance(value, list) and name != chosen]
-    if chosen is None or not isinstance(content[chosen], list) or _named(others, _NEGATIVE_COLUMNS) is not None:
+    beside = {name: value for name, value in content.items() if name != chosen}
+    lists = [name for name, value in beside.items() if isinstance(value, list)]
+    unclear = _named(list(beside), _PROMPT_COLUMNS) is not None or _named(lists, _NEGATIVE_COLUMNS) is not None
+    if chosen is None or not isinstance(content[chosen], list) or unclear:
         raise Unreadable(
             f"is an object with the keys {', '.join(map(_shown, content))}; write a list of objects, as in "
             '[{"prompt": "…", "negative_prompt": "…"}]'
         )
-    return list(content[chosen])
+    return list(content[chosen]), beside
 
 
 def _loads(line: str, number: int) -> Any:
@@ -319,6 +322,7 @@ _NO_PROMPTS = {
     r"(?:positive |negative)?[ _]?prompts?\s*[=:]|(?:captions|- \w+)\s*:(?:\s|$)|neg(?:ative)?\s*:|Steps: \d+\b": (
         f"looks like a setting; {_ELSEWHERE}"
     ),
+    r"/imagine\b": f"is a command of another program; {_ELSEWHERE}",
     r"(?:.*\s)?--[A-Za-z][\w-]*(?:[\s=]|$)": f"holds an option, which sdopt does not read; {_ELSEWHERE}",
     r"\{\\rtf|<!doctype|<html|<\?xml": "is RTF, HTML or XML; save it as plain text",
 }

@@ -64,6 +64,7 @@ def test_what_other_programs_write(tmp_path: Path, name: str, text: str) -> None
         ("a.tsv", "Prompt\tNegative Prompt\na\tx\nb\t\n"),
         ("a.json", '[{"prompt": "a", "negative-prompt": "x"}, {"prompt": "b"}]'),
         ("a.jsonl", '{"prompt": "a", "neg_prompt": "x"}\n{"prompt": "b", "neg_prompt": null}\n'),
+        ("a.json", '{"prompts": [{"prompt": "a"}, {"prompt": "b", "negative": ""}], "negative": "x", "seed": 1}'),
     ],
 )
 def test_negative_prompts_of_a_file(tmp_path: Path, name: str, text: str) -> None:
@@ -200,6 +201,8 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "a"}\n{"id": 3}\n', "line 2 has no text in its column 'prompt'"),
         ("a.jsonl", '[["a"]]\n', "item 1 is not a JSON object or a text"),
         ("a.json", '["a", 3]', "item 2 is not a JSON object or a text"),
+        ("a.json", '{"prompts": ["a"], "text": "b"}', "the keys prompts, text; write a list of objects"),
+        ("a.txt", "/imagine prompt: a dog", "is a command of another program"),
         ("a.json", '{"a": ["x", "y"], "b": ["z"]}', "is an object with the keys a, b; write a list of objects"),
         ("a.json", '{"prompts": ["a", "b"], "negative": ["x"]}', "the keys prompts, negative; write a list of objects"),
         ("a.json", '["a",]', "cannot be read as json file"),
