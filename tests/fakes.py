@@ -127,7 +127,7 @@ class FakeWorker(Worker):
         seconds = self.fakes.seconds.get(self.variant.name, 0.1) * float(self.fakes.random.lognormal(0, 0.01))
         self._called(seconds)
         draw = timed_draw(self.variant, shape_index)
-        image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, self._pixels(draw))
+        image = SampledImage(number * draw.batch_size % len(draw.prompts), 0, self._pixels(draw), self._finite)
         return TimedCall(seconds, None, compiled, 0.3, self._memory_so_far() if memory else None, image)
 
     def _memory_so_far(self) -> Memory:
@@ -143,7 +143,7 @@ class FakeWorker(Worker):
 
     def _time_stages(self) -> StagedCall:
         draw = timed_draw(self.variant)
-        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw)))
+        return StagedCall({"denoiser_step": [0.05]}, SampledImage(0, 0, self._pixels(draw), self._finite))
 
     def _count_operations(self) -> float:
         return 0.001
@@ -164,6 +164,11 @@ class FakeWorker(Worker):
             Image.fromarray(self._pixels(draw)).save(folder / f"{index}.png")
             records.append(ImageRecord(prompt, index, 0, draw.seed + index, f"{index}.png"))
         return Batch(records, 0.1, 0.3)
+
+    @property
+    def _finite(self) -> bool:
+        """Black images are those of numbers that are not finite."""
+        return self.variant.name not in self.fakes.black
 
     def _pixels(self, draw: Draw) -> np.ndarray:
         shade = 0 if self.variant.name in self.fakes.black else 100

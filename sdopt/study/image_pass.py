@@ -137,6 +137,9 @@ def hold_against_drawn(study: Study, process: VariantProcess) -> None:
 
     timed_images = process.measurement.shapes[0].timed_images
     timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    finite = all(image.finite for image in process.images) and all(record.finite for record in process.row.images)
+    if not study.quality.metrics and not finite:
+        process.row.reason = append_reason(process.row, "its images are broken: pixels are NaN or infinite")
     process.images = []
 
 

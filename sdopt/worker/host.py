@@ -199,7 +199,7 @@ class PipelineHost:
             self._memory.watch()
         draw = timed_draw(self._variant, shape_index)
         before = self._monitor.throttled_ns()
-        _, pixels, seconds = self._read_call(number, draw)
+        images, pixels, seconds = self._read_call(number, draw)
         state = self._monitor.state(before, seconds)
         peak = self._memory.read() if memory else None
         compile_s, graphs = (now - then for now, then in zip(compiled_so_far(), compiled, strict=True))
@@ -208,13 +208,14 @@ class PipelineHost:
         if found.graphs:
             gc.collect()  # what a compiler leaves
         held_gib = self._memory.held_gib()
-        return TimedCall(seconds, state, found, held_gib, peak, image=self._sample(number, draw, pixels))
+        return TimedCall(seconds, state, found, held_gib, peak, image=self._sample(number, draw, images, pixels))
 
-    def _sample(self, number: int, draw: Draw, pixels: np.ndarray) -> SampledImage:
+    def _sample(self, number: int, draw: Draw, images: np.ndarray, pixels: np.ndarray) -> SampledImage:
         """Returns one image of a call, at a position that changes from call to call."""
         image = number % len(pixels)
         prompt, image_index = divmod(image, self._variant.workload.images_per_prompt)
-        return SampledImage((number * draw.batch_size + prompt) % len(draw.prompts), image_index, pixels[image])
+        position, finite = number * draw.batch_size + prompt, bool(np.isfinite(images[image]).all())
+        return SampledImage(position % len(draw.prompts), image_index, pixels[image], finite)
 
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""
@@ -330,7 +331,7 @@ class PipelineHost:
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
             inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
         with observed(self._pipe, clock.enter, clock.leave):
-            _, pixels = self._read(inputs=inputs)
+            images, pixels = self._read(inputs=inputs)
         self._synchronize()
         self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
@@ -338,7 +339,7 @@ class PipelineHost:
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
             for stage, spans in clock.seconds().items()
         }
-        return StagedCall(stages_s, self._sample(number, draw, pixels))
+        return StagedCall(stages_s, self._sample(number, draw, images, pixels))
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image. Raises the model's own error if it cannot run on the meta device."""

@@ -50,6 +50,8 @@ class SampledImage:
     image_index: int
     pixels: np.ndarray
     """uint8 (height, width, 3)."""
+    finite: bool
+    """Whether all pixels were finite before rounding."""
 
 
 @dataclass(frozen=True)

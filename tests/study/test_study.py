@@ -21,7 +21,7 @@ from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt, start, workers
-from tests.fakes import fake_workers
+from tests.fakes import Fakes, fake_workers
 from tests.fixtures import Load
 from tests.records import reconfigure
 
@@ -232,6 +232,13 @@ class TestBlocks:
         # No variant finds what another one has compiled.
         assert len(set(folders)) == len(folders) == 2 * 2
         assert not list(own_folder().glob("study-*"))
+
+
+def test_numbers_that_are_not_finite_are_said_where_nothing_judges_images(tmp_path: Path) -> None:
+    with fake_workers(Fakes(black=["precision=bf16"])):
+        done = sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "quality=none")
+    assert "its images are broken: pixels are NaN or infinite" in rows(done.result)["precision=bf16"].reason
+    assert not rows(done.result)["baseline"].reason
 
 
 def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
