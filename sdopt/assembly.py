@@ -11,6 +11,7 @@ import torch
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Finding, Inputs, Optimization, Proof, loading_arguments
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.parts import called
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Assembly:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Enters the context managers that the options put around each call."""
-        with ExitStack() as stack:
+        with called(self.pipe), ExitStack() as stack:
             for option in self.options.values():
                 stack.enter_context(option.context(self.pipe))
             yield

@@ -135,7 +135,7 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
     Args:
         pipe: a pipeline from `optimize` or `load`.
         prompt: of the traced call, one or several; None is a prompt that works with every option, twice where an option
-            needs a batch.
+            needs a batch, or none beside `prompt_embeds`.
         call: further arguments of the call; the default of `num_inference_steps` is the smallest number of steps that
             can show every option.
 
@@ -146,10 +146,11 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
     own = inspect.signature(optimized.cls.__call__).parameters.get("strength")
     strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
     steps = optimized.assembly.traced_steps(strength)
-    if prompt is None:
+    if prompt is None and call.get("prompt_embeds") is None:
         each = call.get("num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1))
         prompt = optimized.prompts_that_show(each)
-    arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
+    prompts = prompt if prompt is None or isinstance(prompt, str) else list(prompt)
+    arguments = {"prompt": prompts, "num_inference_steps": steps, **call}
     if any(option.compiles for option in optimized.assembly.options.values()):
         # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
         # when a module runs for the second time (`CUDAGraphTreeManager._run`).

@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class Optimized:
         named = {as_choice(axis, self.choices[axis]): option for axis, option in self.assembly.options.items()}
         problems = [f"{name}: {reason}" for name, option in named.items() for reason in option.refusals(dict(call))]
         if self.structure is not None and not runs_eagerly():
-            now = structure_of(unwrapped(denoiser_of(pipe)))
+            now = self.structure_now(pipe)
             if changed := [name for name in now | self.structure if now.get(name) != self.structure.get(name)]:
                 keeping = ", ".join(name for name, option in named.items() if option.keeps_structure)
                 problems.append(
@@ -65,6 +66,22 @@ class Optimized:
                 )
         if problems:
             raise UsageError(problems)
+
+    @contextmanager
+    def fitting(self, pipe: "DiffusionPipeline", call: Mapping[str, Any]) -> Iterator[None]:
+        """Requires the call in the block to fit, and each of its steps, if code of the program runs between them."""
+        self.require_fitting(pipe, call)
+        with ExitStack() as stack:
+            if self.structure is not None and (call.get("callback_on_step_end") or call.get("callback")):
+                denoiser = denoiser_of(pipe)
+                step = denoiser.register_forward_pre_hook(lambda *_: self.require_fitting(pipe, call))
+                stack.callback(step.remove)
+            yield
+
+    def structure_now(self, pipe: "DiffusionPipeline") -> dict[str, Any]:
+        """Returns what `structure` is to be at each call."""
+        weights = any(option.keeps_weights for option in self.assembly.options.values())
+        return structure_of(unwrapped(denoiser_of(pipe)), weights)
 
     def prompts_that_show(self, images_per_prompt: int) -> list[str]:
         """Returns the prompts of a call in which every option can take effect: two if one would be too few."""
@@ -85,7 +102,7 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     setattr(pipe, OPTIMIZED, optimized)
     assembly = optimized.assembly
     if any(option.keeps_structure for option in assembly.options.values()):
-        optimized.structure = structure_of(unwrapped(denoiser_of(pipe)))
+        optimized.structure = optimized.structure_now(pipe)
     cls: Any = type(pipe)
     call = cls.__call__
     names = [name for name in inspect.signature(call).parameters if name != "self"]
@@ -97,15 +114,14 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         if getattr(self, OPTIMIZED, None) is None:
             raise UsageError(_COPIED)
         arguments = _fitted(usual, given) | assembly.call_kwargs | given
-        optimized.require_fitting(self, arguments)
-        with optimized.process.noted(), assembly.entered():
+        with optimized.fitting(self, arguments), optimized.process.noted(), assembly.entered():
             return call(self, **assembly.changed(arguments))
 
     own = {"__call__": __call__, "__module__": cls.__module__}
     for option in assembly.options.values():
         own |= {
             name: _refusing(reason, getattr(cls, name))
-            for name, reason in option.comes_after.items()
+            for name, reason in option.comes_after(pipe).items()
             if hasattr(cls, name)
         }
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.

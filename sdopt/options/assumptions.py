@@ -4,14 +4,15 @@ Each function returns a line for whatever of a pipeline breaks the assumption; [
 `assumes` what it replaces, computes itself, or keeps, so that `sdopt.optimize` refuses it before anything is changed.
 """
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
-from sdopt.pipelines.parts import casting_hook, denoiser_of, hook_of, unwrapped
+from sdopt.pipelines.parts import casting_hook, denoiser_of, hook_of, networks_of, unwrapped
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -86,6 +87,21 @@ def two_halves(pipe: "DiffusionPipeline") -> list[str]:
     return _calls_of(pipe, ("", "ControlNet"), "the two halves of the batch")
 
 
+def one_call_a_step(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that use a step's results in the next call of the denoiser: that is the next step, of all samples.
+
+    Self-attention guidance calls the denoiser twice in a step, and a panorama once for each view.
+    """
+    return _calls_of(pipe, _ONE_CALL, "the calls of the denoiser in a step")
+
+
+_ONE_CALL = (
+    *("", "ControlNet", "ControlNetUnion", "ControlNetXS", "PAG", "ControlNetPAG", "Adapter", "GLIGEN"),
+    *("InstructPix2Pix", "Depth2Img", "LDM3D", "Model"),
+)
+"""The kinds of pipelines that call the denoiser once in a step, by the middle of their class names."""
+
+
 def counted_steps(pipe: "DiffusionPipeline") -> list[str]:
     """For options that ask at each step how many there are."""
     if hasattr(type(pipe), "num_timesteps"):
@@ -103,8 +119,8 @@ def _calls_of(pipe: "DiffusionPipeline", kinds: tuple[str, ...], what: str) -> l
     import diffusers
 
     names = [
-        f"StableDiffusion{xl}{kind}{task}Pipeline"
-        for xl in ("", "XL")
+        f"{family}{kind}{task}Pipeline"
+        for family in ("StableDiffusion", "StableDiffusionXL", "LatentConsistency")
         for kind in kinds
         for task in ("", "Img2Img", "Inpaint")
     ]
@@ -117,8 +133,9 @@ def _calls_of(pipe: "DiffusionPipeline", kinds: tuple[str, ...], what: str) -> l
 def nothing_but_tensors(pipe: "DiffusionPipeline") -> list[str]:
     """For options that keep a graph of the denoiser: no Python code takes part in later runs."""
     denoiser = unwrapped(denoiser_of(pipe))
-    if hasattr(pipe, "do_perturbed_attention_guidance"):
-        return ["keeps a graph, and perturbed-attention guidance (PAG) exchanges the attention processors in each call"]
+    call: Any = inspect.unwrap(type(pipe).__call__)
+    if _EXCHANGES & {*call.__code__.co_names}:
+        return [f"keeps a graph, and the call of a {type(pipe).__name__} exchanges attention layers while it draws"]
     processors = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
     if own := sorted(kind.__name__ for kind in processors if not kind.__module__.startswith("diffusers.")):
         return [f"keeps a graph, which would not run the Python code of {', '.join(own)} again"]
@@ -127,6 +144,14 @@ def nothing_but_tensors(pipe: "DiffusionPipeline") -> list[str]:
         return []
     place = changed[0] or "the denoiser"
     return [f"keeps a graph, which would not run the hooks or the own forward of {place} again: remove them first"]
+
+
+_EXCHANGES = {
+    *("attn_processors", "set_attn_processor", "processor"),
+    *("enable_fuser", "register_attention_control", "prepare_unet"),
+}
+"""Names in the code of a call that exchanges attention layers or their processors: PAG, self-attention guidance, and
+GLIGEN, which grounds only the first steps."""
 
 
 def _hooks(module: torch.nn.Module) -> bool:
@@ -143,9 +168,20 @@ def plain_weights(pipe: "DiffusionPipeline") -> list[str]:
     return []
 
 
+def within_float16(pipe: "DiffusionPipeline", kept: Collection[str]) -> list[str]:
+    """For options that cast all networks but `kept` to float16, in which numbers above 65,504 become infinite."""
+    for name, network in networks_of(pipe).items():
+        for key, weight in network.named_parameters() if name not in kept else ():
+            if weight.is_floating_point() and weight.element_size() > 1 and weight.detach().half().isinf().any():
+                return [f"weights in {name}.{key} are too large for float16, and images would be black: choose bf16"]
+    return []
+
+
 def usual_encoding(pipe: "DiffusionPipeline") -> list[str]:
     """For options that encode prompts beforehand: what a pipeline does with embeddings that are given is known."""
-    encode: Any = type(pipe).encode_prompt
+    encode: Any = getattr(type(pipe), "encode_prompt", None)
+    if encode is None:
+        return [f"encodes prompts beforehand, and a {type(pipe).__name__} has no encode_prompt"]
     if "encode_prompt" not in vars(pipe) and encode.__module__.startswith("diffusers."):
         return []
     return ["encodes prompts beforehand, and this pipeline's own encode_prompt would change them once more: remove it"]
@@ -186,12 +222,29 @@ def _offloads(module: torch.nn.Module) -> bool:
     return hook_of(module, "group_offloading") is not None
 
 
-def structure_of(network: Any) -> dict[str, Any]:
-    """Returns by layer the settings that a graph of a network, or layers joined from it, no longer follow.
+def structure_of(network: Any, weights: bool) -> dict[str, Any]:
+    """Returns by layer the settings and hooks that a graph of a network, or layers joined from it, no longer follow.
 
-    Leaves out the values of tensors, which both follow, and hooks, which observe.
+    Leaves out the values of tensors, which both follow, and the hooks by which sdopt observes.
+
+    Args:
+        network: a network, without what wraps it.
+        weights: whether to tell parameters from others that take their places, which a graph does not follow either.
     """
-    return {name: (type(module), _settings(vars(module))) for name, module in network.named_modules()}
+    return {
+        name: (
+            type(module),
+            _settings(vars(module)),
+            _own_hooks(module),
+            [id(parameter) for parameter in module._parameters.values()] if weights else [],
+        )
+        for name, module in network.named_modules()
+    }
+
+
+def _own_hooks(module: torch.nn.Module) -> list[Any]:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith("sdopt.")]
 
 
 def _settings(attributes: dict[str, Any]) -> dict[str, Any]:

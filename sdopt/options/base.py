@@ -87,8 +87,7 @@ class Optimization:
             None if the images decide how many, so that none are counted.
         assumes: what the option takes for granted of a pipeline that a program has built; see `assumptions`.
         keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
-        comes_after: methods of the pipeline that the option has to come after, each with what to say when it is called
-            later.
+        keeps_weights: whether parameters that take the places of the denoiser's own would have no effect.
         loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
             device. A model that is larger than the device's memory can then run on the device.
     """
@@ -99,7 +98,7 @@ class Optimization:
     loads_on_host: ClassVar[bool] = False
     assumes: ClassVar[tuple[Assumption, ...]] = ()
     keeps_structure: ClassVar[bool] = False
-    comes_after: ClassVar[Mapping[str, str]] = {}
+    keeps_weights: ClassVar[bool] = False
 
     @property
     def compiles(self) -> bool:
@@ -156,6 +155,10 @@ class Optimization:
     def broken(self, pipe: "DiffusionPipeline") -> list[str]:
         """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""
         return [reason for assumption in self.assumes for reason in assumption(pipe)]
+
+    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+        """Returns methods of a pipeline that the option has to come after, with what to say if one is called later."""
+        return {}
 
     def refusals(self, call: Inputs) -> list[str]:
         """Returns why the option cannot do what the arguments of a call ask for; [] if it can."""

@@ -13,7 +13,14 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.options.assumptions import counted_steps, own_blocks, two_halves, unchanged_layers, ungated_blocks
+from sdopt.options.assumptions import (
+    counted_steps,
+    one_call_a_step,
+    own_blocks,
+    two_halves,
+    unchanged_layers,
+    ungated_blocks,
+)
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.conflicts import compiles, missing_packages
@@ -149,7 +156,7 @@ class SkippedLayers(Caching):
 class DeepCaching(SkippedLayers):
     """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
     keeps_structure: ClassVar[bool] = True
     others: ClassVar[str] = "only the outer layers"
 
@@ -165,7 +172,8 @@ class DeepCaching(SkippedLayers):
         if config is not None:
             last = len(_branches(config)) - 1
             if self.branch > last:
-                found.append(f"caching.branch={self.branch}: this model has the branches 0 to {last}")
+                return [*found, f"caching.branch={self.branch}: this model has the branches 0 to {last}"]
+            found += _uncut(config, _branches(config)[self.branch][0])
         return found
 
     @override
@@ -198,7 +206,7 @@ class FirstBlockCaching(SkippedLayers):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
+        found = super().conflicts(ctx) + _uncut(part_config(ctx.model, "unet") or {}, 0)
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
         if images > 1 and compiles(ctx):
             several = f"each of {images} images decides for itself, and a graph has a fixed batch"
@@ -220,7 +228,7 @@ class SpectralForecast(SkippedLayers):
     each, and all steps from `stop` on.
     """
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
     begins: ClassVar[bool] = False
     others: ClassVar[str] = "were forecast"
 
@@ -290,7 +298,7 @@ class SpectralForecast(SkippedLayers):
 class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
-    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
 
     spatial: int | None = bounded(2, ge=2, le=1000)
     """Self-attention is computed once per this number of steps; null computes it on every step."""
@@ -536,6 +544,18 @@ class _Seeded(State):
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
+
+
+def _uncut(config: Mapping[str, Any], block: int) -> list[str]:
+    """Returns the conflict, if any, of running only some layers of a block on the way down, and of the one opposite."""
+    kinds = [kind for key, place in (("down_block_types", block), ("up_block_types", -1 - block))
+             if (kind := config.get(key, _CUT)[place]) not in _CUT]  # fmt: skip
+    return [f"runs layers of {kind} blocks one by one, whose code it does not know: choose caching=spectrum or none"
+            for kind in kinds]  # fmt: skip
+
+
+_CUT = ("CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")
+"""The kinds of blocks whose layers can run one by one."""
 
 
 def _branches(config: Any) -> list[tuple[int, int]]:

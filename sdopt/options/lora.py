@@ -388,6 +388,11 @@ def encoding_noted(pipe: "DiffusionPipeline") -> Iterator[None]:
     vars(pipe)[_ENCODING] = len(layers), len(ran)
 
 
+def lora_in_text_encoders(pipe: "DiffusionPipeline") -> bool:
+    """Returns whether text encoders that were removed had layers with a LoRA."""
+    return bool(vars(pipe).get(_ENCODING, (0, 0))[0])
+
+
 @contextmanager
 def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
     """Collects, by their numbers, the LoRA layers that compute their update in the block."""

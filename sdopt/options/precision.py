@@ -16,7 +16,7 @@ from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rou
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.options.assumptions import plain_weights
+from sdopt.options.assumptions import plain_weights, within_float16
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
@@ -88,6 +88,14 @@ class Precision(Optimization):
         return found
 
     @override
+    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+        return super().broken(pipe) + self._infinite(pipe)
+
+    def _infinite(self, pipe: "DiffusionPipeline") -> list[str]:
+        own_vae = {"vae"} if isinstance(self, FullVae | FixedVae) else set[str]()
+        return within_float16(pipe, own_vae) if self.weights == "float16" else []
+
+    @override
     def load_kwargs(self) -> dict[str, Any]:
         return {"dtype": getattr(torch, self.weights)}
 
@@ -103,6 +111,9 @@ class Precision(Optimization):
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        if found := self._infinite(pipe):
+            raise UsageError(f"precision: {found[0]}")
+
         def proof(trace: Trace) -> Finding:
             weights = computing_types(denoiser_of(pipe))
             products = dict(trace.denoiser.product_dtypes)

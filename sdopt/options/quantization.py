@@ -203,9 +203,6 @@ class Sdnq(Quantized):
     """
 
     package: ClassVar[str] = "sdnq"
-    comes_after: ClassVar[Mapping[str, str]] = {
-        "load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"
-    }
 
     weights: str = bounded("int8", choices=("int8", "float8_e4m3fn", "uint4"))
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
@@ -235,6 +232,10 @@ class Sdnq(Quantized):
         return found
 
     @override
+    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+        return {"load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"}
+
+    @override
     def _quantize(self, denoiser: Any) -> None:
         _quantize_by_sdnq(
             denoiser,
@@ -260,9 +261,6 @@ class QuantizedTextEncoders(Optimization):
     assumes: ClassVar[tuple[Assumption, ...]] = (no_lora,)
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
-    comes_after: ClassVar[Mapping[str, str]] = {
-        "load_lora_weights": "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps: fuse it before"
-    }
 
     weights: str = bounded("int8", choices=("int8", "uint4"))
     """The type of the quantized weights; `uint4` has a scale for each group of weights."""
@@ -277,6 +275,11 @@ class QuantizedTextEncoders(Optimization):
         if "text_encoder" in getattr(ctx.chosen.get("compiler"), "targets", ()):
             found.append("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
         return found + records_autograd(ctx, "a quantized weight")
+
+    @override
+    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+        replaced = "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps"
+        return {"load_lora_weights": f"{replaced}: fuse it before"}
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

@@ -68,6 +68,25 @@ def place(pipe: "DiffusionPipeline", device: str, on_host: bool) -> None:
     setattr(pipe, _DEVICE, torch.device(device))
 
 
+_CALLED = "_sdopt_called"
+"""Attribute that a pipeline has while it is called with its options."""
+
+
+@contextmanager
+def called(pipe: "DiffusionPipeline") -> Iterator[None]:
+    """Marks a pipeline as called: its denoiser and its scheduler may be those of other pipelines too."""
+    vars(pipe)[_CALLED] = True
+    try:
+        yield
+    finally:
+        vars(pipe).pop(_CALLED, None)
+
+
+def is_called(pipe: "DiffusionPipeline") -> bool:
+    """Returns whether a pipeline is called now, so that it says how its denoiser is to run."""
+    return _CALLED in vars(pipe)
+
+
 def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Returns the modules of a network that have parameters of their own."""
     return [layer for layer in network.modules() if any(True for _ in layer.parameters(recurse=False))]

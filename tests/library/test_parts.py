@@ -189,7 +189,7 @@ REFUSED = {
                             ("lora", "cannot pass cross_attention_kwargs on"))},
     **{f"pag {option}": "StableDiffusionPAGPipeline has its own" for option in ("first_block", "guidance_interval")},
     "distillation guidance_interval": "takes the guidance scale as an input",
-    "pag trace": "exchanges the attention processors",
+    "pag trace": "exchanges attention layers while it draws",
     "processor trace": "would not run the Python code of Doubled",
     "hook trace": "would not run the hooks or the own forward of up_blocks.0",
     "forward trace": "own forward of the denoiser",
@@ -346,10 +346,117 @@ def test_another_pipeline_with_the_same_denoiser_reuses_nothing(pipe: Pipe, opti
     assert np.abs(drawn_by_the_other() - wanted).max() < 1e-4
 
 
+@pytest.mark.parametrize(("group", "option"), [("memory", "sequential_guidance"), ("compiler", "whole_step")])
+def test_another_pipeline_with_the_same_parts_has_its_own_guidance(pipe: Pipe, group: str, option: str) -> None:
+    pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    other = like("StableDiffusionImg2ImgPipeline", pipe)
+
+    def drawn_by_the_other() -> np.ndarray:
+        call: dict[str, Any] = {"image": [PICTURE] * 2, "strength": 1.0, "num_inference_steps": 3}
+        noise = torch.Generator().manual_seed(0)
+        images: np.ndarray = other(["a", "b"], guidance_scale=3, generator=noise, output_type="np", **call).images
+        return images
+
+    wanted = drawn_by_the_other()
+    sdopt.optimize(pipe, **{group: option})
+    assert np.abs(drawn_by_the_other() - wanted).max() < 1e-4
+
+
+def test_a_scheduler_whose_steps_are_compiled_is_not_exchanged(pipe: Pipe) -> None:
+    sdopt.optimize(pipe, compiler="whole_step")
+    pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    with pytest.raises(UsageError, match="the program has exchanged it since"):
+        drawn(pipe)
+
+
 def test_gligen_is_part_of_the_blocks(pipe: Pipe) -> None:
     for option in ("deepcache", "tome"):
         with pytest.raises(ConflictError, match="GLIGEN"):
             sdopt.optimize(with_gligen(pipe), caching=option)
+    with pytest.raises(ConflictError, match="exchanges attention layers while it draws"):
+        sdopt.optimize(with_gligen(pipe), compiler="trace")
+
+
+@pytest.mark.parametrize("kind", ["SAG", "Panorama"])
+def test_a_step_may_call_the_denoiser_more_than_once(pipe: Pipe, kind: str) -> None:
+    other = like(f"StableDiffusion{kind}Pipeline", pipe)
+    for option in ("deepcache", "pyramid_attention", "spectrum"):
+        with pytest.raises(ConflictError, match="calls of the denoiser in a step"):
+            sdopt.optimize(other, caching=option)
+
+
+def test_layers_of_an_unknown_kind_do_not_run_one_by_one(pipe: Pipe) -> None:
+    kinds = ["AttnDownBlock2D", *pipe.unet.config.down_block_types[1:]]
+    other = like("StableDiffusionPipeline", pipe, unet=other_unet(pipe, down_block_types=kinds))
+    for option in ("deepcache", "first_block"):
+        with pytest.raises(ConflictError, match="runs layers of AttnDownBlock2D blocks one by one"):
+            sdopt.optimize(other, caching=option)
+
+
+@pytest.mark.parametrize("groups", [{"compiler": "trace"}, {"caching": "deepcache"}])
+def test_a_hook_that_would_not_run_is_refused(pipe: Pipe, groups: dict[str, str]) -> None:
+    sdopt.optimize(pipe, **groups)
+    sdopt.prove(pipe, height=SIZE, width=SIZE)  # its own hooks are none of the program's
+    hook = pipe.unet.down_blocks[0].register_forward_hook(lambda _module, _inputs, output: output)
+    with pytest.raises(UsageError, match=r"has changed it since \(at down_blocks\.0\)"):
+        drawn(pipe)
+    hook.remove()
+    drawn(pipe)
+
+
+def test_weights_that_take_the_places_of_others_are_refused(pipe: Pipe) -> None:
+    sdopt.optimize(pipe, compiler="trace")
+    drawn(pipe)
+    layer = pipe.unet.mid_block.attentions[0].proj_out
+    layer.weight = torch.nn.Parameter(0.5 * layer.weight.detach())
+    with pytest.raises(UsageError, match=r"at mid_block\.attentions\.0\.proj_out"):
+        drawn(pipe)
+
+
+def test_a_callback_cannot_change_what_a_graph_keeps(pipe: Pipe) -> None:
+    embeds = PARTS["ip_adapter"][1]
+    sdopt.optimize(with_ip_adapter(pipe), compiler="trace")
+
+    def weaker(pipe: Pipe, _step: int, _timestep: Any, _tensors: dict[str, Any]) -> dict[str, Any]:
+        pipe.set_ip_adapter_scale(0.3)
+        return {}
+
+    with pytest.raises(UsageError, match="compiler=trace: keeps the denoiser as it was"):
+        drawn(pipe, callback_on_step_end=weaker, **embeds)
+    pipe.set_ip_adapter_scale(1.0)
+    drawn(pipe, callback_on_step_end=dimmed, **embeds)
+
+
+def test_a_lora_of_text_encoders_that_are_gone_stays_as_it_is(pipe: Pipe) -> None:
+    layer = "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora"
+    shapes = {"A": (2, 144), "B": (144, 2)}
+    pipe.load_lora_weights({f"{layer}_{which}.weight": torch.ones(each) for which, each in shapes.items()}, "own")
+    sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple", "a blue fish"])
+    for change in (lambda: pipe.set_adapters("own", 0.5), pipe.disable_lora, pipe.unload_lora_weights):
+        with pytest.raises(UsageError, match=r"had a part of the LoRA: call sdopt\.undo"):
+            change()
+
+
+def test_pictures_of_an_adapter_may_have_several_rows(pipe: Pipe) -> None:
+    embeds = {"ip_adapter_image_embeds": [torch.randn(4, 1, 32, generator=torch.Generator().manual_seed(1))]}
+    wanted = drawn(with_ip_adapter(pipe), **embeds)
+    sdopt.optimize(pipe, memory="sequential_guidance")
+    assert np.abs(drawn(pipe, **embeds) - wanted).max() < 1e-4
+
+
+def test_a_pipeline_without_its_text_encoder_is_proved(pipe: Pipe) -> None:
+    pipe.text_encoder = None
+    embeddings = dict.fromkeys(("prompt_embeds", "negative_prompt_embeds"), GIVEN["prompt_embeds"])
+    assert sdopt.prove(sdopt.optimize(pipe, attention="vanilla"), **embeddings, height=SIZE, width=SIZE).engaged
+
+
+def test_weights_that_float16_cannot_hold_are_refused(pipe: Pipe) -> None:
+    with torch.no_grad():
+        pipe.vae.decoder.conv_in.weight[0] = 70_000
+    with pytest.raises(ConflictError, match=r"vae\.decoder\.conv_in\.weight are too large for float16"):
+        sdopt.optimize(pipe, precision="fp16")
+    assert pipe.unet.dtype is torch.float32
+    sdopt.optimize(pipe, precision="fp16_vae_fp32")
 
 
 def test_a_step_is_compiled_where_nothing_else_sees_the_latents(pipe: Pipe) -> None:

@@ -52,6 +52,7 @@ class GraphCompiler(Compiler):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (nothing_but_tensors, plain_weights)
     keeps_structure: ClassVar[bool] = True
+    keeps_weights: ClassVar[bool] = True
 
 
 def picks_kernels(ctx: Context, what: str) -> list[str]:

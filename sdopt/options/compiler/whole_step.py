@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from typing_extensions import override
 
+from sdopt.errors import UsageError
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import usual_guidance
@@ -19,7 +20,7 @@ from sdopt.options.compiler.base import Compiler, StandIn, replace_modules
 from sdopt.options.compiler.toolchain import unfit_for_inductor
 from sdopt.options.conflicts import records_autograd
 from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.parts import denoiser_of
+from sdopt.pipelines.parts import denoiser_of, is_called
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class WholeStep(Compiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        steps = Steps(pipe.scheduler)
+        steps = Steps(pipe.scheduler, lambda: is_called(pipe))
         [[whole]] = replace_modules(pipe, ["denoiser"], lambda unet: _WholeStep(pipe, unet, steps, self.mode)).values()
 
         def proof(trace: Trace) -> Finding:
@@ -104,26 +105,36 @@ class Steps:
     A step of DDIM or of Euler's method is `keep · latents + add · prediction`, where the denoiser's input is
     `scale · latents`. The three coefficients of each timestep are determined by calling a copy of the scheduler, so no
     scheduler's formula is repeated here. Raises ValueError if the scheduler's step has another form.
+
+    Args:
+        scheduler: the scheduler whose methods are replaced.
+        active: returns whether its step is in the graph now; otherwise, as in a call of another pipeline that has the
+            same scheduler, its own methods run.
     """
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, active: Callable[[], bool] = lambda: True) -> None:
         self._pristine = deepcopy(scheduler)
         self.table = torch.zeros(4, scheduler.config.num_train_timesteps)
         """float32 (4, training timesteps): timestep, scale, keep and add of each step; NaN if unused."""
         self._tables: dict[tuple[float, ...], torch.Tensor] = {}
-        set_timesteps = scheduler.set_timesteps
-        takes_eta = "eta" in signature(scheduler.step).parameters
+        set_timesteps, scale, own_step = scheduler.set_timesteps, scheduler.scale_model_input, scheduler.step
+        takes_eta = "eta" in signature(own_step).parameters
 
         @wraps(set_timesteps)
         def set_and_read(*args: Any, **kwargs: Any) -> None:
             set_timesteps(*args, **kwargs)
-            timesteps = tuple(scheduler.timesteps.tolist())
-            if timesteps not in self._tables:
-                self._tables[timesteps] = self._read(*args, **kwargs).to(scheduler.timesteps.device)
-            self.table = self._tables[timesteps]
+            # Euler's last noise level, which a caller may give, has no timestep.
+            levels = getattr(scheduler, "sigmas", scheduler.timesteps)
+            key = (*scheduler.timesteps.tolist(), *levels.tolist())
+            if key not in self._tables:
+                self._tables[key] = self._read(*args, **kwargs).to(scheduler.timesteps.device)
+            self.table = self._tables[key]
 
-        def step(prediction: Any, timestep: Any, sample: Any, eta: float = 0.0, **_others: Any) -> tuple[torch.Tensor]:
-            # A pipeline passes its caller's `eta` only to a step that takes one; Euler's method never uses it.
+        @wraps(own_step)
+        def step(prediction: Any, timestep: Any, sample: Any, eta: float = 0.0, **others: Any) -> Any:
+            # A pipeline passes its caller's `eta` only to a step that takes one.
+            if not active():
+                return own_step(prediction, timestep, sample, **others | ({"eta": eta} if takes_eta else {}))
             if eta and takes_eta:
                 raise ValueError(f"eta={eta}: compiler=whole_step adds no noise to a step; leave eta out")
             if hasattr(scheduler, "_step_index"):
@@ -134,7 +145,7 @@ class Steps:
             return (prediction.latents,)
 
         scheduler.set_timesteps = set_and_read
-        scheduler.scale_model_input = lambda sample, timestep: sample
+        scheduler.scale_model_input = lambda sample, timestep: sample if active() else scale(sample, timestep)
         scheduler.step = self._step = step
 
     def taken(self, scheduler: Any) -> bool:
@@ -180,6 +191,13 @@ class _WholeStep(StandIn):
 
     def forward(self, sample: torch.Tensor, timestep: Any, encoder_hidden_states: Any, **kwargs: Any) -> Any:
         pipe = self._pipe
+        if not is_called(pipe):
+            return self._orig_mod(sample, timestep, encoder_hidden_states, **kwargs)
+        if not self._steps.taken(pipe.scheduler):
+            raise UsageError(
+                "compiler=whole_step: the graph has the steps of the scheduler that the pipeline had, and the program "
+                "has exchanged it since: call sdopt.undo(pipe), exchange it, and apply the options again"
+            )
         channels = pipe.vae.config.latent_channels
         guidance = pipe.guidance_scale if pipe.do_classifier_free_guidance else None
         kwargs["return_dict"] = False
