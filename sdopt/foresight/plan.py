@@ -25,8 +25,9 @@ from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.memory import TinyVae
 from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.record.comparisons import Interval
 from sdopt.schema import Shape, Sheet
-from sdopt.statistics.words import gib_text
+from sdopt.statistics.words import gib_text, seconds_text
 from sdopt.variant import Variant
 
 REFUSED = "refused"
@@ -300,9 +301,7 @@ def text_of(prediction: Prediction) -> str:
     """Returns a prediction as a sentence."""
     parts = []
     if math.isfinite(prediction.seconds):
-        unit, scale = ("ms", 1e3) if prediction.seconds < 1 else ("s", 1.0)
-        low, middle, high = (f"{value * scale:.3g}" for value in (prediction.low, prediction.seconds, prediction.high))
-        parts.append(f"{middle} {unit} [{low}, {high}]")
+        parts.append(seconds_text(Interval(prediction.seconds, prediction.low, prediction.high)))
     if prediction.memory is not None:
         total, verdict = prediction.sheet.memory_gib, prediction.fits
         least, likely = prediction.memory.floor, prediction.memory.likely

@@ -71,7 +71,7 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
     """Returns a line if weights in a file are NaN or infinite, or whole matrices of them zero.
 
     Whatever such weights take part in is noise, black or grey. Downloads that end early may leave zeros, since some
-    programs make room for the whole file first. One such matrix may be meant: a projection that was not trained.
+    programs make room for the whole file first. A few such matrices may be meant, as projections that were not trained.
     """
     import torch
     from safetensors import safe_open
@@ -89,14 +89,14 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
                 return [f"{found}, and images would be noise; fetch or save the model again"]
             if tensor.ndim > 1 and tensor.numel() >= _MATRIX and not extremes.any():
                 empty.append(key)
-    if len(empty) < 2:
+    if len(empty) <= _MEANT:
         return []
     found = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
     return [f"{found}, as a download that was not complete; fetch or save the model again"]
 
 
-_MATRIX = 1024
-"""Numbers of a matrix that cannot all be zero by chance."""
+_MATRIX, _MEANT = 1024, 16
+"""Numbers of a matrix that cannot all be zero by chance, and the most such matrices that may be meant."""
 
 
 def variants_of(folder: Path, library: str) -> set[str | None]:

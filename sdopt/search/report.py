@@ -123,7 +123,7 @@ def _words(record: SearchRecord) -> Iterator[str]:
 
 _MEANING = {
     Fate.NOT_PASSED: "the gate judged it, and something speaks against it or is not shown",
-    Fate.LEFT_OUT: "it may be as good, but others came first, and there was room or time for no more",
+    Fate.LEFT_OUT: "it was not judged, since others promised more",
     Fate.DROPPED: "another one is better by more than chance explains",
     Fate.RULED_OUT: "it failed, exceeds a limit, or its images are too far from the baseline's",
 }

@@ -143,7 +143,7 @@ class TestFolder:
         edit(file, hidden_size=96, num_attention_heads=2)
         narrow = empty_network(folder / "text_encoder", "transformers", "CLIPTextModel").to_empty(device="cpu")
         save_file(
-            {name: torch.zeros_like(tensor) for name, tensor in narrow.state_dict().items()},
+            {name: torch.ones_like(tensor) for name, tensor in narrow.state_dict().items()},
             folder / TEXT,
             {"format": "pt"},
         )
@@ -344,6 +344,9 @@ class TestSingleFile:
         with file.open("wb") as out:
             out.write(len(content).to_bytes(8, "little") + content)
             out.truncate(8 + len(content) + start)
+            for key in header.keys() - {"__metadata__"}:
+                out.seek(8 + len(content) + header[key]["data_offsets"][0])
+                out.write(b"\x00\x3c")  # a one in each: zeros alone are a broken download
         if name == "sd21":
             with pytest.raises(UsageError, match="model=sd21 or model=sd21_base"):
                 family_of(file)
