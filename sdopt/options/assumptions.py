@@ -169,7 +169,7 @@ def plain_weights(pipe: "DiffusionPipeline") -> list[str]:
 
 
 def within_float16(pipe: "DiffusionPipeline", kept: Collection[str]) -> list[str]:
-    """For options that cast all networks but `kept` to float16, in which numbers above 65,504 become infinite."""
+    """For options that compute all networks but `kept` in float16, in which numbers above 65,504 become infinite."""
     for name, network in networks_of(pipe).items():
         for key, weight in network.named_parameters() if name not in kept else ():
             if weight.is_floating_point() and weight.element_size() > 1 and weight.detach().half().isinf().any():

@@ -93,7 +93,7 @@ class Precision(Optimization):
 
     def _infinite(self, pipe: "DiffusionPipeline") -> list[str]:
         own_vae = {"vae"} if isinstance(self, FullVae | FixedVae) else set[str]()
-        return within_float16(pipe, own_vae) if self.weights == "float16" else []
+        return within_float16(pipe, own_vae) if "float16" in (self.weights, self.autocast) else []
 
     @override
     def load_kwargs(self) -> dict[str, Any]:

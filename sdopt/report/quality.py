@@ -46,7 +46,8 @@ def metric_text(figures: Figures, name: str) -> str:
     """Returns a comparison's score in one metric as tables show it; "" if it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
-        return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""
+        share = f"{variant.broken_images} of {len(variant.images)}" if variant.images else "yes"
+        return share if variant.trips else ""
     if score is None:
         return ""
     if score.estimate is not None:

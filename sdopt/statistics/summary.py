@@ -352,7 +352,8 @@ def broken_because(variant: VariantResult) -> str:
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
         wires = ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
-        return f"{variant.broken_images} of {len(variant.images)} images are broken: {wires}"
+        share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
+        return f"{share} are broken: {wires}"
     return ""
 
 
@@ -482,6 +483,8 @@ def _images_text(row: Row) -> str:
     """Returns what is known of a variant's images, in words, with the figure that is read first."""
     if row.images is None:
         return ""
+    if trips := row.figures.variant.trips:
+        return f"images broken ({', '.join(dict.fromkeys(trip.wire for trip in trips))})"
     metric, figure = row.distance
     if row.images is not Images.NOT_JUDGED or not metric:
         told = f" ({figure} dB)" if metric == PSNR and figure not in ("", "equal") else ""

@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
 from sdopt.record.records import REDRAWN, append_reason
 from sdopt.record.samples import TimedImage
-from sdopt.record.scores import ImageRecord
+from sdopt.record.scores import BrokenImage, ImageRecord
 from sdopt.study.session import Session, Study, VariantProcess
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
@@ -137,9 +137,11 @@ def hold_against_drawn(study: Study, process: VariantProcess) -> None:
 
     timed_images = process.measurement.shapes[0].timed_images
     timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
-    finite = all(image.finite for image in process.images) and all(record.finite for record in process.row.images)
-    if not study.quality.metrics and not finite:
-        process.row.reason = append_reason(process.row, "its images are broken: pixels are NaN or infinite")
+    if not study.quality.metrics:  # else all tripwires look at the images
+        paths = [record.path for record in process.row.images if not record.finite]
+        paths = paths or ["" for image in process.images if not image.finite][:1]
+        found = [BrokenImage("non_finite", path, "pixels are NaN or infinite") for path in paths]
+        process.row.trips = process.row.trips or found
     process.images = []
 
 

@@ -237,8 +237,9 @@ class TestBlocks:
 def test_numbers_that_are_not_finite_are_said_where_nothing_judges_images(tmp_path: Path) -> None:
     with fake_workers(Fakes(black=["precision=bf16"])):
         done = sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "quality=none")
-    assert "its images are broken: pixels are NaN or infinite" in rows(done.result)["precision=bf16"].reason
-    assert not rows(done.result)["baseline"].reason
+    assert [trip.wire for trip in rows(done.result)["precision=bf16"].trips] == ["non_finite"]
+    assert not rows(done.result)["baseline"].trips
+    assert "images broken (non_finite)" in done.out
 
 
 def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
