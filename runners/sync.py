@@ -1,5 +1,6 @@
 """sdopt sync: log finished results to MLflow that are not logged yet, for example because a server did not answer."""
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -109,8 +110,9 @@ def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> tuple[str, bool]:
 def _results(folder: Path) -> list[Path]:
     from sdopt.errors import UsageError
 
-    # MLflow keeps a copy among a run's artifacts, without the images beside it.
-    below = [path for path in sorted(folder.rglob("result.json")) if path.parent.name != "artifacts"]
+    # MLflow keeps a copy among the artifacts of a run, by its id, without the images beside it.
+    copies = re.compile(r".*/[0-9a-f]{32}/artifacts/result\.json")
+    below = [path for path in sorted(folder.rglob("result.json")) if not copies.fullmatch(str(path.absolute()))]
     found = [folder] if folder.name == "result.json" else below
     if not found:
         raise UsageError(f"{folder}: no result.json at or below it")

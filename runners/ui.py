@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import Arguments, end_with_code
@@ -32,12 +31,13 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UnavailableError, without_passwords
+    from sdopt.tracking.client import address_of, is_server
     from sdopt.tracking.store import ui_pages
 
     tracking = tracking_of(arguments.overrides)
     _require_store(tracking)
     _require_port(arguments.port)
-    remote = tracking.uri.startswith(("http://", "https://"))
+    remote = is_server(tracking)
     pages = {} if remote else ui_pages(tracking)
     if remote:
         print(without_passwords(f"This tracking server has a UI of its own: {tracking.uri}"))
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     for name in names[1:]:
         print(f"  {name}: {site}/{pages[name]}")
     print(without_passwords(f"MLflow on {tracking.uri}  (Ctrl-C ends it)"), flush=True)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", address_of(tracking)]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
     # In a session of its own: else the terminal's Ctrl-C would also reach the server, which answers with tracebacks.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -69,11 +69,11 @@ def main(argv: list[str]) -> int:
 
 def _require_store(tracking: "Tracking") -> None:
     from sdopt.errors import UsageError
+    from sdopt.tracking.client import file_of
 
     if find_spec("mlflow") is None:
         raise UsageError("mlflow is not installed: pip install mlflow")
-    database = tracking.uri.removeprefix("sqlite:///")
-    if tracking.uri.startswith("sqlite:///") and not Path(database).is_file():
+    if (file := file_of(tracking)) is not None and not file.is_file():
         raise UsageError(f"tracking.uri={tracking.uri}: has no logged results yet; run a study first")
 
 

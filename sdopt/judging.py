@@ -111,7 +111,7 @@ class Judging:
         tracking = self.config.tracking if self.config.tracking != Tracking() else result.config.tracking
         try:
             run = update_verdicts(result, folder, tracking)
-        except TrackingError as error:
+        except (TrackingError, UsageError) as error:  # such as a password that the result does not hold
             print_problems([f"the verdicts were not logged to MLflow: {error}"])
             return
         if run is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlparse
+from urllib.parse import parse_qsl, unquote, urlparse
 
 from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.locks import exclusive
@@ -47,13 +47,17 @@ _CHARTS = ("speedup", "memory_ratio", "quality/psnr_db")
 """Metrics of the first charts."""
 
 _SETTINGS = {
+    # A server may ask to wait for an hour, and a POST that is redirected arrives as a GET.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a server may ask to wait for an hour
-    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",  # a POST that is redirected arrives as a GET
+    "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+    "MLFLOW_ALLOW_HTTP_REDIRECTS": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 """Environment variables, unless the user has set them: retries end long before the deadline, and so say why."""
+
+_FORCED = {"MLFLOW_ENABLE_ASYNC_LOGGING": "false"}
+"""Environment variables whatever the user has set: else a run is said to be logged that a thread still writes."""
 
 _HOME = "sdopt.home"
 """Tag of an experiment: where its SQLite database was when the places of its artifacts were written."""
@@ -136,6 +140,8 @@ def serve(channel: Connection) -> None:
     """Answers the requests that come through a pipe until it is closed: the main function of the process."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    os.environ.update(_FORCED)
+    os.environ.pop("MLFLOW_ACTIVE_MODEL_ID", None)  # metrics would belong to that model of another program
     import mlflow
     import sqlalchemy  # noqa: F401
 
@@ -186,7 +192,7 @@ def perform(
             while True:
                 try:
                     _require_database(tracking)
-                    return function(MlflowClient(tracking_uri=tracking.uri), tracking, *arguments)
+                    return function(MlflowClient(tracking_uri=address_of(tracking)), tracking, *arguments)
                 except SdoptError:
                     raise
                 except Exception as error:
@@ -213,7 +219,7 @@ def _require_database(tracking: Tracking) -> None:
 
     if (file := file_of(tracking)) is not None and not file.exists():
         _make_database(file)
-    engine = create_engine(tracking.uri)
+    engine = create_engine(address_of(tracking))
     try:
         tables = inspect(engine).get_table_names()
     finally:
@@ -228,7 +234,7 @@ def _make_database(file: Path) -> None:
 
     with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
         made = Path(folder) / file.name
-        MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
+        MlflowClient(tracking_uri=address_of(Tracking(uri=f"sqlite:///{made}"))).search_experiments(max_results=1)
         try:
             os.link(made, file)
         except FileExistsError:  # another process was faster
@@ -245,6 +251,18 @@ def file_of(tracking: Tracking) -> Path | None:
     return Path(path.partition("?")[0]).expanduser()
 
 
+def address_of(tracking: Tracking) -> str:
+    """Returns the address of a store as SQLAlchemy reads it, which takes a path such as `a%2Fb` for `a/b`."""
+    file = file_of(tracking)
+    if file is None:
+        return tracking.uri
+    from sqlalchemy.engine import URL
+
+    head, _, options = tracking.uri.partition("?")
+    url = URL.create(head.partition(":///")[0], database=str(file), query=dict(parse_qsl(options)))
+    return url.render_as_string()
+
+
 def is_server(tracking: Tracking) -> bool:
     """Returns whether a tracking server keeps the runs, rather than a database."""
     return tracking.uri == "databricks" or urlparse(tracking.uri).scheme in ("http", "https", "databricks")
@@ -259,10 +277,14 @@ _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW
 
 _KNOWN = {
     # A pattern of the error's text, after its HTTP status: the way out. A final "…" marks what may pass by itself.
+    "ProxyError": "the proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names does not let it be reached: unset that, "
+    "or add the server's name to NO_PROXY",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here: name the certificate, or that of its authority, "
     "with MLFLOW_TRACKING_SERVER_CERT_PATH=<file>",
     "SSLError": "it does not speak HTTPS as expected: try http://, or another port",
     "status 401|UNAUTHENTICATED|CUSTOMER_UNAUTHORIZED": f"401, it does not know who you are: set {_CREDENTIALS}",
+    "Invalid Host header": "403, it does not answer under this name: start it with --allowed-hosts=…, or name it as it "
+    "expects to be named",
     "status 403|PERMISSION_DENIED": f"403, this user may not do that: ask for the permission, or set {_CREDENTIALS}",
     "status 413": "413, a request is larger than it or its proxy allows: allow more (client_max_body_size in nginx)",
     "status 429": "429, it gets too many requests, and asks to wait …",
@@ -317,7 +339,8 @@ def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
         location = place_of(tracking, experiment)
     else:
         _require_active(found, tracking)
-        location = found.artifact_location if is_server(tracking) else place_of(tracking, found.name)
+        _settle(client, tracking, found.experiment_id)
+        location = _place(client, tracking, found.experiment_id)
     require_place(location, tracking)
 
 
@@ -348,7 +371,7 @@ def put(
     found = _found(client, mine, experiment)
     home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
     _settle(client, tracking, home)
-    require_place(client.get_experiment(home).artifact_location, tracking)
+    require_place(_place(client, tracking, home), tracking)
     new = False
     while True:
         if (kept := _whole(found, digest)) is None:
@@ -434,7 +457,7 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
     with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
         _settle(client, tracking, found.info.experiment_id)
     top = run if found.data.tags.get(ROLE) == "study" else found.data.tags.get(PARENT, run)
-    folder = _path(client.get_run(top).info.artifact_uri)
+    folder = path_of(client.get_run(top).info.artifact_uri)
     if folder is not None and not folder.exists():
         raise UsageError(f"{run}: its artifacts were in {folder}, which is not here; name their folder with "
                          "tracking.artifacts=…")  # fmt: skip
@@ -628,8 +651,28 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
     return (Path(tracking.artifacts).absolute() / experiment).as_uri()
 
 
-def _path(location: str) -> Path | None:
+def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
+    """Returns where an experiment has had its artifacts since it was made.
+
+    Raises:
+        RefusedError: `tracking.artifacts` names another place.
+    """
+    found = client.get_experiment(experiment)
+    location, named = str(found.artifact_location), place_of(tracking, found.name)
+    own = tracking.artifacts is not None and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()
+    if own and named is not None and location.rpartition("/")[0] != named.rpartition("/")[0]:
+        raise RefusedError(
+            f"the experiment {found.name!r} has its artifacts in {path_of(location) or location}, so that "
+            f"tracking.artifacts={tracking.artifacts} would have no effect: leave that out, or log to an experiment of "
+            "another name (study.name=…)"
+        )
+    return location
+
+
+def path_of(location: str | None) -> Path | None:
     """Returns the folder that an address of artifacts means; None if it is none of this machine."""
+    if location is None:
+        return None
     address = urlparse(location)
     if address.scheme not in ("", "file"):
         return None
@@ -638,8 +681,10 @@ def _path(location: str) -> Path | None:
 
 def require_place(location: str | None, tracking: Tracking) -> None:
     """Raises RefusedError if artifacts cannot be written, or would lie where nobody looks for them."""
-    folder = _path(location) if location else None
+    folder = path_of(location)
     if folder is None:
+        if location and not location.startswith(("mlflow-artifacts:", "dbfs:")):
+            _require_answer(location)
         return
     above = next(path for path in (folder, *folder.parents) if path.exists())
     away = urlparse(tracking.uri).hostname not in (None, "localhost", "127.0.0.1", "::1")
@@ -658,6 +703,17 @@ def require_place(location: str | None, tracking: Tracking) -> None:
         ) from error
 
 
+def _require_answer(location: str) -> None:
+    """Raises RefusedError if a store of artifacts, such as a bucket, cannot be listed from here."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    try:
+        get_artifact_repository(location).list_artifacts()
+    except Exception as error:
+        todo = "install its driver with pip" if isinstance(error, ImportError) else "allow it"
+        raise RefusedError(f"artifacts cannot be kept in {location} ({cause_of(error)}): {todo}") from error
+
+
 def _settle(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     """Corrects where a SQLite database finds its artifacts, once it lies elsewhere than when it was written.
 
@@ -666,17 +722,18 @@ def _settle(client: "MlflowClient", tracking: Tracking, experiment: str) -> None
     """
     file = file_of(tracking)
     found = client.get_experiment(experiment)
-    former, home = _path(found.artifact_location), found.tags.get(_HOME)
-    if file is None or former is None or home == str(file):
+    former, home = path_of(found.artifact_location), found.tags.get(_HOME)
+    if file is None or former is None or (home == str(file) and former.exists()):
         return
     now = former
-    if home is not None and former.is_relative_to(Path(home).parent):
+    if home not in (None, str(file)) and former.is_relative_to(Path(home).parent):
         now = file.parent / former.relative_to(Path(home).parent)
-    elif home is None and not former.exists():  # logged by an earlier version
-        now = _path(place_of(tracking, former.name) or "s3://") or former
+    elif not former.exists():  # they were moved by themselves, or logged by an earlier version
+        named = path_of(place_of(tracking, former.name))
+        now = named if named is not None and (home is None or named.exists()) else former
     if now != former:
         _move(tracking, experiment, now)
-        notes.append(f"{file} was moved or copied: artifacts of {found.name!r} are now in {now}, not in {former}")
+        notes.append(f"{file}: artifacts of {found.name!r} are now in {now}, not in {former}")
     client.set_experiment_tag(experiment, _HOME, str(file))
 
 
@@ -684,7 +741,7 @@ def _move(tracking: Tracking, experiment: str, now: Path) -> None:
     """Writes to a database where the artifacts of an experiment are, and of its runs that have theirs there."""
     from sqlalchemy import create_engine, text
 
-    engine = create_engine(tracking.uri)
+    engine = create_engine(address_of(tracking))
     try:
         with engine.begin() as database:
             place = "UPDATE experiments SET artifact_location = :uri WHERE experiment_id = :id"

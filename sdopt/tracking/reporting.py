@@ -68,4 +68,6 @@ def track_report(source: Found, files: list[Path], tracking: Tracking | None) ->
         run = log_report(studies, files, store, swept=source.sweep is not None, replace=not source.downloaded)
     except TrackingError as error:
         return f"not logged to {error}"
+    except UsageError as error:  # such as a password that the result does not hold
+        return f"not logged: {error}"
     return f"MLflow: among the artifacts of run {run}" if run else f"not logged: {store.uri} does not have this result"

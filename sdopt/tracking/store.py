@@ -6,6 +6,8 @@ has what runs there.
 
 import atexit
 import os
+import posixpath
+import re
 import sqlite3
 import subprocess
 import tempfile
@@ -24,13 +26,17 @@ from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
     CLEANING_S,
+    NOTE,
+    PARENT,
     VIEW,
     Logged,
     RefusedError,
     TrackingError,
     check,
     file_of,
+    is_server,
     pages,
+    path_of,
     place_of,
     require_place,
 )
@@ -39,6 +45,13 @@ T = TypeVar("T")
 
 _CHECK_S = 20.0
 """A server that hangs delays a study by no more than this."""
+
+
+_PATIENCE_S = 10.0
+"""After so long a command says that it waits for another process."""
+
+_QUEUE = 10
+"""Deadlines of other processes that one waits for."""
 
 
 class _Process:
@@ -72,6 +85,12 @@ class _Process:
                 self._ready = True
             channel.send((Path.cwd(), tracking, deadline_s, *request))  # relative paths of files begin there
             # Until it begins, it waits for other processes, which have a deadline of their own.
+            if not channel.poll(_PATIENCE_S):
+                print_problems([f"{tracking.uri}: waiting for another process that writes it"])
+                if not channel.poll(_QUEUE * deadline_s):
+                    raise TrackingError(
+                        "another process holds it, which was perhaps stopped: let that one go on or end"
+                    )
             begun = channel.recv()
             if begun == BEGUN and not channel.poll(deadline_s + CLEANING_S + 5):
                 raise TrackingError(f"no complete answer within {deadline_s:g} s")
@@ -120,7 +139,7 @@ def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, dead
         TrackingError: the store cannot be reached, refuses, or was too slow.
     """
     require_mlflow()
-    _require_address(tracking)
+    _require_usable(tracking)
     limit = tracking.deadline_s if deadline_s is None else deadline_s
     answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
     print_problems(notes)
@@ -162,14 +181,15 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     Raises:
         UsageError: only the user can change what keeps a result from being logged.
     """
-    _require_address(tracking)
+    _require_usable(tracking)
     file = file_of(tracking)
     try:
         if file is not None and (problem := _why_unwritable(file.absolute())):
             raise RefusedError(f"{tracking.uri}: {problem}: choose another")
-        if file is not None and not file.exists():  # made when there is a result
+        place = place_of(_located(tracking), experiment)
+        if file is not None and not file.exists() and path_of(place) is not None:  # made when there is a result
             try:
-                require_place(place_of(_located(tracking), experiment), tracking)
+                require_place(place, tracking)
             except RefusedError as error:
                 raise RefusedError(f"{tracking.uri}: {error}") from error
         else:
@@ -210,9 +230,13 @@ def _require_address(tracking: Tracking) -> None:
         problem = "port 0 is no port" if address.port == 0 else ""
         if address.scheme in ("http", "https") and not address.hostname:
             problem = "names no host"
+        elif address.scheme in ("http", "https") and address.fragment:
+            problem = f"is the address of a page: leave out what follows the #: {tracking.uri.partition('#')[0]}"
     except ValueError as error:
         problem = str(error)
     file = file_of(tracking)
+    if file is not None and "?" in str(file.absolute()):
+        problem = f"a folder of {file.absolute()} has a ? in its name, which no address of a database can have"
     if f":{HIDDEN}@" in tracking.uri or f"={HIDDEN}" in tracking.uri:
         problem = "its password is not recorded, and not printed: put it in"
     if tracking.uri.partition(":")[0] in ("uc", "databricks-uc"):
@@ -221,6 +245,24 @@ def _require_address(tracking: Tracking) -> None:
         problem = "names no database, as sqlite:///outputs/mlflow.db does, and no server, as http://localhost:5000 does"
     if problem:
         raise UsageError(f"tracking.uri={tracking.uri}: {problem}")
+
+
+def _require_usable(tracking: Tracking) -> None:
+    """Raises UsageError for what a store would ignore, or refuse only when there is a result."""
+    _require_address(tracking)
+    problems = []
+    if is_server(tracking) and tracking.artifacts not in (None, Tracking().artifacts):
+        where = "a tracking server keeps artifacts where it was started to"
+        problems.append(f"tracking.artifacts={tracking.artifacts}: {where}; leave it out")
+    for name in tracking.tags or {}:
+        if name.startswith("sdopt.") or name in (NOTE, PARENT, "mlflow.runName"):
+            problems.append(f"tracking.tags: {name} is sdopt's own; choose another name")
+        elif not re.fullmatch(r"[/\w.\- :]{1,250}", name) or name != posixpath.normpath(name) or name[0] in "/.":
+            problems.append(
+                f"tracking.tags: MLflow takes letters, digits, spaces and _-.:/ in a name, and not {name!r}"
+            )
+    if problems:
+        raise UsageError(problems)
 
 
 def _located(tracking: Tracking) -> Tracking:

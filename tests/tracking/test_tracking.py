@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import chdir, closing
+from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sdopt.errors import UsageError
+from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
@@ -24,7 +26,7 @@ from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_result, log_study
-from sdopt.tracking.store import require_mlflow, require_store, shown_by, ui_pages
+from sdopt.tracking.store import end_process, require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.records import reconfigure
@@ -300,6 +302,77 @@ class TestPlaces:
         assert (where / "result.json").is_file()
         assert sorted(own.folder.rglob("*")) == ([] if how == "moved" else before)
 
+    def test_artifacts_are_found_where_they_were_moved_to(
+        self, own: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        first = log_study(*copied, own.tracking)
+        elsewhere = Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "elsewhere"))
+        for ask in (lambda: require_store(elsewhere, "shared"), lambda: log_study(*copied, elsewhere)):
+            with pytest.raises(
+                (UsageError, RefusedError), match=r"tracking\.artifacts=.*elsewhere would have no effect"
+            ):
+                ask()
+        (own.folder / "artifacts").rename(tmp_path / "elsewhere")
+        with pytest.raises(UsageError, match=r"name their folder with tracking\.artifacts="):
+            download_result(first.run, own.tracking)
+        assert download_result(first.run, elsewhere).id == copied[0].id
+        assert require_store(elsewhere, "shared") is None
+
+    @pytest.mark.parametrize("name", ["feature%2Fa", "a b#c@d:e"])
+    def test_a_folder_may_have_any_name_that_a_checkout_has(
+        self, copied: tuple[StudyResult, Path], tmp_path: Path, name: str
+    ) -> None:
+        """SQLAlchemy takes %2F for a slash: a checkout of a branch in Jenkins has such a name."""
+        here = Store(tmp_path / name)
+        here.folder.mkdir()
+        logged = log_study(*copied, here.tracking)
+        assert download_result(logged.run, here.tracking).id == copied[0].id
+        assert {path.parent for path in tmp_path.rglob("mlflow.db")} == {here.folder}
+
+    def test_a_process_that_was_stopped_is_not_waited_for_without_end(
+        self, own: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        require_store(own.tracking, "shared")
+        own.client.create_experiment("there")
+        monkeypatch.setattr("sdopt.tracking.store._PATIENCE_S", 0.1)
+        with exclusive(own.folder / "mlflow.db.lock"):
+            warning = require_store(replace(own.tracking, deadline_s=0.1), "shared")
+        assert "another process holds it" in str(warning)
+        assert "waiting for another process that writes it" in capsys.readouterr().err
+
+    def test_a_run_is_complete_when_it_is_said_to_be(
+        self, own: Store, copied: tuple[StudyResult, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
+        monkeypatch.setenv("MLFLOW_ACTIVE_MODEL_ID", "m-of-another-program")
+        end_process()  # the next one has these
+        log_study(*copied, own.tracking)
+        end_process()
+        _, variants = own.of_study(copied[0])
+        measured = [variants[row.name].data for row in copied[0].variants if row.status.measured]
+        assert measured
+        assert all(data.metrics and data.params for data in measured)
+
+    @pytest.mark.parametrize(
+        ("tracking", "said"),
+        [
+            (Tracking(tags={"a b!": "1"}), "not 'a b!'"),
+            (Tracking(tags={"sdopt.digest": "1"}), r"sdopt\.digest is sdopt's own"),
+            (Tracking(uri="http://localhost:1", artifacts="mine"), r"tracking\.artifacts=mine: .* leave it out"),
+            (Tracking(uri="http://localhost:1/#/experiments/3"), "leave out what follows the #"),
+            (
+                Tracking(uri="sqlite:///a/b.db", artifacts="nothing://here"),
+                "artifacts cannot be kept in nothing://here",
+            ),
+        ],
+    )
+    def test_what_has_no_effect_or_fails_later_is_refused_before_measuring(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: Tracking, said: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UsageError, match=said):
+            require_store(tracking, "shared")
+
     @pytest.mark.parametrize(
         ("uri", "said"),
         [
@@ -475,6 +548,14 @@ class TestSync:
         assert [Path(line).name for line in logged[:3]] == ["0", "1", "2"]
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
+
+    def test_a_result_in_a_folder_called_artifacts(
+        self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
+    ) -> None:
+        copied[1].rename(tmp_path / "artifacts")
+        done = sdopt(tmp_path, "sync", ".", *store.overrides)
+        assert done.code == 0
+        assert done.out.startswith("artifacts: logged as ")
 
     def test_a_folder_without_results(self, store: Store, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "sync", str(tmp_path), *store.overrides)
