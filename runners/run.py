@@ -91,7 +91,7 @@ def _run(
     if launched.occupied:
         return max(code, 2), launched.folder
     if launched.folder is None:
-        return code, None
+        return code or launched.code, None
     if target is not None:
         _export(launched.folder, target)
     if launched.sweep:

@@ -164,7 +164,7 @@ class Experiment:
             UsageError: the study cannot run as configured; nothing was measured.
             OSError: the result could not be written; the message names its alternative location.
         """
-        self._require_free_folder()
+        self._prepare_folder()
         self.timeline.enter("composing and planning")
         with ExitStack() as until_done:
             return self._run(*self.plan(until_done))
@@ -227,10 +227,7 @@ class Experiment:
                 raise
             raise OccupiedError(error.problems) from error
 
-    def _require_free_folder(self) -> None:
-        # A sweep job that is submitted again continues its own result.
-        if (self.folder / "result.json").is_file() and not (self.in_sweep or self.config.resume):
-            raise OccupiedError(f"{self.folder}: holds a result; continue it with `{self._resumed}`, or choose another")
+    def _prepare_folder(self) -> None:
         (self.folder / "error.json").unlink(missing_ok=True)
         for left in self.folder.glob("*.tmp"):  # left by a process that was killed while writing
             left.unlink(missing_ok=True)

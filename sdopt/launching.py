@@ -6,7 +6,6 @@ This module is the entry point of the command line and of the Python API; `Exper
 import errno
 import math
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -42,9 +41,10 @@ from sdopt.errors import (
 from sdopt.experiment import Experiment
 from sdopt.guard import explained
 from sdopt.locks import lock_folder
-from sdopt.record.folders import JobError, write_error
+from sdopt.record.folders import JobError, read_error, write_error
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.outcome import Outcome, load_result
+from sdopt.scratch import scratch_folder
 from sdopt.statistics.figures import flat_figures
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.client import TrackingError
@@ -73,12 +73,14 @@ class Launched:
         sweep: whether it is a sweep's.
         lost: whether a launcher lost a job of a sweep, for example because its machine went down.
         occupied: whether a job of a sweep refused its folder, because another process writes it.
+        code: the exit code of a dry run.
     """
 
     folder: Path | None = None
     sweep: bool = False
     lost: bool = False
     occupied: bool = False
+    code: int = 0
 
 
 def launch(
@@ -111,30 +113,35 @@ def launch(
             raise UsageError(
                 "hydra.mode=MULTIRUN: sdopt.run measures one study; for sweeps use the command `sdopt run`"
             )
-        launched.folder, launched.sweep = command.folder, command.sweep
-        try:
-            if command.sweep:
-                ready()  # jobs may print from other processes
-                sweep = SweepJob(_this_process())
-                command.run(sweep)
-                launched.occupied = bool(sweep.occupied)
-            else:
-                _run_one(command, ["sdopt", "run", *argv], ready, brief)
-        except (SdoptError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            launched.lost = _lost_job(error, command)
+        if command.dry:
+            _require_writable(command)
+        # What Hydra records of a dry run is no record of what was measured in its folder.
+        with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
+            launched.folder, launched.sweep = None if command.dry else folder, command.sweep
+            try:
+                if command.sweep:
+                    ready()  # jobs may print from other processes
+                    sweep = SweepJob(_this_process())
+                    command.run(sweep, folder)
+                    launched.occupied = bool(sweep.occupied)
+                else:
+                    _run_one(command, folder, ["sdopt", "run", *argv], ready, brief)
+            except (SdoptError, KeyboardInterrupt):
+                raise
+            except Exception as error:
+                launched.lost = _lost_job(error, command)
+            if command.dry:
+                errors = [read_error(file.parent) for file in folder.rglob("error.json")]
+                launched.code = max((error.exit_code for error in errors if error), default=0)
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
-    if command.dry:
-        _remove_plans(command.folder)
-        launched.folder = None
     return launched
 
 
-def _run_one(command: Command, given: Sequence[str], ready: Callable[[], None], brief: bool) -> None:
+def _run_one(command: Command, place: Path, given: Sequence[str], ready: Callable[[], None], brief: bool) -> None:
     """Measures the study of a single run. Raises what ended it, after it is recorded in the folder."""
     errors: list[Exception] = []
+    _require_free(command)
 
     def job(_cfg: DictConfig) -> Any:
         folder = job_folder()
@@ -150,9 +157,34 @@ def _run_one(command: Command, given: Sequence[str], ready: Callable[[], None], 
             errors.append(error)
             return math.nan
 
-    command.run(job)
+    command.run(job, place)
     if errors:
         raise errors[0]
+
+
+def _require_writable(command: Command) -> None:
+    """Raises UsageError if the folder of a command cannot be made."""
+    above = next(path for path in (command.folder, *command.folder.absolute().parents) if os.path.lexists(path))
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
+        raise UsageError(f"{above}: no folder that can be written; choose another with {key}=…")
+
+
+def _require_free(command: Command) -> None:
+    """Checks a run's folder before Hydra replaces the record of the command there, with which a study is resumed.
+
+    Raises:
+        OccupiedError: it holds a result, and the command does not resume that; or another process writes it.
+    """
+    assert command.composer is not None
+    folder = command.folder
+    if (folder / "result.json").is_file() and not command.composer.current.resume:
+        again = command_line("run", f"resume={folder}")
+        raise OccupiedError(f"{folder}: holds a result; continue it with `{again}`, or choose another")
+    if folder.is_dir():
+        with lock_folder(folder) as ours:
+            if not ours:
+                raise OccupiedError(f"{folder}: another process is measuring there")
 
 
 @dataclass(frozen=True)
@@ -243,19 +275,6 @@ def _explained(error: Exception, command: Command, begun: bool) -> Exception:
             return UsageError(f"{problem}; choose a writable folder with {key}=…")
         return UsageError(problem)
     return error if begun or way_out(error) else UsageError(in_one_line(error) or type(error).__name__)
-
-
-def _remove_plans(folder: Path) -> None:
-    """Removes the folder of a dry run, if it holds nothing but what Hydra wrote there, and the empty ones above it."""
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    for parent in folder.absolute().parents:
-        if parent == Path.cwd() or Path.cwd() not in parent.parents:
-            break
-        with suppress(OSError):  # other runs lie there
-            parent.rmdir()
 
 
 class InterruptedStudy(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from sdopt.config.command import CommandLine, run_hydra
 from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import Compositions, composition_errors
-from sdopt.config.groups import require_overrides
+from sdopt.config.groups import default_options, require_overrides
 from sdopt.config.overrides import key_of, listed, parsed_override, quoted
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
@@ -44,6 +44,7 @@ class Command:
             UsageError: Hydra cannot compose it, or the configuration of a single run is not valid.
         """
         require_overrides(line.overrides)
+        _require_once(line.task)
         path, rest = _searchpath(line)
         # A sweep's folder depends on no more than one of its jobs.
         single = [first for override in line.overrides if (first := _first(override)) is not None]
@@ -53,7 +54,8 @@ class Command:
                 cfg = compose(CONFIG_NAME, [*path, *_without(single, "hydra.searchpath")], return_hydra_config=True)
                 sweep = line.multirun or cfg.hydra.mode == RunMode.MULTIRUN
                 folder = Path(cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir).expanduser()
-                _require_job(cfg.hydra)
+                _require_job(cfg.hydra, sweep)
+            _require_place(line, sweep)
             if sweep:
                 _require_options(line, compositions)
                 return cls(line, True, folder, bool(cfg.get("dry_run")), None)
@@ -61,21 +63,31 @@ class Command:
             composer = HydraComposer(line.task, [*path, *rest], composed)
         return cls(line, False, folder, composer.current.dry_run, composer)
 
-    def run(self, job: Callable[[DictConfig], Any]) -> None:
+    def run(self, job: Callable[[DictConfig], Any], folder: Path) -> None:
         """Runs a job by Hydra: once, or in a sweep once per combination.
 
         Args:
             job: what a launcher can send to another process.
+            folder: where Hydra records the command, and makes the folders of jobs.
 
         Raises:
             Exception: whatever Hydra or a launcher raises, and a job that does not keep its errors to itself.
         """
         # A launcher's process may begin in another folder: for each job the sweep's folder is this one.
-        key, folder = ("hydra.sweep.dir", self.folder.absolute()) if self.sweep else ("hydra.run.dir", self.folder)
+        key, folder = ("hydra.sweep.dir", folder.absolute()) if self.sweep else ("hydra.run.dir", folder)
         overrides = [*_without(self.line.overrides, key), f"{key}={quoted(str(folder))}"]
         flags = ["-m"] if self.line.multirun else []
         flags += ["--config-dir", str(self.line.config_dir)] if self.line.config_dir else []
         run_hydra(job, [*flags, *overrides])
+
+
+def _require_once(overrides: Sequence[str]) -> None:
+    """Raises UsageError if options of a group that combine are given apart: Hydra takes the last."""
+    for group in [group for group, default in default_options().items() if isinstance(default, list)]:
+        given = dict.fromkeys(override for override in overrides if key_of(override) == group and "=" in override)
+        if len(given) > 1:
+            options = ",".join(override.partition("=")[2].strip("[]") for override in given)
+            raise UsageError(f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them")
 
 
 def _searchpath(line: CommandLine) -> tuple[list[str], list[str]]:
@@ -112,12 +124,26 @@ def _without(overrides: Sequence[str], key: str) -> list[str]:
     return [override for override in overrides if key_of(override) != key]
 
 
-def _require_job(hydra: DictConfig) -> None:
-    """Raises UsageError for settings of Hydra with which a study's files would lie where nobody looks for them."""
+def _require_place(line: CommandLine, sweep: bool) -> None:
+    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
+    mine, other = ("hydra.sweep.dir", "hydra.run.dir") if sweep else ("hydra.run.dir", "hydra.sweep.dir")
+    if given := [override for override in line.hydra if key_of(override) == other]:
+        what = "a sweep" if sweep else "a single run"
+        raise UsageError(f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder")
+
+
+def _require_job(hydra: DictConfig, sweep: bool) -> None:
+    """Raises UsageError for settings of Hydra that would have no effect, or put files where nobody looks for them."""
     if hydra.job.chdir:
         raise UsageError(
             "hydra.job.chdir=true: a study runs in the folder in which it is started, so that its paths and its "
             "database are the same for all; leave it out (results are in the folder of hydra.run.dir anyway)"
+        )
+    launched = sweep and not str(hydra.launcher._target_).endswith(".BasicLauncher")
+    if hydra.job.env_set and not launched:
+        raise UsageError(
+            f"hydra.job.env_set: processes that measure start before Hydra sets {', '.join(hydra.job.env_set)}: set it "
+            "where you start the command"
         )
     subdir = Path(str(OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"]))  # type: ignore[call-overload, index]
     if subdir.is_absolute() or ".." in subdir.parts:

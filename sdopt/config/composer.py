@@ -1,6 +1,7 @@
 """Composes variants from the overrides of a command."""
 
 import copy
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -10,6 +11,8 @@ from typing import Any
 from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import OverrideType
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -304,9 +307,26 @@ class HydraComposer:
 
 
 def tracking_of(overrides: Sequence[str]) -> Tracking:
-    """Returns the tracking section alone, for commands that measure nothing. Raises UsageError."""
+    """Returns the tracking section alone, for commands that measure nothing. Raises UsageError, also for other keys."""
+    _require_sections(overrides, "tracking")
     with composer_of(overrides) as composer:
         return composer.current.tracking
+
+
+_ONE_THREAD = threading.RLock()
+
+
+@contextmanager
+def _initialized() -> Iterator[None]:
+    """Initializes Hydra, whose state is the process's, in one thread at a time; a program's own use of it stays."""
+    with _ONE_THREAD:
+        base, job = VersionBase.instance().version_base, JobRuntime().get("name")
+        try:
+            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+                yield
+        finally:
+            VersionBase.instance().version_base = base
+            JobRuntime().set("name", job)
 
 
 @contextmanager
@@ -320,13 +340,13 @@ def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Ite
     Raises:
         UsageError: the configuration is not valid.
     """
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    with _initialized():
         yield HydraComposer(overrides, _search_path(config_dir))
 
 
 def load_of(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]:
     """Returns the section of a load test that a preset has; {} if it has none. Raises UsageError as `composer_of`."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    with _initialized():
         return dict(_plain(Compositions(_search_path(config_dir)).of(overrides).cfg, LOAD))
 
 
@@ -343,10 +363,23 @@ class GateConfig:
 
 
 def gate_of(overrides: Sequence[str]) -> GateConfig:
-    """Returns the chosen gate (`default` if none is chosen) and the tracking section. Raises UsageError."""
+    """Returns the chosen gate (`default` if none is chosen) and the tracking section.
+
+    Raises:
+        UsageError: they are not valid, or a key is given that has no effect on what was measured.
+    """
+    _require_sections(overrides, "gate", "tracking")
     with composer_of(with_gate(overrides)) as composer:
         run = composer.current
     return GateConfig(run.gate, run.tracking)
+
+
+def _require_sections(overrides: Sequence[str], *sections: str) -> None:
+    """Raises UsageError for overrides that would have no effect on a finished result."""
+    passed = [override for override in overrides if group_of(key_of(override)) not in (*sections, "hydra")]
+    if passed:
+        known = " and ".join(sections)
+        raise UsageError([f"{each}: has no effect on a finished result, only keys of {known} have" for each in passed])
 
 
 def with_gate(overrides: Sequence[str]) -> list[str]:

@@ -3,6 +3,8 @@
 import difflib
 import re
 from contextlib import ExitStack
+from glob import escape
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -10,12 +12,16 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.errors import command_line
 
 
 def explain(error: Exception) -> str:
     """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
     message = str(error).partition("Config search path")[0].strip()
     unknown = re.match(r"Could not override '([^']+)'", message)
+    if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
+        own = f"write `- override /{grouped[1]}: …` in its defaults list"
+        return f"{grouped[1]}: begin the file with `# @package _global_`, and {own}"
     if unknown is None and (option := re.match(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", message)):
         known = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
         near = difflib.get_close_matches(option[2], known, n=2)
@@ -25,7 +31,7 @@ def explain(error: Exception) -> str:
             name = option[2].partition("_")[0]
             choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
         choices += "; or a path, or owner/name on the hub" if option[1] == "model" else ""
-        return f"{option[1]}={option[2]}: unknown option; {advice}{choices}"
+        return f"{option[1]}={option[2]}: unknown option; {advice}{choices}{_own_file(option[1], option[2])}"
     if unknown is None:
         return message
     if designs := _designs_with(unknown[1]):
@@ -39,6 +45,14 @@ def explain(error: Exception) -> str:
         return f"{unknown[1]}: unknown key; did you mean {' or '.join(near)}? `sdopt run --help` lists all"
     added = f"a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
     return f"{unknown[1]}: unknown key; `sdopt run --help` lists all; {added}"
+
+
+def _own_file(group: str, option: str) -> str:
+    """Returns how the option's file in a folder here is found, if there is one; else ""."""
+    for file in sorted(Path().glob(f"*/{escape(group)}/{escape(option)}.y*ml")):
+        folder = command_line("run", "--config-dir", str(file)[: -len(f"/{group}/{file.name}")])
+        return f"; {file} is one with `{folder} …`" if file.suffix == ".yaml" else f"; {file} must be named .yaml"
+    return ""
 
 
 def _designs_with(key: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sdopt.config.paths import options_of
 from sdopt.config.typed import build_typed
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -210,10 +211,8 @@ def drawn_negatives(run: RunConfig) -> tuple[str, ...]:
 
 def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems: list[str]) -> dict[str, Optimization]:
     """Builds the optimization at a top-level key, or those below it if the group's options combine; by axis."""
-    if node is None:
-        return {}
-    if not isinstance(node, DictConfig):
-        problems.append(f"{key}: unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}")
+    if unfit := _wrong_group(key, node):
+        problems.append(f"{key}: {unfit}")
         return {}
     missing = [f"{key}.{name!s}" for name in node if OmegaConf.is_missing(node, name)]
     problems += [f"{name}: must be given, as in {name}=…" for name in missing]
@@ -228,6 +227,15 @@ def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems:
     built = {axis: option for axis, option in made.items() if option is not None}
     problems += [f"{axis}: {wrong}" for axis, option in built.items() if (wrong := _wrong_contract(option))]
     return built
+
+
+def _wrong_group(key: str, node: Any) -> str:
+    """Returns why a top-level key is no group of options; "" if it is one."""
+    if key == "experiment":
+        return "a file of this group must begin with the line `# @package _global_`"
+    if options_of(key) and not isinstance(node, DictConfig):
+        return f"an option is chosen in a file's defaults list, by `- override /{key}: {node or '…'}`"
+    return "" if isinstance(node, DictConfig) else f"unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}"
 
 
 def _wrong_contract(option: Optimization) -> str | None:

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, StringNode
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from sdopt.options.base import Optimization
@@ -130,6 +130,9 @@ def _set_fields(
 def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
     """Merges one value into a schema; returns what is wrong with it."""
     try:
+        # YAML reads no as false and 1.50 as 1.5: the text would be another one.
+        if isinstance(schema._get_node(key), StringNode) and isinstance(node[key], bool | float):
+            return [f"{full}={node[key]}: must be text; write it in quotes"]
         # Null is a number only where it is the default.
         numbers = "each" in limits and not (node[key] is None and schema[key] is None)
         schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})

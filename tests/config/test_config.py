@@ -2,11 +2,15 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase
 from omegaconf import OmegaConf
+from packaging.version import Version
 
 from sdopt.config.command import CommandLine
 from sdopt.config.composed import Command
@@ -143,6 +147,8 @@ class TestMistakes:
                 "workload.size=[64, 65]: must be at least 8 and at most 16384 and a multiple of 8",
             ),
             ("workload.size=[]", "workload.size=[]: must name at least one"),
+            ("workload.negative_prompt=1.50", "workload.negative_prompt=1.5: must be text; write it in quotes"),
+            ("study.name=true", "study.name=True: must be text; write it in quotes"),
             ("workload.size=[64,null]", "workload.size: "),
             ("workload.size=64px", "workload.size=64px: must be a whole number"),
             ("workload.batch_size=null", "workload.batch_size: "),
@@ -559,3 +565,50 @@ def test_a_group_is_chosen_in_one_way(composer: Composers, override: str) -> Non
     [found] = problems(composer, override)
     assert "precision" in found
     assert "Multiple values" not in found
+
+
+def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its later jobs would run in other folders, and log to a file of another name."""
+    monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
+    JobRuntime().set("name", "mine")
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda port: tracking_of([f"tracking.uri=http://localhost:{port}"]).uri, range(1, 9)))
+    assert found == [f"http://localhost:{port}" for port in range(1, 9)]
+    assert VersionBase.instance().version_base == Version("1.1")
+    assert JobRuntime().get("name") == "mine"
+
+
+def test_an_option_in_a_folder_that_was_not_named_is_found_for_the_user(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    for suffix, said in (("yml", "mine.yml must be named .yaml"), ("yaml", "one with `sdopt run --config-dir conf …`")):
+        (tmp_path / "conf" / "experiment" / f"mine.{suffix}").write_text("")
+        refused = sdopt(tmp_path, "run", "experiment=mine", "dry_run=true")
+        assert refused.code == 2
+        assert "experiment=mine: unknown option; " in refused.err
+        assert said in refused.err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("protocol: {rounds: 7}", "experiment: a file of this group must begin with the line `# @package _global_`"),
+        ("# mine\n# @package _global_\nprotocol: {rounds: 7}", "must begin with the line `# @package _global_`"),
+        ("defaults: [override /precision: bf16]", "write `- override /precision: …`"),
+        ("# @package _global_\ndefaults: [/precision: bf16]", "write `- override /precision: …`"),
+        ("# @package _global_\ndefaults: [override precision: bf16]", "write `- override /precision: …`"),
+        ("# @package _global_\nprecision: bf16", "by `- override /precision: bf16`"),
+        ("# @package _global_\nattention: null", "by `- override /attention: …`"),
+    ],
+)
+def test_a_preset_that_is_written_otherwise_says_how(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(content)
+    refused = sdopt(tmp_path, "run", "--config-dir", ".", "experiment=mine", "dry_run=true")
+    assert refused.code == 2
+    assert said in refused.err
+
+
+def test_options_that_combine_are_given_at_once(tmp_path: Path) -> None:
+    refused = sdopt(tmp_path, "run", "memory=vae_slicing", "memory=vae_tiling", "dry_run=true")
+    assert refused.code == 2
+    assert "memory=[vae_slicing,vae_tiling] combines them" in refused.err

@@ -125,6 +125,7 @@ class TestGate:
             ((".",), "has no result.json"),
             ((".", "gate=none"), "has no rules; choose gate=default"),
             ((".", "gate=nonsense"), "nonsense"),
+            ((".", "quality.prompt_count=3"), "quality.prompt_count=3: has no effect on a finished result"),
             ((".", "--against", ".", "--waive", "everything"), "--waive everything: unknown; choose from versions"),
             ((".", "--waive", "sdopt"), "--waive sdopt: allows differences to an earlier result"),
         ],

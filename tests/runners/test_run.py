@@ -16,6 +16,7 @@ from sdopt import __version__
 from sdopt.cli import COMMANDS
 from sdopt.config.paths import CONF
 from sdopt.launching import summarise_sweep
+from sdopt.locks import lock_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status
 from tests.command import SMOKE, Finished, fork, sdopt
@@ -101,6 +102,9 @@ MISTAKES = {
     "nothing to compare": ["study=explicit"],
     "a conflict": ["attention=cudnn"],
     "a tracker that does not exist": ["tracking.kind=wandb"],
+    "a variable for processes that have started": ["+hydra.job.env_set.X=1"],
+    "the folder of a sweep": ["hydra.sweep.dir=mine"],
+    "the folder of a run for a sweep": ["-m", "layout=contiguous,channels_last", "hydra.run.dir=mine"],
 }
 
 
@@ -156,6 +160,27 @@ class TestMistakes:
         assert "Traceback" not in finished.err
 
 
+class TestFolder:
+    def test_keeps_the_record_of_what_was_measured_there(self, tmp_path: Path) -> None:
+        """Hydra replaces it before sdopt runs, and then another study would be resumed."""
+        assert sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine").code == 0
+        record = (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text()
+        for more in ([], ["dry_run=true"]):
+            refused = sdopt(tmp_path, "run", *SMOKE, "attention=math", "hydra.run.dir=mine", *more)
+            assert refused.code == 2
+            assert "mine: holds a result; continue it with `sdopt run resume=mine`" in refused.err
+        assert (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text() == record
+        assert sdopt(tmp_path, "run", "resume=mine", "protocol.rounds=3").code == 0
+
+    def test_of_another_process_is_left_alone(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir()
+        with lock_folder(tmp_path / "mine"):
+            refused = sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine")
+        assert refused.code == 2
+        assert "another process is measuring there" in refused.err
+        assert list((tmp_path / "mine").iterdir()) == []
+
+
 class TestDryRun:
     def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
         finished = sdopt(
@@ -183,6 +208,18 @@ class TestDryRun:
         known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown
+
+    def test_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
+        (tmp_path / "mine" / "empty").mkdir(parents=True)
+        for flags, key in (((), "hydra.run.dir"), (("-m",), "hydra.sweep.dir")):
+            planned = sdopt(tmp_path, "run", *flags, *SMOKE, "precision=bf16", "dry_run=true", f"{key}=mine")
+            assert planned.code == 0
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
+
+    def test_of_a_sweep_ends_as_its_worst_job(self, tmp_path: Path) -> None:
+        planned = sdopt(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "precision=bf16", "dry_run=true")
+        assert planned.code == 2
+        assert "workload.steps=0: must be at least 1" in planned.err
 
     def test_of_a_conflict_shows_the_reason(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "attention=cudnn")
