@@ -70,7 +70,7 @@ def _judged(arguments: argparse.Namespace, say: "Callable[[Mapping[str, Any]], N
 def _verdicts(folder: Path) -> Any:
     """Returns the verdicts of a folder; a comparison with an earlier result leaves no trace in the result itself."""
     file = folder / "verdicts.json"
-    return json.loads(file.read_text()) if file.is_file() else None
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:

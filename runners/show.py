@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     folder = Path(arguments.result)
     console = terminal()
     if (folder / RECORD).is_file() and not arguments.json:  # a search: its answer, and the study that judged
-        console.print(json.loads((folder / RECORD).read_text())["sentence"], style="bold", markup=False)
+        console.print(json.loads((folder / RECORD).read_text(encoding="utf-8"))["sentence"], style="bold", markup=False)
         console.print(f"Everything that was tried: {folder / PAGE}\n", markup=False, soft_wrap=True)
         folder = folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
     found = find_results(str(folder), tracking_of(arguments.overrides))

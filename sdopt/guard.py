@@ -38,7 +38,7 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
 
     @wraps(main)
     def command(argv: list[str]) -> int:
-        with _endings_raised(), _patient_streams():
+        with _endings_raised(), patient_streams():
             try:
                 return main(argv)
             except KeyboardInterrupt as interrupt:
@@ -135,7 +135,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 @contextmanager
-def _patient_streams() -> Iterator[None]:
+def patient_streams() -> Iterator[None]:
     """Lets a command continue where its output cannot be written, and spell what a terminal cannot show."""
     before = sys.stdout, sys.stderr
     if any(isinstance(stream, _Patient) for stream in before):  # a command within a command
@@ -157,7 +157,7 @@ class _Patient:
         # A shell's `>&-` leaves no stream at all.
         self._stream = open(os.devnull, "w", encoding="utf-8") if stream is None else stream  # noqa: PTH123, SIM115
         if hasattr(self._stream, "reconfigure"):
-            self._stream.reconfigure(errors=_PLAIN)
+            self._stream.reconfigure(errors=PLAIN)
 
     def write(self, text: str) -> int:
         """Writes; does nothing once the reader has closed the pipe."""
@@ -185,7 +185,8 @@ class _Patient:
         return getattr(self._stream, name)
 
 
-_PLAIN = "sdopt.plain"
+PLAIN = "sdopt.plain"
+"""The name of the way, for `str.encode`, in which what an encoding lacks is spelt."""
 
 _SPELT = {"×": "x", "≈": "~", "≥": ">=", "≤": "<=", "…": "...", "→": "->", "±": "+-", "–": "-", "—": "-", "−": "-"}
 _SPELT |= {
@@ -212,4 +213,4 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
     return "".join(plain), error.end
 
 
-codecs.register_error(_PLAIN, _spelt)
+codecs.register_error(PLAIN, _spelt)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sdopt.apart import start_apart
-from sdopt.errors import ENDINGS, SdoptError, UnavailableError
-from sdopt.guard import explained
+from sdopt.errors import ENDINGS, SdoptError, UnavailableError, UsageError
+from sdopt.guard import PLAIN, explained, patient_streams
 from sdopt.terminal import OVERWRITES
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
         UnavailableError: the study was aborted, for example by a full disk; completed measurements are kept.
         KeyboardInterrupt: Ctrl-C; completed measurements are kept in the folder.
     """
+    if wrong := [override for override in overrides if not isinstance(override, str)]:
+        raise UsageError(f"{wrong[0]!r}: each override is an argument of its own, as in sdopt.run(*overrides)")
     # A stream that is not the process's own, as in a notebook, is written to from here.
     shown = [sys.stdout, sys.stderr]
     piped = {
-        name: None if stream is own and stream is not None else subprocess.PIPE
+        name: subprocess.DEVNULL if stream is None else None if stream is own else subprocess.PIPE
         for name, stream, own in zip(("stdout", "stderr"), shown, (sys.__stdout__, sys.__stderr__), strict=True)
     }
     for stream in shown:
@@ -62,7 +64,7 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
             for pipe, stream in zip((process.stdout, process.stderr), shown, strict=True)
             if pipe is not None
         }
-        channel.send((overrides, config_dir))
+        channel.send((overrides, config_dir, [name for name, to in piped.items() if to == subprocess.PIPE]))
         outcome, error = _followed(process, channel, {fd: stream for fd, (_, stream) in readers.items()})
         with suppress(subprocess.TimeoutExpired):  # it removes its temporary files
             process.wait(30)
@@ -85,8 +87,7 @@ def _followed(process: "subprocess.Popen[bytes]", channel: Connection, streams: 
                         answer = channel.recv()
                     waited_for.remove(channel)
                 elif text := os.read(ready, 65536):  # type: ignore[arg-type]
-                    streams[ready].write(decoders[ready].decode(text))  # type: ignore[index]
-                    streams[ready].flush()  # type: ignore[index]
+                    _show(decoders[ready].decode(text), streams[ready])  # type: ignore[index]
                 else:
                     waited_for.remove(ready)
             if answer is not None and channel not in waited_for and not wait(waited_for, 0):
@@ -100,18 +101,32 @@ def _followed(process: "subprocess.Popen[bytes]", channel: Connection, streams: 
     return answer
 
 
+def _show(text: str, stream: TextIO) -> None:
+    """Writes to a stream of the caller's, whatever it is: one that is closed or lacks a character ends no study."""
+    with suppress(OSError, ValueError, AttributeError):
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = getattr(stream, "encoding", None) or "ascii"
+            stream.write(text.encode(encoding, PLAIN).decode(encoding))
+        stream.flush()
+
+
 def serve(channel: Connection) -> None:
     """Runs the study that comes through a pipe, and answers with its result or error: the main function there."""
     from sdopt.launching import run as measure
 
-    overrides, config_dir = channel.recv()
+    overrides, config_dir, piped = channel.recv()
+    for name in piped:
+        getattr(sys, name).reconfigure(encoding="utf-8")
     for number in (signal.SIGINT, *ENDINGS):
         signal.signal(number, signal.default_int_handler)
     threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
     outcome: Outcome | None = None
     problem: BaseException | None = None
     try:
-        outcome = measure(*overrides, config_dir=config_dir)
+        with patient_streams():
+            outcome = measure(*overrides, config_dir=config_dir)
     except KeyboardInterrupt:
         problem = KeyboardInterrupt()
     except (SdoptError, OSError) as error:

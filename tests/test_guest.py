@@ -138,6 +138,38 @@ def test_its_output_goes_where_the_caller_s_goes(tmp_path: Path, monkeypatch: py
     assert "precision=bf16" in shown.getvalue()
 
 
+class Bare:
+    """A stream as programs make them, which can do no more than write; it lacks most characters."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def write(self, text: str) -> None:
+        text.encode("ascii")
+        self.said += text
+
+
+def test_its_output_suits_any_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    closed = io.StringIO()
+    closed.close()
+    for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
+        monkeypatch.setenv(name, value)
+    bare, full = Bare(), io.StringIO()
+    for stream in (bare, closed, None, full):
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(sdopt.UsageError, match="a dry run has no result"):
+            sdopt.run(*SMOKE, "precision=bf16", "dry_run=true")
+    for said in (bare.said, full.getvalue()):
+        assert "precision=bf16" in said
+        assert "�" not in said
+
+
+def test_overrides_are_arguments_of_their_own() -> None:
+    with pytest.raises(sdopt.UsageError, match=r"sdopt\.run\(\*overrides\)"):
+        sdopt.run(["precision=bf16"])  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_study_ends_with_its_caller(number: int, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ class GpuMonitor:
 def _of_this_study(pid: int) -> bool:
     """Returns whether a process is this one, or another worker that the same parent started."""
     try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     except (OSError, ValueError):
         return pid == os.getpid()
     return pid == os.getpid() or parent == os.getppid()

@@ -171,7 +171,11 @@ def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
 def describe_cpu() -> dict[str, Any]:
     """Returns the CPU's name, the cores that this process may use, and the vector units that PyTorch uses."""
     info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in info.read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
     return {
         "name": names[0] if names else platform.processor() or platform.machine(),
         "cores": usable_cores(),
@@ -187,7 +191,7 @@ def usable_cores(group: Path = _GROUP) -> int:
     """
     affinity = len(os.sched_getaffinity(0))
     file = group / "cpu.max"
-    quota, period = file.read_text().split() if file.is_file() else ("max", "")
+    quota, period = file.read_text(encoding="utf-8").split() if file.is_file() else ("max", "")
     return affinity if quota == "max" else max(1, min(affinity, round(int(quota) / int(period))))
 
 
@@ -200,7 +204,8 @@ def _cpu() -> Device:
 def host_memory_gib() -> tuple[float, float]:
     """Returns the host's memory, total and available, in GiB; at most the container's limit."""
     memory = {
-        line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()
+        line.split(":")[0]: int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     }
     limit = _container_limit()
     return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
@@ -209,5 +214,5 @@ def host_memory_gib() -> tuple[float, float]:
 def _container_limit() -> float:
     """Returns the memory limit of a container in bytes (cgroup v2); infinity without a limit."""
     limit = _GROUP / "memory.max"
-    text = limit.read_text().strip() if limit.is_file() else "max"
+    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
     return float(text) if text.isdecimal() else float("inf")

@@ -153,7 +153,7 @@ def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadCo
     """Writes and logs what was found."""
     record.write(folder)
     text = written(blocks_of(record))
-    (folder / "load.md").write_text(text)
+    (folder / "load.md").write_text(text, encoding="utf-8")
     try:
         from sdopt.loadtest.charts import draw  # a machine that only measures may lack the library of charts
 

@@ -95,7 +95,7 @@ class InterferenceMeter:
     def _read(self) -> _Counts | None:
         try:
             cores = self._cores()
-            ticks = _ticks((self._proc / "stat").read_text(), cores)
+            ticks = _ticks((self._proc / "stat").read_text(encoding="utf-8"), cores)
             threads = {
                 task.name: found
                 for process in self._group()
@@ -119,7 +119,7 @@ class InterferenceMeter:
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
-        status = (self._proc / str(self._pid) / "status").read_text()
+        status = (self._proc / str(self._pid) / "status").read_text(encoding="utf-8")
         listed = next((line for line in status.splitlines() if line.startswith("Cpus_allowed_list:")), ":")
         found: set[int] = set()
         for part in filter(None, listed.partition(":")[2].strip().split(",")):
@@ -132,8 +132,8 @@ class InterferenceMeter:
         try:
             cores = self._cores()
             files = [self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq" for core in sorted(cores)]
-            found = [int(file.read_text()) / 1000 for file in files if file.is_file()]
-            found = found or _listed_mhz((self._proc / "cpuinfo").read_text(), cores)
+            found = [int(file.read_text(encoding="utf-8")) / 1000 for file in files if file.is_file()]
+            found = found or _listed_mhz((self._proc / "cpuinfo").read_text(encoding="utf-8"), cores)
         except (OSError, ValueError):
             return None
         return round(sum(found) / len(found), 1) if found else None
@@ -173,9 +173,9 @@ def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
 def _thread(task: Path) -> _Thread | None:
     """Returns the counts of a thread; None if it has ended, or the kernel keeps none."""
     try:
-        ran, waited = (task / "schedstat").read_text().split()[:2]
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        status = (task / "status").read_text()
+        ran, waited = (task / "schedstat").read_text(encoding="utf-8").split()[:2]
+        fields = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        status = (task / "status").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
     switched = next(line for line in status.splitlines() if line.startswith("nonvoluntary_ctxt_switches:"))

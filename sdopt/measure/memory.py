@@ -106,7 +106,7 @@ class PeakMemory:
         self._children = 0.0
         self._highest_cuda = 0
         try:
-            _CLEAR.write_text("5")
+            _CLEAR.write_text("5", encoding="utf-8")
         except OSError:
             self._marked = False
         if self._device.is_cuda:
@@ -176,7 +176,7 @@ def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
 
 
 def _status_field(name: str) -> float:
-    for line in _STATUS.read_text().splitlines():
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) / 2**20
     raise OSError(f"{_STATUS} has no {name}")

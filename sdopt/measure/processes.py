@@ -68,7 +68,7 @@ def files_in_memory(folder: Path) -> float:
 def _memory_devices() -> Set[int]:
     """Returns the numbers of the file systems that keep their files in memory."""
     with suppress(OSError):
-        lines = [line.partition(" - ") for line in (PROC / "self/mountinfo").read_text().splitlines()]
+        lines = [line.partition(" - ") for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines()]
         numbers = [before.split()[2].split(":") for before, _, after in lines if after.split()[0] in _IN_MEMORY]
         return {os.makedev(int(major), int(minor)) for major, minor in numbers}
     return frozenset()
@@ -77,7 +77,7 @@ def _memory_devices() -> Set[int]:
 def waited_s(pid: int, proc: Path = PROC) -> float:
     """Returns for how long the main thread of a process has waited for a core; 0 if it is not known."""
     with suppress(OSError, ValueError):
-        return int((proc / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+        return int((proc / str(pid) / "schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     return 0.0
 
 
@@ -98,6 +98,6 @@ def _own_gib(folder: Path) -> float:
 def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:
     """Returns the sum of some memory fields of a process, in GiB; 0 if there are none, or it has ended."""
     with suppress(OSError):
-        lines = (folder / file).read_text().splitlines()
+        lines = (folder / file).read_text(encoding="utf-8").splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(names)) / 2**20
     return 0.0

@@ -66,7 +66,7 @@ def architecture_folder(model: Model) -> Path | None:
 
 def class_name_of(folder: Path) -> str:
     """Returns the class name of the pipeline in a folder; see `text_to_image`."""
-    return text_to_image(json.loads((folder / "model_index.json").read_text())["_class_name"])
+    return text_to_image(json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"])
 
 
 def text_to_image(class_name: Any) -> str:

@@ -144,7 +144,7 @@ def require_folder(folder: Path, model: Model) -> None:
 def _instead_of(folder: Path) -> str:
     """Returns what to give instead of a folder that is not a pipeline's, from what lies in it and around it."""
     revision = folder / "refs" / "main"
-    snapshots = [folder / "snapshots" / revision.read_text().strip()] if revision.is_file() else []
+    snapshots = [folder / "snapshots" / revision.read_text(encoding="utf-8").strip()] if revision.is_file() else []
     found = [*snapshots, *sorted(folder.glob("snapshots/*")), *sorted(folder.glob("models--*/snapshots/*"))]
     found += [*sorted(folder.glob("*/")), folder.parent]
     if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
@@ -269,7 +269,7 @@ def _require_architecture(model: Model, at: str, kind: str, width: int | None) -
 
 def _read_json(file: Path, at: str) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{at}: {file.name} cannot be read ({error})") from error
     return content if isinstance(content, dict) else {}

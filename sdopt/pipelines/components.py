@@ -84,7 +84,7 @@ def count_weights(model: Model) -> int:
 
 def _parts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yields the names of the parts that sdopt loads, each with its library and its class."""
-    for name, value in json.loads((folder / "model_index.json").read_text()).items():
+    for name, value in json.loads((folder / "model_index.json").read_text(encoding="utf-8")).items():
         if isinstance(value, list) and None not in value and name not in NOT_RUN:
             library, class_name = value
             yield name, (library, class_name)
@@ -145,7 +145,7 @@ def _of_part(
             cls.from_pretrained(folder / name, local_files_only=True)
         else:
             files = weight_files(folder / name, library, model.variant, at)
-            if json.loads((folder / name / "config.json").read_text()).get("quantization_config"):
+            if json.loads((folder / name / "config.json").read_text(encoding="utf-8")).get("quantization_config"):
                 yield f"{name}/ is quantized, as its config.json says; give the model in float32, float16 or bfloat16"
                 return
             variant = model.variant if model.variant in variants_of(folder / name, library) else None

@@ -34,7 +34,7 @@ def fitting_architectures(kind: str, width: int | None, channels: int | None = N
 @cache
 def _architectures() -> dict[str, tuple[str, int, int]]:
     folders = [path.parent for root in (ARCHITECTURES, PACKAGED) for path in sorted(root.glob("*/model_index.json"))]
-    unets = {folder: json.loads((folder / "unet" / "config.json").read_text()) for folder in folders}
+    unets = {folder: json.loads((folder / "unet" / "config.json").read_text(encoding="utf-8")) for folder in folders}
     return {
         folder.name: (class_name_of(folder), unet["cross_attention_dim"], unet["block_out_channels"][0])
         for folder, unet in unets.items()
@@ -113,7 +113,7 @@ def settings_of_folder(folder: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

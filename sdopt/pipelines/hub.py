@@ -52,7 +52,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
     with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
         file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
         names = _names(repository, model.revision) if fetch and model.variant else []
-        wanted = _files(json.loads(Path(file).read_text()), model.variant, names)
+        wanted = _files(json.loads(Path(file).read_text(encoding="utf-8")), model.variant, names)
         return Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
@@ -68,7 +68,7 @@ def hub_configs(repository: str) -> tuple[dict[str, Any], dict[str, Any], dict[s
 
     with _explained(repository, f"model={repository} (no folder here)", _PIPELINE):
         files = [hf_hub_download(repository, f"{part}.json") for part in ("model_index", "unet/config", "vae/config")]
-        index, unet, vae = (json.loads(Path(file).read_text()) for file in files)
+        index, unet, vae = (json.loads(Path(file).read_text(encoding="utf-8")) for file in files)
         return index, unet, vae
 
 

@@ -77,7 +77,7 @@ def _channels(model: Model) -> int | None:
     if config is None or not config.is_file():
         return None
     try:
-        return int(json.loads(config.read_text())["latent_channels"])
+        return int(json.loads(config.read_text(encoding="utf-8"))["latent_channels"])
     except (OSError, ValueError, TypeError, LookupError):
         return None  # other checks report errors of the model itself
 

@@ -64,7 +64,7 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
         return None  # conflicts are checked before anything is fetched
     if not path.is_file():
         return None
-    return dict(json.loads(path.read_text())) | (marks_of(model) if part == "scheduler" else {})
+    return dict(json.loads(path.read_text(encoding="utf-8"))) | (marks_of(model) if part == "scheduler" else {})
 
 
 def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
@@ -172,7 +172,7 @@ def is_sdxl(model: Model) -> bool:
 
 def network_config(folder: Path) -> dict[str, Any]:
     """Returns the configuration of a standalone network, without loading it."""
-    return dict(json.loads((folder / "config.json").read_text()))
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> "torch.nn.Module":
@@ -200,7 +200,7 @@ def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) ->
 def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module":
     """Loads one network of a model, such as `vae`, on the CPU, with weights of the given type."""
     folder, file = folder_of(model), Path(str(model.path)).expanduser()
-    library, class_name = json.loads((folder / "model_index.json").read_text())[part]
+    library, class_name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[part]
     if model.weights == "random":
         from sdopt.pipelines.random_weights import random_network
 

@@ -93,7 +93,7 @@ def _source(workload: Workload, model: Model) -> PromptFile:
             f"name a file that ends in {', '.join(TABLES)}"
         )
     if source == "packaged":
-        own = json.loads((PACKAGED / "prompts.json").read_text())["gate"]
+        own = json.loads((PACKAGED / "prompts.json").read_text(encoding="utf-8"))["gate"]
         general = _GENERAL.read_text(encoding="utf-8").splitlines()
         return PromptFile(tuple(Prompt(text, "") for text in (own if (PACKAGED / model.name).is_dir() else general)))
     if isinstance(source, str):
@@ -268,6 +268,6 @@ def _tokenizers(model: Model) -> Iterator[Any]:
     if model.weights == "path" and Path(str(model.path)).expanduser().is_file():
         yield from (load_tokenizer(part, model.tokenizer) for part in sorted(folder.glob("tokenizer*")))
         return
-    for name, value in json.loads((folder / "model_index.json").read_text()).items():
+    for name, value in json.loads((folder / "model_index.json").read_text(encoding="utf-8")).items():
         if name.startswith("tokenizer") and isinstance(value, list) and None not in value:
             yield part_class(*value).from_pretrained(folder / name, local_files_only=True)

@@ -31,7 +31,7 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
         dtype: type of their parameters.
         given: arguments of the class that are passed on instead of built.
     """
-    index = json.loads((folder / "model_index.json").read_text())
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     normal = _pool().to(device)
     for name, value in index.items():
         if name in given or name.startswith("_"):
@@ -76,7 +76,7 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
 
 def empty_part(folder: Path, name: str) -> torch.nn.Module:
     """Builds the network `name` of a pipeline's folder, with parameters on the meta device."""
-    library, class_name = json.loads((folder / "model_index.json").read_text())[name]
+    library, class_name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[name]
     return empty_network(folder / name, library, class_name)
 
 

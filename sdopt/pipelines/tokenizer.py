@@ -59,5 +59,5 @@ def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenize
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Returns how the tokenizer of a pipeline folder starts, ends, pads and cuts prompts, as CLIP's class takes it."""
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     return {name: config[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token", "model_max_length")}

@@ -139,7 +139,7 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
             )
         return [whole]
     try:
-        places = json.loads(index.read_text())["weight_map"]
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(places.values()))
         missing = [name for name in files if not (folder / name).exists()]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

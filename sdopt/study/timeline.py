@@ -88,7 +88,7 @@ class Timeline:
 
 def read_timeline(folder: Path) -> list[Span]:
     """Reads the file that `Timeline.write` wrote. Raises OSError if there is none."""
-    return [Span(**span) for span in json.loads((folder / FILE).read_text())]
+    return [Span(**span) for span in json.loads((folder / FILE).read_text(encoding="utf-8"))]
 
 
 def waited_s(folder: Path) -> float:
@@ -101,5 +101,7 @@ def waited_s(folder: Path) -> float:
 
 def process_begun() -> float:
     """Returns when this process was started, by `time.monotonic`, to a hundredth of a second."""
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    started = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]) / os.sysconf(
+        "SC_CLK_TCK"
+    )
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)

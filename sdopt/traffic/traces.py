@@ -28,7 +28,7 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
         return np.arange(count, dtype=float)
     path = Path(arrivals)
     try:
-        times = np.array([float(line) for line in path.read_text().split()])
+        times = np.array([float(line) for line in path.read_text(encoding="utf-8").split()])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(

@@ -28,7 +28,7 @@ def write_card(folder: Path, model: str) -> None:
         folder: the exported model.
         model: `emoji`, `clip`, `loras` or `tiny_autoencoder`: the template, and the name of the packaged folder.
     """
-    recipe = json.loads((folder / "recipe.json").read_text())
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
     text = _environment().get_template(f"{model}.md.j2").render(
         recipe=recipe,
         trainings=history(recipe),

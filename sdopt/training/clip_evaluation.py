@@ -37,7 +37,7 @@ def evaluate_clip(folder: Path, dataset: Dataset) -> list[Figure]:
         folder: the folder exported by `sdopt train-reference stage=clip`.
         dataset: the drawings.
     """
-    recipe = json.loads((folder / "recipe.json").read_text())
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
     extractor, seed = ClipFeatures("emojiclip", str(folder)), recipe["seed"]
     held_out = hold_out_pictures(dataset, recipe["clip"]["held_out_share"], seed)
     others = np.setdiff1d(np.arange(len(dataset)), held_out)

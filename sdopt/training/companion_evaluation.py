@@ -110,7 +110,7 @@ def evaluate_loras(folder: Path, pipeline: StableDiffusionPipeline, base: Datase
     Raises:
         DataError: an archive cannot be fetched, verified or read.
     """
-    recipe = json.loads((folder / "recipe.json").read_text())
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
     seed = recipe["seed"]
     flat = {record.concept: index for index, record in enumerate(base.records) if record.style == "flat"}
 

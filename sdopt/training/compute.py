@@ -58,7 +58,7 @@ def describe_hardware(device: torch.device, arithmetic: str) -> str:
     else:
         # On Linux, `platform.processor()` is empty or generic.
         listing = Path("/proc/cpuinfo")
-        model = re.search(r"model name\s*:\s*(.+)", listing.read_text()) if listing.exists() else None
+        model = re.search(r"model name\s*:\s*(.+)", listing.read_text(encoding="utf-8")) if listing.exists() else None
         machine = f"{torch.get_num_threads()} cores of {model[1] if model else platform.processor()}"
     return f"{machine}, {pick_precision(arithmetic, device)}, torch {torch.__version__.partition('+')[0]}"
 

@@ -107,7 +107,9 @@ class Dataset:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "images.npy", self.images, allow_pickle=False)
         np.save(folder / "alphas.npy", self.alphas, allow_pickle=False)
-        (folder / "records.json").write_text(json.dumps([asdict(r) for r in self.records], ensure_ascii=False))
+        (folder / "records.json").write_text(
+            json.dumps([asdict(r) for r in self.records], ensure_ascii=False), encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, folder: Path) -> Dataset:
@@ -118,7 +120,7 @@ class Dataset:
         """
         try:
             images, alphas = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("images", "alphas"))
-            raw = json.loads((folder / "records.json").read_text())
+            raw = json.loads((folder / "records.json").read_text(encoding="utf-8"))
         except FileNotFoundError as missing:
             raise UsageError(f"no data in {folder}: run `sdopt train-reference stage=data` first") from missing
         return cls(images, alphas, tuple(Record(**{**r, "tags": tuple(r["tags"])}) for r in raw))

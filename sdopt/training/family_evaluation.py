@@ -34,11 +34,11 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
     if not (model / "recipe.json").is_file():
         raise UsageError(f"--model {model}: there is no recipe.json; name what `sdopt train-reference` exported")
 
-    recipe = json.loads((model / "recipe.json").read_text())
+    recipe = json.loads((model / "recipe.json").read_text(encoding="utf-8"))
     seed: int = recipe["seed"]
     dataset = _dataset(work, recipe, note)
     pipeline = StableDiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
-    prompts = json.loads(model.with_name("prompts.json").read_text())
+    prompts = json.loads(model.with_name("prompts.json").read_text(encoding="utf-8"))
     figures = {model: evaluate_generator(pipeline, dataset, prompts, feature_extractor(JUDGE), seed=seed, note=note)}
     companions: dict[str, Callable[[Path], list[Figure]]] = {
         "clip": lambda folder: evaluate_clip(folder, dataset),

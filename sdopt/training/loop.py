@@ -206,7 +206,7 @@ def load_checkpoint(
     load_weights(folder / "network.safetensors", network)
     load_weights(folder / "average.safetensors", average)
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return state
 
 
@@ -246,7 +246,7 @@ def reporter(title: str, schedule: Schedule, start: Progress, log: Path) -> Call
         if now - last < LINE_SECONDS and share < 1.0:
             return
         last = now
-        with log.open("a") as stream:
+        with log.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({**asdict(done), "rate": rate}) + "\n")
         speed = (done.steps - first_steps) / max(now - first_time, 1e-9)
         left = (1 - share) / max(share, 1e-9) * done.seconds

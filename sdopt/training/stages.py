@@ -173,7 +173,9 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
     pipeline.to(dtype=torch.float32)
     prompts = choose_prompts(dataset, config.seed)
     # One caption per line for readable diffs.
-    target.with_name("prompts.json").write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
+    target.with_name("prompts.json").write_text(
+        json.dumps(prompts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     write_references(dataset, prompts["gate"], target.parent)
     captions = prompts["contact_sheet"]
     draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
@@ -264,10 +266,10 @@ def write_recipe(fresh: Path, config: TrainReferenceConfig, dataset: Dataset, tr
         },
     }
     for name, folder in trainings.items():
-        recipe[name] = json.loads((folder / "checkpoint" / "state.json").read_text())
+        recipe[name] = json.loads((folder / "checkpoint" / "state.json").read_text(encoding="utf-8"))
         start = recipe[name].pop("start_from", None)
         if start and (Path(start) / "recipe.json").is_file():
-            recipe["started_from"] = json.loads((Path(start) / "recipe.json").read_text())
+            recipe["started_from"] = json.loads((Path(start) / "recipe.json").read_text(encoding="utf-8"))
     (fresh / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
 
 
@@ -281,7 +283,7 @@ def load_in_single_precision(model: Path) -> None:
         model: a folder written by transformers' `save_pretrained`.
     """
     file = model / "config.json"
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
 
 

@@ -68,7 +68,7 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     Sends a note with each answer: the seconds spent in calls of the pipeline.
     """
     try:
-        with log.open("a", buffering=1) as stream:
+        with log.open("a", encoding="utf-8", buffering=1) as stream:
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
     except OSError as error:  # a full disk; the terminal is not for a worker's traceback

@@ -174,5 +174,5 @@ def _or_error(function: Callable[[], R]) -> R | WorkerError:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return f": {lines[-1].strip()}" if lines else ""

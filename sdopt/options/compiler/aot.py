@@ -129,7 +129,7 @@ def _cost_of(package: Path) -> Path:
 def _compile_s(package: Path) -> float:
     """Returns how many seconds a package took to compile; 0 if that is not known."""
     try:
-        return float(json.loads(_cost_of(package).read_text())["compile_s"])
+        return float(json.loads(_cost_of(package).read_text(encoding="utf-8"))["compile_s"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0  # no measurement fails for it
 
