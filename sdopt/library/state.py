@@ -80,8 +80,8 @@ class Optimized:
 
     def structure_now(self, pipe: "DiffusionPipeline") -> dict[str, Any]:
         """Returns what `structure` is to be at each call."""
-        weights = any(option.keeps_weights for option in self.assembly.options.values())
-        return structure_of(unwrapped(denoiser_of(pipe)), weights)
+        graph = any(option.keeps_weights for option in self.assembly.options.values())
+        return structure_of(unwrapped(denoiser_of(pipe)), graph)
 
     def prompts_that_show(self, images_per_prompt: int) -> list[str]:
         """Returns the prompts of a call in which every option can take effect: two if one would be too few."""

@@ -222,21 +222,21 @@ def _offloads(module: torch.nn.Module) -> bool:
     return hook_of(module, "group_offloading") is not None
 
 
-def structure_of(network: Any, weights: bool) -> dict[str, Any]:
+def structure_of(network: Any, graph: bool) -> dict[str, Any]:
     """Returns by layer the settings and hooks that a graph of a network, or layers joined from it, no longer follow.
 
     Leaves out the values of tensors, which both follow, and the hooks by which sdopt observes.
 
     Args:
         network: a network, without what wraps it.
-        weights: whether to tell parameters from others that take their places, which a graph does not follow either.
+        graph: whether a graph runs in the network's place, without its own hooks, and with the parameters that it had.
     """
     return {
         name: (
             type(module),
             _settings(vars(module)),
-            _own_hooks(module),
-            [id(parameter) for parameter in module._parameters.values()] if weights else [],
+            _own_hooks(module) if name or graph else [],
+            [id(parameter) for parameter in module._parameters.values()] if graph else [],
         )
         for name, module in network.named_modules()
     }

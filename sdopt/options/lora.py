@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 _NAME = "sdopt"
 """The adapter name in diffusers."""
 
+CHANGE_A_LORA = (
+    *("set_adapters", "enable_lora", "disable_lora", "delete_adapters"),
+    *("unload_lora_weights", "fuse_lora", "unfuse_lora"),
+)
+"""diffusers' methods that change what a LoRA does in all networks of a pipeline."""
+
 
 @dataclass(frozen=True)
 class NoLora(Optimization):

@@ -24,7 +24,7 @@ from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.conflicts import compiles
 from sdopt.options.halves import EachHalf
-from sdopt.options.lora import encoding_noted, lora_in_text_encoders
+from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
@@ -236,12 +236,6 @@ class TinyVae(Optimization):
         return proof
 
 
-_CHANGE_A_LORA = (
-    *("set_adapters", "enable_lora", "disable_lora", "delete_adapters"),
-    *("unload_lora_weights", "fuse_lora", "unfuse_lora"),
-)
-"""diffusers' methods that change what a LoRA does in all networks of a pipeline."""
-
 _EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
 """The call arguments for the outputs of `encode_prompt`, in order; only SDXL has the last two."""
 
@@ -265,7 +259,7 @@ class PrecomputedEmbeddings(Optimization):
         loading = (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
         found = {name: f"{gone} {what} changes too: load it before" for name, what in loading}
         if lora_in_text_encoders(pipe):
-            found |= dict.fromkeys(_CHANGE_A_LORA, f"{gone} had a part of the LoRA: call sdopt.undo(pipe) first")
+            found |= dict.fromkeys(CHANGE_A_LORA, f"{gone} had a part of the LoRA: call sdopt.undo(pipe) first")
         return found
 
     @override

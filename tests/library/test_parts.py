@@ -397,6 +397,8 @@ def test_layers_of_an_unknown_kind_do_not_run_one_by_one(pipe: Pipe) -> None:
 def test_a_hook_that_would_not_run_is_refused(pipe: Pipe, groups: dict[str, str]) -> None:
     sdopt.optimize(pipe, **groups)
     sdopt.prove(pipe, height=SIZE, width=SIZE)  # its own hooks are none of the program's
+    pipe.unet.register_forward_hook(lambda _module, _inputs, output: output)
+    drawn(pipe)
     hook = pipe.unet.down_blocks[0].register_forward_hook(lambda _module, _inputs, output: output)
     with pytest.raises(UsageError, match=r"has changed it since \(at down_blocks\.0\)"):
         drawn(pipe)
@@ -435,6 +437,15 @@ def test_a_lora_of_text_encoders_that_are_gone_stays_as_it_is(pipe: Pipe) -> Non
     for change in (lambda: pipe.set_adapters("own", 0.5), pipe.disable_lora, pipe.unload_lora_weights):
         with pytest.raises(UsageError, match=r"had a part of the LoRA: call sdopt\.undo"):
             change()
+
+
+@pytest.mark.parametrize("compiler", ["trace", "inductor"])
+def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe, compiler: str) -> None:
+    sdopt.optimize(with_lora(pipe), compiler=compiler)
+    for change in (lambda: pipe.set_adapters(pipe.get_active_adapters(), 0.5), pipe.disable_lora, pipe.fuse_lora):
+        with pytest.raises(UsageError, match="would change the LoRA in the text encoders alone"):
+            change()
+    assert np.abs(drawn(sdopt.undo(pipe)) - drawn(with_lora(loaded()))).max() < 1e-4
 
 
 def test_pictures_of_an_adapter_may_have_several_rows(pipe: Pipe) -> None:

@@ -1,7 +1,7 @@
 """Shared parts of compilers: the modules that compilers replace, the replacements, and common conflicts."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -18,8 +18,8 @@ from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Stage
 from sdopt.options.conflicts import autocasts, records_autograd, upcasts_vae, weights_of
-from sdopt.options.lora import Hotswap
-from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of
+from sdopt.options.lora import CHANGE_A_LORA, Hotswap
+from sdopt.pipelines.parts import STEPS, denoiser_name, denoiser_of, text_encoders_of, unwrapped
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -44,6 +44,16 @@ class Compiler(Optimization):
     @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT  # OpenVINO overrides it by a property, since its precision decides
+
+    @override
+    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+        if unwrapped(denoiser_of(pipe)) is denoiser_of(pipe):
+            return {}
+        # diffusers passes over a network that is no `ModelMixin`.
+        passed = (
+            "compiler: diffusers would change the LoRA in the text encoders alone, and not in the compiled denoiser"
+        )
+        return dict.fromkeys(CHANGE_A_LORA, f"{passed}: call sdopt.undo(pipe), change it, and apply the options again")
 
 
 @dataclass(frozen=True)
