@@ -190,6 +190,8 @@ def composition_errors() -> Iterator[None]:
     """Raises what Hydra and OmegaConf raise as UsageError, each a line that names its key."""
     try:
         yield
+    except AssertionError as error:  # OmegaConf's, for a key below one that is null, as in +hydra.sweeper.params.x=1
+        raise UsageError(f"an override sets a key within null ({error}): give all of it, as in KEY={{a: 1}}") from error
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises

@@ -104,6 +104,7 @@ MISTAKES = {
     "a tracker that does not exist": ["tracking.kind=wandb"],
     "a variable for processes that have started": ["+hydra.job.env_set.X=1"],
     "the folder of a sweep": ["hydra.sweep.dir=mine"],
+    "a key within null": ["+hydra.sweeper.params.override=1"],
     "the folder of a run for a sweep": ["-m", "layout=contiguous,channels_last", "hydra.run.dir=mine"],
 }
 
