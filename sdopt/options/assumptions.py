@@ -180,8 +180,10 @@ def within_float16(pipe: "DiffusionPipeline", kept: Collection[str]) -> list[str
 def usual_encoding(pipe: "DiffusionPipeline") -> list[str]:
     """For options that encode prompts beforehand: what a pipeline does with embeddings that are given is known."""
     encode: Any = getattr(type(pipe), "encode_prompt", None)
-    if encode is None:
-        return [f"encodes prompts beforehand, and a {type(pipe).__name__} has no encode_prompt"]
+    lacking = [name for name in ("text_encoder", "tokenizer") if getattr(pipe, name, None) is None]
+    if encode is None or lacking:
+        has = ", ".join(lacking) or "encode_prompt"
+        return [f"encodes prompts beforehand, and this {type(pipe).__name__} has no {has}"]
     if "encode_prompt" not in vars(pipe) and encode.__module__.startswith("diffusers."):
         return []
     return ["encodes prompts beforehand, and this pipeline's own encode_prompt would change them once more: remove it"]
@@ -192,6 +194,18 @@ def no_lora(pipe: "DiffusionPipeline") -> list[str]:
     if not any(lora_layers(network) for network in networks_of_a_lora(pipe)):
         return []
     return ["this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"]
+
+
+def no_projected_pictures(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that store weights in 8 bits: diffusers casts an IP-Adapter's pictures to the type of its weights."""
+    if getattr(unwrapped(denoiser_of(pipe)), "encoder_hid_proj", None) is None:
+        return []
+    return ["diffusers would cast the pictures of the IP-Adapter to 8 bits, too, and fail: choose precision=bf16"]
+
+
+def a_vae(pipe: "DiffusionPipeline") -> list[str]:
+    """For options that change the VAE: a pipeline that returns latents may have none."""
+    return [] if getattr(pipe, "vae", None) is not None else ["changes the VAE, and this pipeline has none"]
 
 
 def call_without_gradients(pipe: "DiffusionPipeline") -> list[str]:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.options.assumptions import plain_weights
+from sdopt.options.assumptions import a_vae, plain_weights
 from sdopt.options.base import Assumption, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
@@ -22,7 +22,7 @@ class Layout(Optimization):
     """Sets the memory format of the convolution weights of the denoiser and the VAE."""
 
     stage: ClassVar[Stage] = Stage.LAYOUT
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, a_vae)
 
     memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
     """`contiguous` is PyTorch's default, NCHW; `channels_last` is NHWC."""

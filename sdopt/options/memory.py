@@ -18,7 +18,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.options.assumptions import plain_weights, two_halves, usual_encoding
+from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weights, two_halves, usual_encoding
 from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
@@ -52,6 +52,7 @@ class VaeInPieces(Optimization):
     """The base class of options that pass the VAE its input in pieces."""
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
+    assumes: ClassVar[tuple[Assumption, ...]] = (a_vae,)
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
@@ -382,7 +383,7 @@ class LayerwiseCasting(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
-    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
+    assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights, no_projected_pictures)
     contract: ClassVar[Contract] = Contract.LOSSY
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 

@@ -16,7 +16,7 @@ from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rou
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.options.assumptions import plain_weights, within_float16
+from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
@@ -89,7 +89,8 @@ class Precision(Optimization):
 
     @override
     def broken(self, pipe: "DiffusionPipeline") -> list[str]:
-        return super().broken(pipe) + self._infinite(pipe)
+        own_vae = a_vae(pipe) if isinstance(self, FullVae) else []
+        return [*super().broken(pipe), *self._infinite(pipe), *own_vae]
 
     def _infinite(self, pipe: "DiffusionPipeline") -> list[str]:
         own_vae = {"vae"} if isinstance(self, FullVae | FixedVae) else set[str]()

@@ -448,6 +448,11 @@ def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe, com
     assert np.abs(drawn(sdopt.undo(pipe)) - drawn(with_lora(loaded()))).max() < 1e-4
 
 
+def test_pictures_of_an_adapter_are_not_cast_to_8_bits(pipe: Pipe) -> None:
+    with pytest.raises(ConflictError, match="cast the pictures of the IP-Adapter to 8 bits"):
+        sdopt.optimize(with_ip_adapter(pipe), memory="layerwise_casting")
+
+
 def test_pictures_of_an_adapter_may_have_several_rows(pipe: Pipe) -> None:
     embeds = {"ip_adapter_image_embeds": [torch.randn(4, 1, 32, generator=torch.Generator().manual_seed(1))]}
     wanted = drawn(with_ip_adapter(pipe), **embeds)
@@ -459,6 +464,20 @@ def test_a_pipeline_without_its_text_encoder_is_proved(pipe: Pipe) -> None:
     pipe.text_encoder = None
     embeddings = dict.fromkeys(("prompt_embeds", "negative_prompt_embeds"), GIVEN["prompt_embeds"])
     assert sdopt.prove(sdopt.optimize(pipe, attention="vanilla"), **embeddings, height=SIZE, width=SIZE).engaged
+
+
+def test_an_option_on_a_part_that_is_not_there_is_refused(pipe: Pipe) -> None:
+    pipe.vae, pipe.tokenizer = None, None
+    given: list[dict[str, str]] = [
+        {"layout": "channels_last"},
+        {"memory": "vae_slicing"},
+        {"precision": "fp16_vae_fp32"},
+    ]
+    for groups in given:
+        with pytest.raises(ConflictError, match="changes the VAE, and this pipeline has none"):
+            sdopt.optimize(pipe, **groups)
+    with pytest.raises(ConflictError, match="has no tokenizer"):
+        sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple"])
 
 
 def test_weights_that_float16_cannot_hold_are_refused(pipe: Pipe) -> None:
