@@ -376,13 +376,16 @@ class _Broadcast:
 
     def __init__(self, pipe: "DiffusionPipeline", unet: Any) -> None:
         self._pipe, self._unet = pipe, unet
-        self._step, self._on = -1, False
+        self._step, self._on, self._batch = -1, False, 0
         unet.register_forward_pre_hook(self._next)
 
     def begin(self) -> None:
+        self._step, self._on = -1, True
+        self._forget()
+
+    def _forget(self) -> None:
         from diffusers.hooks import HookRegistry
 
-        self._step, self._on = -1, True
         HookRegistry.check_if_exists_or_initialize(self._unet).reset_stateful_hooks()
 
     def end(self) -> None:
@@ -392,8 +395,11 @@ class _Broadcast:
         """Returns the share of the steps that is done, or -1 outside of a call: no output is reused there."""
         return self._step / int(self._pipe.num_timesteps) if self._on else -1.0
 
-    def _next(self, *_: Any) -> None:
+    def _next(self, _unet: Any, inputs: tuple[Any, ...]) -> None:
         self._step += 1
+        if len(inputs[0]) != self._batch:  # a callback may leave out a part of the batch
+            self._batch = len(inputs[0])
+            self._forget()
 
 
 @dataclass(frozen=True)

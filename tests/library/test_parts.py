@@ -448,6 +448,23 @@ def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe, com
     assert np.abs(drawn(sdopt.undo(pipe)) - drawn(with_lora(loaded()))).max() < 1e-4
 
 
+@pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "pyramid_attention", "spectrum"])
+def test_a_callback_may_end_guidance(pipe: Pipe, option: str) -> None:
+    """As diffusers documents it; the outputs that were kept are of two samples, and would become those of one."""
+
+    def unguided(pipe: Pipe, step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        if step != 2:
+            return {}
+        pipe._guidance_scale = 0.0
+        return {"prompt_embeds": tensors["prompt_embeds"].chunk(2)[-1]}
+
+    sdopt.optimize(pipe, caching=option)
+    call = {"callback_on_step_end": unguided, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
+    generator = torch.Generator().manual_seed(0)
+    size = {"height": SIZE, "width": SIZE, "num_inference_steps": 6}
+    assert len(pipe("a red apple", generator=generator, output_type="np", **size, **call).images) == 1
+
+
 def test_pictures_of_an_adapter_are_not_cast_to_8_bits(pipe: Pipe) -> None:
     with pytest.raises(ConflictError, match="cast the pictures of the IP-Adapter to 8 bits"):
         sdopt.optimize(with_ip_adapter(pipe), memory="layerwise_casting")
