@@ -282,6 +282,8 @@ _KNOWN = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here: name the certificate, or that of its authority, "
     "with MLFLOW_TRACKING_SERVER_CERT_PATH=<file>",
     "SSLError": "it does not speak HTTPS as expected: try http://, or another port",
+    "[Dd]atabricks authentication|configure default credentials": "it does not know who you are: set "
+    "DATABRICKS_HOST and DATABRICKS_TOKEN",
     "status 401|UNAUTHENTICATED|CUSTOMER_UNAUTHORIZED": f"401, it does not know who you are: set {_CREDENTIALS}",
     "Invalid Host header": "403, it does not answer under this name: start it with --allowed-hosts=…, or name it as it "
     "expects to be named",

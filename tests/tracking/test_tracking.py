@@ -387,6 +387,7 @@ class TestPlaces:
             ("postgresql://a:***@somewhere/b", "password is not recorded"),
             ("uc:main", "registry of models"),
             ("databricks-uc", "registry of models"),
+            ("databricks", "set DATABRICKS_HOST and DATABRICKS_TOKEN"),
         ],
     )
     def test_what_keeps_no_result_is_refused_before_measuring(
