@@ -129,8 +129,8 @@ def test_idle_it_takes_no_processor_time(server: Server) -> None:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     before = taken_s()
-    time.sleep(3)
-    assert taken_s() - before <= 0.3, "it waits, and does not look again and again"
+    time.sleep(5)
+    assert taken_s() - before < 0.05, "less than 1 %: it waits, and does not look again and again"
 
 
 def error_of(one: np.ndarray, other: np.ndarray) -> float:
