@@ -129,7 +129,7 @@ def _values(override: str) -> list[str]:
 def _is_there(value: str) -> bool:
     try:
         return bool(value) and Path(value).expanduser().exists()
-    except OSError:  # longer than a path can be
+    except (OSError, RuntimeError):  # longer than a path can be, or below the home of nobody
         return False
 
 

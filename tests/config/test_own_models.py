@@ -69,8 +69,9 @@ class TestChoosing:
         assert swept == (f"model='{file}',emoji,'{MODEL}'",)
 
     def test_what_is_not_there(self, composer: Composers) -> None:
-        with pytest.raises(UsageError, match="there is no such file or folder"):
-            composer(["model=gone.safetensors"])
+        for place in ("gone.safetensors", "~nobody-here/mine.safetensors"):
+            with pytest.raises(UsageError, match="there is no such file or folder"):
+                composer([f"model={place}"])
         with pytest.raises(UsageError, match="unknown option"):
             composer(["model=gone"])
 
