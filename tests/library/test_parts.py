@@ -192,6 +192,7 @@ REFUSED = {
     "pag trace": "exchanges attention layers while it draws",
     "processor trace": "would not run the Python code of Doubled",
     "hook trace": "would not run the hooks or the own forward of up_blocks.0",
+    "hook fused_qkv": "would leave out the hooks or the own forward of up_blocks.0",
     "forward trace": "own forward of the denoiser",
     "lora fused_qkv": "would ignore the LoRA",
     "lora precomputed": "scales a LoRA in the text encoders too",
