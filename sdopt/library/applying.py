@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sdopt.assembly import Assembly
@@ -33,6 +34,8 @@ class Report:
     evidence: tuple[Evidence, ...]
     process: tuple[str, ...] = ()
     """A line for each setting of the whole process that the options left changed; `undo` puts them back."""
+    broken: str = ""
+    """What is wrong with the images of the traced call, whichever option it comes from; "" if nothing is seen."""
 
     @property
     def engaged(self) -> bool:
@@ -47,8 +50,9 @@ class Report:
         return pd.DataFrame([asdict(found) for found in self.evidence], columns=[*columns, "facts"])[columns]
 
     def __str__(self) -> str:
-        """Returns a line for each option, and for each setting of the process that they left changed."""
-        lines = [
+        """Returns a line for broken images, for each option, and for each setting of the process that they changed."""
+        lines = [f"IMAGES BROKEN: {self.broken}"] if self.broken else []
+        lines += [
             f"{as_choice(found.axis, found.option)}: {'' if found.engaged else 'NO EFFECT: '}{found.summary}"
             for found in self.evidence
         ]
@@ -130,7 +134,7 @@ def _apply_at_loading(pipe: "DiffusionPipeline", plan: Plan) -> None:
 
 
 def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any) -> Report:
-    """Traces a short call of an optimized pipeline, and says of each option whether it took effect.
+    """Traces a short call of an optimized pipeline; says of each option whether it took effect, and of broken images.
 
     Args:
         pipe: a pipeline from `optimize` or `load`.
@@ -157,10 +161,13 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
         for _ in range(2):
             pipe(**arguments)
 
+    outputs: list[Any] = []
+
     def traced() -> Any:
         # Options compare images of several calls, which must start from the same noise.
         noise = {} if {"generator", "latents"} & call.keys() else {"generator": torch.Generator().manual_seed(0)}
-        return pipe(**arguments | noise)
+        outputs.append(pipe(**arguments | noise))
+        return outputs[-1]
 
     trace = trace_call(pipe, traced, device_of(pipe).type == "cuda")
     findings = optimized.assembly.findings(trace)
@@ -170,7 +177,17 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
             for axis, finding in findings.items()
         ),
         tuple(optimized.process.lines()),
+        _broken(outputs[-1]),
     )
+
+
+def _broken(output: Any) -> str:
+    """Returns what is wrong with the images of a call: NaN, which becomes black where pictures are made of it."""
+    images = output[0] if isinstance(output, tuple) else output.images
+    found = [each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each)) for each in images]
+    if any(not each.isfinite().all() for each in found):
+        return "they hold numbers that are not finite (NaN or infinite)"
+    return "they are black" if any(not each.any() for each in found) else ""
 
 
 def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":

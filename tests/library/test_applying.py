@@ -82,6 +82,17 @@ class TestOptimize:
         assert not report.engaged
         assert "memory=vae_slicing: NO EFFECT: " in str(report)
 
+    @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+    @pytest.mark.parametrize("kind", ["pil", "np", "latent"])
+    def test_broken_images_are_said_though_options_took_effect(self, pipe: StableDiffusionPipeline, kind: str) -> None:
+        sdopt.optimize(pipe, layout="channels_last")
+        assert not sdopt.prove(pipe, output_type=kind).broken
+        network = pipe.unet if kind == "latent" else pipe.vae.decoder
+        network.conv_out.bias.data[:] = float("nan")
+        report = sdopt.prove(pipe, output_type=kind)
+        assert report.engaged
+        assert str(report).startswith("IMAGES BROKEN: they are black" if kind == "pil" else "IMAGES BROKEN: they hold")
+
     def test_keys_are_those_of_the_command_line(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, "memory.vae_tiling.tile_size=64", memory=["vae_tiling"])
         assert pipe.vae.use_tiling
