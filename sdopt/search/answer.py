@@ -1,4 +1,4 @@
-"""Answers a search: the record of all candidates, the answer in one sentence, and the tables."""
+"""Answers a search: the record of all candidates, and the answer in one sentence."""
 
 import math
 from collections.abc import Sequence
