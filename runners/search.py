@@ -123,6 +123,7 @@ def _run(
     from sdopt.errors import print_problems
     from sdopt.report.terminal import shown
     from sdopt.search.command import concluded, logged
+    from sdopt.search.record import PAGE
     from sdopt.search.report import blocks_of
     from sdopt.tracking.client import TrackingError
 
@@ -131,9 +132,8 @@ def _run(
     except KeyboardInterrupt as interrupt:
         record = concluded(search, None, ended=False)
         print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
-        print(
-            f"All of it: {search.studies.folder}/report.html. The same command continues the search.", file=sys.stderr
-        )
+        page = search.studies.folder / PAGE
+        print(f"All of it: {page}. The same command continues the search.", file=sys.stderr)
         return exit_code_of(interrupt)
     record = concluded(search, judged)
     if tracking.kind == "mlflow":

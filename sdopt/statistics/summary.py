@@ -342,6 +342,10 @@ def _failure(variant: VariantResult) -> str:
     return broken_because(variant)
 
 
+def _wires(variant: VariantResult) -> str:
+    return ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
+
+
 def broken_because(variant: VariantResult) -> str:
     """Returns why a variant that ran is broken: it failed, had no effect, or its images are broken; "" if it is not."""
     if variant.status in (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED):
@@ -351,9 +355,8 @@ def broken_because(variant: VariantResult) -> str:
     if variant.status is not Status.OK:
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
-        wires = ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
         share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
-        return f"{share} are broken: {wires}"
+        return f"{share} are broken: {_wires(variant)}"
     return ""
 
 
@@ -483,8 +486,8 @@ def _images_text(row: Row) -> str:
     """Returns what is known of a variant's images, in words, with the figure that is read first."""
     if row.images is None:
         return ""
-    if trips := row.figures.variant.trips:
-        return f"images broken ({', '.join(dict.fromkeys(trip.wire for trip in trips))})"
+    if row.figures.variant.trips:
+        return f"images broken ({_wires(row.figures.variant)})"
     metric, figure = row.distance
     if row.images is not Images.NOT_JUDGED or not metric:
         told = f" ({figure} dB)" if metric == PSNR and figure not in ("", "equal") else ""
