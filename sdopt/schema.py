@@ -14,7 +14,7 @@ from typing import Any
 WORK = ("model", "task", "scheduler", "workload")
 """The sections that determine the images: two variants with equal sections do the same work."""
 
-CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+CHOICES = ("scheduler.", "workload.steps", "workload.guidance_scale", "hardware.threads", "hardware.price_per_hour")
 """Settings that a candidate may change; a difference in them is part of the comparison."""
 
 
