@@ -57,10 +57,10 @@ def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     if bounds.low is None or bounds.high is None:
         return _open(rule, name, bounds, limit)
     if bounds.low >= limit:
-        reason = f"{_bound(rule, 'lower')} {bounds.low:.4g} reaches {limit:.4g}"
+        reason = f"{_bound(rule, 'at least', bounds.low)}, not below the limit {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.PASS, reason)
     if bounds.high < limit:
-        reason = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays below {limit:.4g}"
+        reason = f"{_bound(rule, 'at most', bounds.high)}, below the limit {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.FAIL, reason)
     return _open(rule, name, bounds, limit)
 
@@ -70,10 +70,10 @@ def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     if bounds.low is None or bounds.high is None:
         return _open(rule, name, bounds, limit)
     if bounds.high <= limit:
-        reason = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays within {limit:.4g}"
+        reason = f"{_bound(rule, 'at most', bounds.high)}, not above the limit {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.PASS, reason)
     if bounds.low > limit:
-        reason = f"{_bound(rule, 'lower')} {bounds.low:.4g} exceeds {limit:.4g}"
+        reason = f"{_bound(rule, 'at least', bounds.low)}, above the limit {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.FAIL, reason)
     return _open(rule, name, bounds, limit)
 
@@ -89,9 +89,9 @@ def level_of(confidence: float) -> str:
     return f"{100 * confidence:.4g} %"
 
 
-def _bound(rule: Rule, which: str) -> str:
+def _bound(rule: Rule, side: str, value: float) -> str:
     # Tables show two-sided intervals, whose bounds lie farther out.
-    return f"the one-sided {level_of(rule.confidence)} {which} bound" if rule.confidence else "the estimate"
+    return f"{side} {value:.4g} (one-sided {level_of(rule.confidence)})" if rule.confidence else f"{value:.4g}"
 
 
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
@@ -161,5 +161,5 @@ def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
         needed = prompts_to_exclude(rule.share, rule.confidence)
         ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
-    ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
+    ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: share {ruling.reason}"
     return ruling

@@ -14,6 +14,7 @@ from sdopt.report.terminal import shown
 from sdopt.statistics.published import published_of
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.words import shortened
 from sdopt.terminal import LOG_WIDTH
 
 _REASONS = 6
@@ -22,7 +23,7 @@ _REASONS = 6
 
 def answer_blocks(summary: Summary) -> list[Block]:
     """Returns the answer, the ranking, why variants are not recommended, and how to use the best one."""
-    reasons = [f"{row.name}: {row.because}" for row in summary.candidates if row.because]
+    reasons = [f"{row.name}: {shortened(row.because)}" for row in summary.candidates if row.because]
     notes = Notes([*reasons, *summary.notes])
     return [Prose(summary.sentence, strong=True), ranking(summary, reasons=False), notes, *use_of(summary)]
 
@@ -44,7 +45,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         width: of the terminal.
         folder: the run's folder, to name the command that shows the rest; None if there is none.
     """
-    reasons = [f"{row.name}: {row.because}" for row in summary.candidates if _needs_reason(row)]
+    reasons = [f"{row.name}: {shortened(row.because)}" for row in summary.candidates if _needs_reason(row)]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
