@@ -13,7 +13,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, judgement, rulings_of
-from sdopt.gate.rule_checks import applicable
+from sdopt.gate.rule_checks import applicable, is_of_images
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
@@ -22,7 +22,7 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
-from sdopt.statistics.measures import RULED, SPEEDUP
+from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import speedup_drift
 
 WAIVERS = ("versions", "sdopt", "options")
@@ -184,7 +184,7 @@ def judge_drift(
         rule
         for rule in gate.rules.get(contract, [])
         # Memory and the largest calls of two runs were not measured side by side.
-        if (rule.metric == SPEEDUP.name if rule.metric in RULED else paired or not family_of(rule.metric).needs_pair)
+        if ((paired or not family_of(rule.metric).needs_pair) if is_of_images(rule) else rule.metric == SPEEDUP.name)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     notes += filter(None, (fit.note, fit.refusal))

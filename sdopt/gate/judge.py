@@ -44,8 +44,18 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, subtract
+from sdopt.statistics.break_even import first_images_s
 from sdopt.statistics.changes import changes_of
-from sdopt.statistics.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, spared_growth, with_shape
+from sdopt.statistics.measures import (
+    FIRST_IMAGE,
+    MEASURES,
+    MEMORY_RATIO,
+    RULED,
+    SPEEDUP,
+    smallest_factor,
+    spared_growth,
+    with_shape,
+)
 from sdopt.statistics.ratios import exceeds
 from sdopt.statistics.rounding import precision_of
 
@@ -306,11 +316,24 @@ class RuleContext:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
         if rule.metric in RULED:
             return self._performance(rule, gate)
+        if rule.metric == FIRST_IMAGE:
+            return self._first_image(rule)
         try:
             least = family_of(rule.metric).decides_from
         except UsageError as error:  # the rules of a result that another sdopt wrote
             return unjudged(rule.test, error.problems[0], rule.metric)
         return self._of_images(rule, least)
+
+    def _first_image(self, rule: Rule) -> Ruling:
+        """Applies a limit of seconds to the slowest of the processes' first images: each is a user who waits."""
+        found = first_images_s(self.candidate)
+        if not found or rule.limit is None:
+            return unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
+        slowest = max(found)
+        verdict = Verdict.PASS if slowest <= rule.limit else Verdict.FAIL
+        many = f"the slowest of {len(found)} processes took" if len(found) > 1 else "the process took"
+        reason = f"{many} {slowest:.3g} s from loading to the first image, limit {rule.limit:.4g} s"
+        return Ruling(rule.test, rule.metric, verdict, reason, estimate=slowest, margin=rule.limit)
 
     def _of_images(self, rule: Rule, least: int) -> Ruling:
         """Applies a rule on a quality metric; with fewer than `least` images, the rule stays unjudged."""

@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.gate.calibration import read_calibration
 from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
-from sdopt.statistics.measures import RULED
+from sdopt.statistics.measures import FIRST_IMAGE, RULED
 from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from sdopt.study.designs import Plan
 
@@ -37,16 +37,23 @@ def require_rules(gate: Gate) -> None:
         if contract not in list(Contract):
             problems.append(f"gate.rules.{contract}: unknown contract; choose one of {', '.join(Contract)}")
         for number, rule in enumerate(rules):
-            found = _problems_of_ratio(rule) if rule.metric in RULED else _problems_of_metric(rule)
+            found = _problems_of_metric(rule) if is_of_images(rule) else _problems_of_ratio(rule)
             problems += [f"gate.rules.{contract}[{number}]{problem}" for problem in found]
     if problems:
         raise UsageError(problems)
 
 
+def is_of_images(rule: Rule) -> bool:
+    """Returns whether a rule judges images: neither a ratio to the reference nor the time to the first image."""
+    return rule.metric not in (*RULED, FIRST_IMAGE)
+
+
 def _problems_of_ratio(rule: Rule) -> list[str]:
-    """Returns why a rule on a measure in `RULED` cannot be judged; `RuleContext` compares it with `limit` alone."""
+    """Returns why a rule on a measure of speed or memory cannot be judged; it is compared with `limit` alone."""
     fit = f"{rule.metric} is a ratio to the reference; test it with at_least or at_most, and give the rule a limit"
-    if rule.test not in ("at_least", "at_most"):
+    if rule.metric == FIRST_IMAGE:
+        fit = f"{rule.metric} is in seconds; test it with at_most, and give the rule a limit"
+    if rule.test not in ("at_least", "at_most")[rule.metric == FIRST_IMAGE :]:
         return [f".metric={rule.metric}: test={rule.test}: {fit}"]
     names = ("margin", "deviations", "limits", "of_seeds", "of_floor", "share", "low", "high")
     unused = [name for name in names if getattr(rule, name) not in (None, {})] + (["least"] if rule.least else [])
@@ -62,7 +69,7 @@ def _problems_of_metric(rule: Rule) -> list[str]:
         if unfit := _unfit(rule.test, family_of(rule.metric)):
             problems.append(f".metric={rule.metric}: test={rule.test}: {unfit}")
     except UsageError as error:
-        problems += [f".metric={problem}, {', '.join(RULED)}" for problem in error.problems]
+        problems += [f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())
     names = ("margin", "deviations", "limit", "limits", "of_seeds")
     given = [name for name in names if getattr(rule, name) not in (None, {})]
@@ -139,7 +146,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
     rules: dict[str, list[str]] = {}
     for contract in _contracts(plan):
         for number, rule in enumerate(gate.rules.get(contract, [])):
-            if rule.metric not in RULED and not (rule.optional and rule.metric in left_out):
+            if is_of_images(rule) and not (rule.optional and rule.metric in left_out):
                 rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
     problems: dict[str, list[str]] = {}
     for metric, where in rules.items():
@@ -160,7 +167,7 @@ def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
     measured = measured_metrics(quality, model)
     rules = {
         contract: [
-            rule for rule in listed if rule.metric in RULED or not _unmeasured(rule.metric, measured, images, model)
+            rule for rule in listed if not (is_of_images(rule) and _unmeasured(rule.metric, measured, images, model))
         ]
         for contract, listed in gate.rules.items()
     }
@@ -188,7 +195,7 @@ def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, mod
             return f"at least {least:,} images are needed, and {images:,} are drawn: raise quality.prompt_count"
         return ""
     if model.weights == "random" and not family.on_random_weights:
-        fitting = ", ".join([*RULED, *(one.name for one in FAMILIES if one.on_random_weights)])
+        fitting = ", ".join([*RULED, FIRST_IMAGE, *(one.name for one in FAMILIES if one.on_random_weights)])
         return f"meaningless for random weights: choose a gate whose rules judge only {fitting}"
     if family.on_request:
         return f"measured only on request: set quality.{family.on_request}=true"

@@ -72,7 +72,10 @@ TAIL_RATIO = Measure(
 )
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
-"""All measures, by name: a gate's rules may name them besides quality metrics."""
+"""All measures of a ratio, by name: a gate's rules may name them besides quality metrics."""
+
+FIRST_IMAGE = "first_image_s"
+"""The seconds from the start of loading to the end of a process's first call; a gate's rules may limit them."""
 
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:

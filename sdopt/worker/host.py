@@ -26,7 +26,7 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import usable_cores
 from sdopt.measure.clocks import EventClock, WallClock
-from sdopt.measure.compilation import compiled_so_far, packages_so_far
+from sdopt.measure.compilation import compiled_so_far, note_cost, packages_so_far
 from sdopt.measure.garbage import garbage_of_block_collected
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
@@ -206,6 +206,7 @@ class PipelineHost:
         written, earlier_s = (now - then for now, then in zip(packages_so_far(), packages, strict=True))
         found = Compiled(compile_s, int(graphs), int(written), earlier_s)
         if found.graphs:
+            note_cost()
             gc.collect()  # what a compiler leaves
         held_gib = self._memory.held_gib()
         return TimedCall(seconds, state, found, held_gib, peak, image=self._sample(number, draw, images, pixels))

@@ -101,6 +101,26 @@ class TestTail:
         assert seen.count(Verdict.PASS) < 5
 
 
+class TestFirstImage:
+    RULE = Rule("first_image_s", "at_most", limit=10)
+
+    def ruling(self, *seconds: float | None) -> Ruling:
+        """Processes that load for a second, and whose first calls take so long."""
+        candidate = variant("it", contract="exact")
+        for measurement, first in zip(candidate.measurements, seconds, strict=False):
+            measurement.load_s, measurement.shapes[0].cold_start_s = 1.0, first
+        found = verdict(study(candidate), self.RULE, contract="exact")
+        return next(r for r in found.rulings if r.metric == "first_image_s")
+
+    def test_the_slowest_process_decides(self) -> None:
+        assert self.ruling(2, 9, 3).verdict is Verdict.PASS
+        slow = self.ruling(2, 9.5, 3)
+        assert (slow.verdict, slow.estimate) == (Verdict.FAIL, 10.5)
+
+    def test_without_a_figure_nothing_passes(self) -> None:
+        assert self.ruling(None, None, None).verdict is Verdict.NOT_COMPARABLE
+
+
 class TestEvidence:
     """A gain that sdopt's own trace does not explain is unproven, whatever the option says of itself."""
 

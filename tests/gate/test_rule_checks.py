@@ -146,6 +146,13 @@ def test_a_rule_that_cannot_judge_a_ratio_is_refused(unfit: Rule, said: str) -> 
     require_rules(Gate("g", {"exact": [Rule(unfit.metric, test, limit=1) for test in ("at_least", "at_most")]}))
 
 
+def test_the_time_to_the_first_image_takes_a_limit_of_seconds() -> None:
+    require_rules(Gate("g", {"exact": [Rule("first_image_s", "at_most", limit=60)]}))
+    for unfit in (Rule("first_image_s", "at_least", limit=60), Rule("first_image_s", "at_most")):
+        with pytest.raises(UsageError, match="in seconds; test it with at_most, and give the rule a limit"):
+            require_rules(Gate("g", {"exact": [unfit]}))
+
+
 def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> None:
     many = [ImageRecord("a", number, 0, 0, f"images/{number}.png") for number in range(2000)]
     for images, expected in ((many[:1999], Verdict.NOT_COMPARABLE), (many, Verdict.PASS)):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+from torch._dynamo.utils import counters
 
 from sdopt.errors import UnavailableError
 from sdopt.hardware.device import Device
@@ -359,12 +360,12 @@ class TestTrace:
 class TestPackages:
     def test_lie_in_a_folder_of_the_users_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        folder = aot.private_folder()
+        folder = aot.private_folder("aot")
         assert folder == tmp_path / "sdopt" / "aot"
         assert folder.stat().st_mode & 0o777 == 0o700
         folder.chmod(0o770)
         with pytest.raises(UnavailableError, match="only you may have access: chmod 700"):
-            aot.private_folder()
+            aot.private_folder("aot")
 
     @staticmethod
     def digest(unet: Any, rows: int = 2) -> str:
@@ -583,3 +584,45 @@ def test_graphs_on_a_card_replay_and_give_the_latents_of_eager(
     assert found["compiler"].facts["graph_launches"] > 0
     ours, plain = latents(compiled, tmp_path / "compiled"), latents(on_cuda(*work), tmp_path / "eager")
     assert float((ours - plain).abs().mean()) < 0.05 * float(plain.std())
+
+
+class TestKeptCode:
+    @pytest.mark.slow
+    def test_a_later_process_reads_it(self, tmp_path: Path) -> None:
+        code = f"""
+            import torch
+            from pathlib import Path
+            from sdopt.measure import compilation
+            compilation.reset()
+            compilation.keep_in(Path({str(tmp_path)!r}))
+            print(torch.compile(lambda x: x.sin() + x.cos())(torch.ones(8)).sum())
+            compilation.note_cost()
+            print(*compilation.kept_so_far(), compilation.packages_so_far()[1] > 0)
+        """
+        told = [
+            subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+            for _ in range(2)
+        ]
+        assert [one.stdout.splitlines()[-1] for one in told] == ["1 0 False", "0 1 True"]
+
+    def test_counts_what_inductor_wrote_and_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            monkeypatch.setenv(name, "before")
+        compilation.reset()
+        counters["inductor"]["fxgraph_cache_miss"] = 2
+        assert compilation.packages_so_far() == (0, 0.0), "nothing is kept"
+        compilation.keep_in(tmp_path)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+        assert compilation.packages_so_far() == (2, 0.0)
+        compilation.note_cost()
+        [cost] = tmp_path.glob("*.json")
+        cost.write_text('{"compile_s": 40.5}')
+        compilation.reset()
+        compilation.keep_in(tmp_path)
+        assert compilation.packages_so_far() == (0, 0.0)
+        counters["inductor"]["fxgraph_cache_hit"] = 1
+        assert compilation.packages_so_far() == (0, 40.5)
+        compilation.note_cost()
+        assert "40.5" in cost.read_text(), "this process compiled nothing"
+        compilation.reset()
+        assert compilation.packages_so_far() == (0, 0.0)

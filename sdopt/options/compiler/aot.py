@@ -1,7 +1,6 @@
 """AOTInductor: compiles to a package on disk, which later processes load in seconds."""
 
 import hashlib
-import json
 import os
 import platform
 import sys
@@ -37,9 +36,6 @@ from sdopt.scratch import cache_folder
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-FOLDER = Path("sdopt") / "aot"
-"""Folder of the packages, relative to the user's cache folder."""
-
 
 @dataclass(frozen=True)
 class Aot(GraphCompiler):
@@ -66,7 +62,7 @@ class Aot(GraphCompiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        packages = Packages(private_folder(), self.recompile)
+        packages = Packages(private_folder("aot"), self.recompile)
         made = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
 
         def proof(trace: Trace) -> Finding:
@@ -109,29 +105,16 @@ class Packages:
             if self._recompile or not package.is_file():
                 _compile(call, package)
                 compile_s = time.perf_counter() - start
-                _cost_of(package).write_text(json.dumps({"compile_s": compile_s}))
+                compilation.write_compile_s(package.with_suffix(".json"), compile_s)
                 self.told.append(f"compiled in {compile_s:.1f} s")
                 if not self._recompile:  # else a new process would compile again
                     compilation.note_package(None)
                 start = time.perf_counter()
             else:
-                compilation.note_package(_compile_s(package))
+                compilation.note_package(compilation.compile_s_in(package.with_suffix(".json")))
             graph = _load(call, package)
             self.told.append(f"loaded in {time.perf_counter() - start:.1f} s")
         return graph
-
-
-def _cost_of(package: Path) -> Path:
-    """Returns the file that says how long a package took to compile."""
-    return package.with_suffix(".json")
-
-
-def _compile_s(package: Path) -> float:
-    """Returns how many seconds a package took to compile; 0 if that is not known."""
-    try:
-        return float(json.loads(_cost_of(package).read_text(encoding="utf-8"))["compile_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0  # no measurement fails for it
 
 
 def _compile(call: Tensors, package: Path) -> None:
@@ -191,9 +174,19 @@ def _card(device: torch.device) -> tuple[str | int, ...]:
 
 def digest(call: Tensors) -> str:
     """Returns a hex digest of everything that the compiled code of a call depends on."""
-    module = call.module
+    inputs = [(tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs]
+    return digest_of(call.module, call.inputs[0].device, inputs, str(call.key[1:3]))
+
+
+def digest_of(module: torch.nn.Module, device: torch.device, *more: Any) -> str:
+    """Returns a hex digest of what a module's compiled code depends on: its structure, the libraries, and the device.
+
+    Args:
+        module: the module.
+        device: where it runs.
+        more: what else the code depends on.
+    """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    device = call.inputs[0].device
     machine = _card(device) if device.type == "cuda" else _processor()
     about = [
         (*map(_version, _LIBRARIES), torch.version.cuda, str(machine)),
@@ -201,8 +194,7 @@ def digest(call: Tensors) -> str:
         # An option replaces a module's class, overrides a method on the instance, or sets an attribute.
         [(name, _kind(each)) for name, each in module.named_modules()],
         [(name, _kind(p)) for part in module.modules() for name, p in getattr(part, "attn_processors", {}).items()],
-        [(tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs],
-        str(call.key[1:3]),
+        *more,
     ]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
@@ -278,13 +270,13 @@ def _processor() -> tuple[str | int, ...]:
     return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
 
 
-def private_folder() -> Path:
-    """Returns the folder of the packages, and creates it if it is missing.
+def private_folder(name: str) -> Path:
+    """Returns a folder of compiled code in the user's cache folder, and creates it if it is missing.
 
     Raises:
         UnavailableError: other users may read or write the folder.
     """
-    folder = cache_folder() / FOLDER
+    folder = cache_folder() / "sdopt" / name
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if folder.is_symlink() or state.st_uid != os.getuid() or state.st_mode & 0o077:

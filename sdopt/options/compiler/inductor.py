@@ -14,6 +14,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sliced
 from sdopt.options.base import Context, Finding, Proof
+from sdopt.options.compiler.aot import digest_of, private_folder
 from sdopt.options.compiler.base import (
     STAGE_OF,
     TARGETS,
@@ -94,6 +95,8 @@ class Inductor(Compiler):
     """Whether shapes are symbolic; null generalizes a shape on its first change."""
     targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata=TARGETS)
     """The modules to compile; each must prove that its compiled form ran."""
+    keep: bool = False
+    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
     @property
     @override
@@ -143,7 +146,7 @@ class Inductor(Compiler):
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        compilation.reset()
+        _start(self, pipe)
         replays = records_cuda_graphs(self.mode)
 
         def compiled(module: torch.nn.Module) -> Any:
@@ -155,7 +158,7 @@ class Inductor(Compiler):
         replace_modules(pipe, self.targets, compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled(trace, self.targets, self.mode, device_of(pipe))
+            found = _with_kept(_compiled(trace, self.targets, self.mode, device_of(pipe)))
             if not replays or device_of(pipe).type != "cuda":
                 return found
             return _replayed(found, trace, self.targets)
@@ -176,6 +179,8 @@ class Regional(Compiler):
     """Whether a graph break raises an error."""
     dynamic: bool | None = None
     """Whether shapes are symbolic; null generalizes a shape on its first change."""
+    keep: bool = False
+    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
     @property
     @override
@@ -190,7 +195,7 @@ class Regional(Compiler):
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        compilation.reset()
+        _start(self, pipe)
         denoiser = denoiser_of(pipe)
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
@@ -206,7 +211,7 @@ class Regional(Compiler):
                 summary += f"; layers of them that ran eagerly: {len(eager)}"
             engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
             found = Finding(engaged, summary, facts | {"blocks": len(blocks), "eager_layers": len(eager)})
-            return _with_templates(found, self.mode, device_of(pipe))
+            return _with_templates(_with_kept(found), self.mode, device_of(pipe))
 
         return proof
 
@@ -223,6 +228,8 @@ class InductorDynamic(Compiler):
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
     """Mode of `torch.compile`, except the modes that would record a CUDA graph for each shape."""
+    keep: bool = False
+    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -241,7 +248,7 @@ class InductorDynamic(Compiler):
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        compilation.reset()
+        _start(self, pipe)
 
         def compiled(module: torch.nn.Module) -> Any:
             return torch.compile(module, mode=self.mode, dynamic=True)
@@ -249,7 +256,7 @@ class InductorDynamic(Compiler):
         replace_modules(pipe, ["denoiser"], compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
+            found = _with_kept(_compiled(trace, ["denoiser"], self.mode, device_of(pipe)))
             if not found.engaged:
                 return found
             before = compilation.compiled_so_far()[1]
@@ -259,6 +266,30 @@ class InductorDynamic(Compiler):
             return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
 
         return proof
+
+
+def _start(option: Inductor | Regional | InductorDynamic, pipe: "DiffusionPipeline") -> None:
+    """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
+    compilation.reset()
+    if option.keep:
+        key = digest_of(denoiser_of(pipe), device_of(pipe), repr(option))
+        folder = private_folder("inductor") / key
+        folder.mkdir(exist_ok=True)
+        compilation.keep_in(folder)
+
+
+def _with_kept(found: Finding) -> Finding:
+    """Extends a finding with what Inductor read from the folder of kept code or wrote to it: there must be some."""
+    if not compilation.is_kept() or not found.facts.get("graphs"):
+        return found
+    written, read = compilation.kept_so_far()
+    summary = f"{found.summary}; kept code: {read} graphs read, {written} written"
+    return replace(
+        found,
+        engaged=found.engaged and bool(written or read),
+        summary=summary,
+        facts=found.facts | {"kept_read": read, "kept_written": written},
+    )
 
 
 def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]:
