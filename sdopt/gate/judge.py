@@ -211,6 +211,7 @@ def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
             at.share,
             at.disturbed if metric == SPEEDUP.name else "",
             at.shape,
+            at.memory_growth if metric == MEMORY_RATIO.name else 1.0,
         )
         for at in contexts
         for metric in at.claimed

@@ -36,6 +36,7 @@ class Claim:
         measure: the measure that the option claims to improve.
         ratio: the measured ratio; None if it was not measured.
         smallest: the smallest factor, at least 1, that counts.
+        spared: the factor, at least 1, by which the measure may grow worse without harm (`gate.spare_memory`).
         floor: the factor by which two identical baselines differed; None if it is not known.
         share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
@@ -49,6 +50,7 @@ class Claim:
     share: float = 1.0
     disturbed: str = ""
     shape: str = ""
+    spared: float = 1.0
 
     @property
     def name(self) -> str:
@@ -68,7 +70,7 @@ class Claim:
     @property
     def p_harm(self) -> float | None:
         """The one-sided p value of a harm that counts."""
-        return self.gain.inverted().p_value(self.smallest) if self.gain else None
+        return self.gain.inverted().p_value(max(self.smallest, self.spared)) if self.gain else None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Gate, Rule
-from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import LogRatio, compare
 from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from sdopt.statistics.summary import summary_of
@@ -362,6 +362,13 @@ class TestItMustPay:
         result.environment.device |= {"type": device, "memory_total_gib": 80.0}
         (ruling,) = [r for r in verdict(result, rule, spare_memory=spare).rulings if r.metric == "memory_ratio"]
         assert ruling.verdict is expected
+
+    @pytest.mark.parametrize(("spared", "answer"), [(1.0, Answer.HARM), (4.0, Answer.NONE), (1.5, Answer.HARM)])
+    def test_memory_to_spare_is_no_harm_to_a_claim_either(self, spared: float, answer: Answer) -> None:
+        """An option that saves some memory, on top of one that takes much."""
+        claim = Claim(MEMORY_RATIO, LogRatio(math.log(3.0), 0.001, 4.0, 3), 1.1, 1.01, spared=spared)
+        [found] = answer_claims([claim], 0.95)
+        assert found.answer is answer
 
     @pytest.mark.parametrize(("floor", "answer"), [(1.1, Answer.GAIN), (1.3, Answer.OPEN)])
     def test_a_gain_must_exceed_that_of_two_equal_baselines(self, floor: float, answer: Answer) -> None:

@@ -27,6 +27,7 @@ CASES = {
     "whole step of an image": ["compiler=whole_step", "scheduler=euler", "task=inpaint", "task.strength=1"],
     "package": ["compiler=aot"],
     "openvino": ["compiler=openvino"],
+    "openvino of the decoder too": ["compiler=openvino", "compiler.targets=[denoiser,decoder]"],
     "onnxruntime": ["compiler=onnxruntime"],
 }
 

@@ -293,11 +293,13 @@ def tracing() -> Iterator[None]:
         yield
 
 
-def ran_outside(trace: Trace, stand_ins: Iterable[PerShape]) -> Finding:
-    """Checks whether graphs outside of PyTorch computed the denoiser: PyTorch then runs no matrix products."""
-    graphs = graphs_in(stand_ins)
-    seen = trace.denoiser
-    left = sum(seen.product_dtypes.values())
-    facts = {"graphs": graphs, "calls": seen.calls, "products_by_pytorch": left}
-    summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {seen.calls} calls, {left} products by PyTorch"
-    return Finding(graphs > 0 and seen.calls > 0 and not left, summary, facts)
+def ran_outside(trace: Trace, made: Mapping[str, Sequence[PerShape]]) -> Finding:
+    """Checks whether graphs outside of PyTorch computed the targets: PyTorch then runs no matrix products in them."""
+    seen = {target: trace.stages[STAGE_OF[target]] for target in made}
+    counts = {target: graphs_in(stand_ins) for target, stand_ins in made.items()}
+    graphs, calls = sum(counts.values()), sum(stage.calls for stage in seen.values())
+    left = sum(sum(stage.product_dtypes.values()) for stage in seen.values())
+    facts = {"graphs": graphs, "calls": calls, "products_by_pytorch": left}
+    summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {left} products by PyTorch"
+    ran = all(counts[target] and seen[target].calls for target in made)
+    return Finding(ran and not left, summary, facts)

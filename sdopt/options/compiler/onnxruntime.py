@@ -41,7 +41,7 @@ class OnnxRuntime(GraphCompiler):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
         made = replace_by_graphs(pipe, ["denoiser"], _exported)
-        return lambda trace: ran_outside(trace, made["denoiser"])
+        return lambda trace: ran_outside(trace, made)
 
 
 def _exported(call: Tensors) -> Graph:

@@ -1,7 +1,7 @@
 """Intel's OpenVINO, for CPUs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,7 @@ from sdopt.options.compiler.base import (
     ran_outside,
     replace_by_graphs,
     tracing,
+    unfit_targets,
 )
 from sdopt.options.conflicts import missing_packages
 from sdopt.schema import bounded
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenVino(GraphCompiler):
-    """Runs the denoiser as an OpenVINO model on a CPU, converted at the first call of each shape."""
+    """Runs the denoiser, and optionally the VAE's decoder, as OpenVINO models, converted at each shape's first call."""
 
     precision: str = bounded("f32", choices=("f32", "bf16", "f16"))
     """OpenVINO's type of arithmetic; OpenVINO's own default is bfloat16 on processors that support it."""
+    targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata={"choices": ("denoiser", "decoder")})
+    """The modules to convert; each must prove that its model ran."""
 
     @property
     @override
@@ -43,6 +46,7 @@ class OpenVino(GraphCompiler):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing_packages(ctx, "openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
+        found += unfit_targets(ctx, self.targets)
         if ctx.device.is_cuda:
             found.append(f"OpenVINO runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu")
         return found
@@ -51,11 +55,11 @@ class OpenVino(GraphCompiler):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
         types: set[str] = set()
-        made = replace_by_graphs(pipe, ["denoiser"], lambda call: self._converted(call, types))
-        return lambda trace: self._found(trace, made["denoiser"], types)
+        made = replace_by_graphs(pipe, self.targets, lambda call: self._converted(call, types))
+        return lambda trace: self._found(trace, made, types)
 
-    def _found(self, trace: Trace, stand_ins: Sequence[PerShape], types: set[str]) -> Finding:
-        found = ran_outside(trace, stand_ins)
+    def _found(self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]) -> Finding:
+        found = ran_outside(trace, made)
         # OpenVINO takes another type if the processor lacks the one that it is asked for.
         summary = f"{found.summary}; computed in {', '.join(sorted(types))}"
         return Finding(found.engaged and types == {self.precision}, summary, {**found.facts, "types": sorted(types)})
