@@ -63,16 +63,10 @@ def uncounted(found: BreakEven) -> BreakEven:
 
 def first_image_s(variant: VariantResult) -> float | None:
     """Returns the seconds from the start of loading to the end of the first call; None where they were not measured."""
-    return next(iter(first_images_s(variant)), None)
-
-
-def first_images_s(variant: VariantResult) -> list[float]:
-    """Returns for each process that was measured from its start the seconds to the end of its first call."""
-    return [
-        measurement.load_s + measurement.shapes[0].cold_start_s
-        for measurement in variant.measurements
-        if measurement.load_s is not None and measurement.shapes[0].cold_start_s is not None
-    ]
+    for measurement in variant.measurements:
+        if measurement.load_s is not None and measurement.shapes[0].cold_start_s is not None:
+            return measurement.load_s + measurement.shapes[0].cold_start_s
+    return None
 
 
 def compiled_earlier_s(variant: VariantResult) -> float:

@@ -75,7 +75,7 @@ RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
 """All measures of a ratio, by name: a gate's rules may name them besides quality metrics."""
 
 FIRST_IMAGE = "first_image_s"
-"""The seconds from the start of loading to the end of a process's first call; a gate's rules may limit them."""
+"""The seconds from the start of loading to the end of the first call; a gate's rules may limit them."""
 
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
