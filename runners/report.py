@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     from sdopt.config.composer import tracking_of
     from sdopt.config.overrides import names_and_overrides
     from sdopt.errors import UsageError, print_problems
-    from sdopt.tracking.reporting import find_source, track_report, write_report
+    from sdopt.tracking.finding import find_results, track_report, write_report
 
     names, overrides = names_and_overrides(arguments.results)
     if arguments.readme:
@@ -55,7 +55,9 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"--output {arguments.output}: takes one RESULT, because each has a report.html of its own")
     chosen, code = tracking_of(overrides), 0
     for name in names:
-        source = find_source(name, chosen)
+        source = find_results(name, chosen)
+        if not source.studies:
+            raise UsageError(source.damaged)
         files = write_report(source, arguments.output)
         print(f"report: {files[0]}")
         print(track_report(source, files, chosen if overrides or source.downloaded else None))

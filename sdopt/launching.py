@@ -347,8 +347,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.report.terminal import shown
-    from sdopt.tracking.finding import of_sweep
-    from sdopt.tracking.reporting import write_report
+    from sdopt.tracking.finding import of_sweep, write_report
 
     if not folder.is_dir():
         return UsageError.exit_code

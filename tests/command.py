@@ -22,8 +22,7 @@ from PIL import Image
 from sdopt.cli import main
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
-from sdopt.report.catalog import REPORTS
-from sdopt.report.page.files import HTML, MARKDOWN
+from sdopt.report.catalog import HTML, MARKDOWN, REPORTS
 from tests.forked import Forked
 
 ROOT = Path(__file__).parents[1]

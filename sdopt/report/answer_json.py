@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
-from sdopt.report.worst import WorstPrompt, worst_prompts
+from sdopt.report.quality import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.figures import Ratio
 from sdopt.statistics.scale import decision_of

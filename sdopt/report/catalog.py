@@ -12,13 +12,14 @@ from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.header import header_of
-from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_page, written
-from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.html import html_page
-from sdopt.report.published import published_markdown
-from sdopt.report.verdicts import verdict_json, verdict_markdown
+from sdopt.report.tables import published_blocks
+from sdopt.report.verdicts import junit, verdict_json, verdict_markdown
+from sdopt.statistics.published import claims_of
 from sdopt.statistics.summary import Summary
+
+HTML, MARKDOWN = "report.html", "report.md"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ def _picture(name: str) -> Callable[[Summary, Path], bytes | None]:
 def markdown_table(summary: Summary) -> str:
     """Returns the answer, the ranking, and the tables and notes below it, as Markdown."""
     return written(table_blocks(summary, header_of(summary.result)))
+
+
+def published_markdown(summary: Summary) -> str:
+    """Returns the figures of an article for all cards beside those measured; "" without an article."""
+    blocks = published_blocks(summary.result, claims_of(summary.result))
+    return f"## {summary.result.name}: published and measured\n\n{written(blocks)}" if blocks else ""
 
 
 REPORTS = (

@@ -5,12 +5,20 @@ from dataclasses import replace
 from enum import StrEnum
 
 from sdopt.record.comparisons import Effect, Interval
-from sdopt.record.records import Status
-from sdopt.report.blocks import Cell, Table
-from sdopt.report.quality import headline_columns, metric_text, quality_columns, quality_heading
+from sdopt.record.records import Status, StudyResult
+from sdopt.report.blocks import Block, Cell, Notes, Table
+from sdopt.report.quality import (
+    WorstPrompt,
+    headline_columns,
+    metric_text,
+    quality_columns,
+    quality_heading,
+    worst_prompts,
+)
 from sdopt.report.tones import TONES
-from sdopt.report.worst import WorstPrompt, worst_prompts
 from sdopt.statistics.figures import Figures, bounds_text
+from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.published import MEMORY, Claim, notes_of_published
 from sdopt.statistics.summary import PSNR, REPEATS, Row, Summary
 from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text
 from sdopt.study.designs import difference
@@ -27,21 +35,21 @@ def ranking(summary: Summary, reasons: bool = True) -> Table:
         reasons: whether to say why a variant is not recommended.
     """
     judged = any(row.decision for row in summary.rows)
+    images = "images" if judged else "images (not judged)"
     found: list[Column] = [
         ("variant", lambda row: Cell(row.name)),
         *_speedups(summary),
         ("speed", speed_cell),
         ("time", _time),
         ("memory", memory_cell),
-        ("images" if judged else "images (not judged)", lambda row: images_cell(row, judged)),
+        (images, lambda row: images_cell(row, judged)),
         ("gate", lambda row: word(row.decision)),
         ("step", _steps),
-        *([("because", _reason)] if reasons else []),
+        *([("because", lambda row: Cell(row.because))] if reasons else []),
     ]
     headings = [heading for heading, _ in found]
     numbers = [heading for heading in headings if heading.startswith(("speed-up", "time", "memory"))]
     table = Table(headings, [[of(row) for _, of in found] for row in summary.rows], numbers)
-    images = "images" if judged else "images (not judged)"
     if not reasons:
         spare = ("time", "step", images, "memory", *numbers[-3::-1])
         table = replace(table, spare=spare, needless=("time", "step", "memory"))
@@ -72,10 +80,6 @@ def memory_cell(row: Row) -> Cell:
     peak = row.figures.headline_memory
     shown = gib_text(peak[1]) if peak and row.status.timed else ""
     return Cell(share_text(row.memory.interval.estimate), f"({shown})") if row.memory else Cell(shown)
-
-
-def _reason(row: Row) -> Cell:
-    return Cell(row.because)
 
 
 def _time(row: Row) -> Cell:
@@ -121,9 +125,6 @@ def evidence(summary: Summary) -> list[str]:
     return lines
 
 
-SHAPE_HEADINGS = ("shape", "variant", "time", "memory", "first call", "compiled in it", "compiled later")
-
-
 def shapes_table(summary: Summary) -> Table | None:
     """Returns the table of time and memory at several shapes, and of the cost of a new one; None for one shape."""
     rows = [row for row in summary.first.values() if row.further and row.latency and not row.variant.is_control]
@@ -132,7 +133,8 @@ def shapes_table(summary: Summary) -> Table | None:
         for of_shape in zip(*(row.shapes for row in rows), strict=True)
         for at in of_shape
     ]
-    return Table(SHAPE_HEADINGS, cells, SHAPE_HEADINGS[2:]) if cells else None
+    headings = ("shape", "variant", "time", "memory", "first call", "compiled in it", "compiled later")
+    return Table(headings, cells, headings[2:]) if cells else None
 
 
 def _at_shape(figures: Figures) -> tuple[Cell | str, ...]:
@@ -150,13 +152,11 @@ def _at_shape(figures: Figures) -> tuple[Cell | str, ...]:
     )
 
 
-EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")
-
-
 def effects_table(summary: Summary) -> Table | None:
     """Returns the effects of a factorial study; None if there are none."""
     effects = summary.result.effects
-    return Table(EFFECT_HEADINGS, list(map(_effect, effects)), EFFECT_HEADINGS[2:]) if effects else None
+    headings = ("effect", "of", "speed-up", "memory")
+    return Table(headings, list(map(_effect, effects)), headings[2:]) if effects else None
 
 
 def _effect(effect: Effect) -> tuple[Cell | str, ...]:
@@ -205,11 +205,22 @@ def worst_table(summary: Summary) -> Table | None:
     return Table(("variant", "metric", "worst prompts"), rows) if rows else None
 
 
-def texts(table: Table) -> list[list[str]]:
-    """Returns the cells of a table as texts."""
-    return [[str(cell) for cell in row] for row in table.cells]
-
-
-def named(rows: Sequence[Row]) -> str:
-    """Returns the names of rows as one text; names of combinations contain commas."""
-    return "; ".join(row.name for row in rows)
+def published_blocks(result: StudyResult, claims: Sequence[Claim]) -> list[Block]:
+    """Returns a table of the figures of an article beside those measured, and its notes; nothing without a figure."""
+    words = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
+    headings = ("variant", "against", "figure", "shape", "GPU", "published", "here", "verdict", "because")
+    rows = [
+        (
+            claim.variant,
+            claim.reference,
+            words[claim.measure],
+            claim.shape,
+            claim.gpu,
+            Cell(claim.published_text, f"{claim.figure.printed}, {claim.place}" if claim.figure.printed else ""),
+            Cell(*claim.measured_parts),
+            word(claim.verdict),
+            claim.reason,
+        )
+        for claim in claims
+    ]
+    return [Table(headings, rows).filled(), Notes(notes_of_published(result, claims))] if claims else []

@@ -1,11 +1,14 @@
-"""Shows the verdicts of a gate: as a table for the terminal, as Markdown, and as JSON."""
+"""Shows the verdicts of a gate: as a table for the terminal, as Markdown, as JSON, and as JUnit XML for CI."""
 
 import errno
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from xml.etree import ElementTree
 
 from sdopt.errors import print_problems
 from sdopt.gate.looks import spent_of
@@ -13,7 +16,6 @@ from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
-from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking, word
 from sdopt.statistics.measures import measure_named, with_shape
@@ -26,13 +28,14 @@ _BOUNDS = (
 )
 
 
-VERDICT_HEADINGS = ("variant", "against", "contract", "gate", "because")
+_NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
+"""What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""
 
 
 def verdict_rows(judgements: Sequence[Judgement]) -> Table:
     """Returns a table with a row for each comparison."""
     rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in judgements]
-    return Table(VERDICT_HEADINGS, rows)
+    return Table(("variant", "against", "contract", "gate", "because"), rows)
 
 
 def verdict_blocks(result: StudyResult, judgements: Sequence[Judgement]) -> list[Block]:
@@ -58,7 +61,7 @@ def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
     rulings = [
         (
             j.candidate,
-            rule_name(r),
+            _rule_name(r),
             str(decision_of(r.verdict)),
             _figure(r.estimate),
             _interval(r),
@@ -121,9 +124,14 @@ def _because(judgement: Judgement) -> str:
         return "; ".join([f"all {len(judgement.rulings)} rules", *([judgement.note] if judgement.note else [])])
     by_reason: dict[str, list[str]] = {}
     for ruling in [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]:
-        by_reason.setdefault(ruling.because, []).append(rule_name(ruling))
+        by_reason.setdefault(ruling.because, []).append(_rule_name(ruling))
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "; ".join([*reasons, *([judgement.note] if judgement.note else [])])
+
+
+def _rule_name(ruling: Ruling) -> str:
+    """Returns a rule's name in reports: its metric, if it has one, and its test."""
+    return f"{ruling.metric} {ruling.rule}".strip()
 
 
 def _figure(value: float | None) -> str:
@@ -152,6 +160,64 @@ def verdicts_of(row: Row) -> dict[str, str]:
     """Returns the verdicts on a variant by name, without those that it has none of."""
     found = {"variant": row.name, "speed": row.speed, "images": row.images, "gate": row.decision, "status": row.status}
     return {name: str(verdict) for name, verdict in found.items() if verdict is not None}
+
+
+def junit(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+    """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
+
+    A suite for each comparison, a case for each rule; the verdicts are properties of a suite.
+
+    A rule that failed is a `failure`; one that could not be judged, or not yet, is an `error`, so that no reader takes
+    it for a pass. A suite's time is that of the candidate's timed calls; a rule takes none, but readers show NaN for a
+    case without a time. Ant's schema asks for every attribute and child that is written here, and for this order.
+    """
+    root, result = ElementTree.Element("testsuites"), summary.result
+    spent = {row.name: sum(map(sum, row.samples.values())) for row in result.variants}
+    # A gate may have two rules of one test and metric, and readers keep one case of a name.
+    times: Counter[tuple[str, str]] = Counter()
+    for number, judgement in enumerate(judgements):
+        verdicts = [ruling.verdict for ruling in judgement.rulings]
+        failures = verdicts.count(Verdict.FAIL)
+        name = _printable(f"{judgement.candidate} against {judgement.reference}")
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=name,
+            package=_printable(f"sdopt gate {result.gate}"),
+            id=str(number),
+            hostname=_printable(result.environment.host) or "unknown",
+            timestamp=result.started[:19],
+            time=f"{spent.get(judgement.candidate, 0.0):.3f}",
+            tests=str(len(verdicts)),
+            failures=str(failures),
+            errors=str(len(verdicts) - failures - verdicts.count(Verdict.PASS)),
+        )
+        properties = ElementTree.SubElement(suite, "properties")
+        row = summary.row(judgement.candidate)
+        verdicts_of = {"speed": row and row.speed, "images": row and row.images, "gate": decision_of(judgement.verdict)}
+        for name_of, verdict in verdicts_of.items():
+            if verdict is not None:
+                ElementTree.SubElement(properties, "property", name=name_of, value=str(verdict))
+        for ruling in judgement.rulings:
+            rule = _printable(_rule_name(ruling))
+            times[name, rule] += 1
+            rule += f" ({times[name, rule]})" if times[name, rule] > 1 else ""
+            case = ElementTree.SubElement(suite, "testcase", classname=name, name=rule, time="0.000")
+            if ruling.verdict is not Verdict.PASS:
+                kind = "failure" if ruling.verdict is Verdict.FAIL else "error"
+                ElementTree.SubElement(
+                    case, kind, message=_printable(ruling.text), type=str(decision_of(ruling.verdict))
+                )
+        ElementTree.SubElement(suite, "system-out")
+        ElementTree.SubElement(suite, "system-err")
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content
+
+
+def _printable(text: str) -> str:
+    """Returns a text without the characters that XML cannot hold, and with none at its ends that a reader drops."""
+    return _NO_CHARACTER.sub("�", text).strip()
 
 
 def write_verdicts(summary: Summary, judgements: Sequence[Judgement], folder: Path) -> None:

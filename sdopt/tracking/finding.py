@@ -1,15 +1,21 @@
-"""Finds results by what a user names: a folder of a run or a sweep, a file, or a run in MLflow."""
+"""Finds results by what a user names (a folder of a run or a sweep, a file, a run in MLflow), and reports on them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdopt.errors import UsageError
-from sdopt.record.files import read_result
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.record.files import read_result, write_atomically
 from sdopt.record.folders import read_error
 from sdopt.record.records import StudyResult
+from sdopt.report.catalog import HTML, MARKDOWN
+from sdopt.report.markdown import markdown_page
+from sdopt.report.page.html import html_page
 from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.schema import Tracking
-from sdopt.tracking.runs import download_result
+from sdopt.statistics.summary import summary_of
+from sdopt.tracking.client import TrackingError
+from sdopt.tracking.runs import download_run, log_report
+from sdopt.tracking.store import store_exists
 
 
 @dataclass(frozen=True)
@@ -56,18 +62,14 @@ def find_results(name: str, tracking: Tracking) -> Found:
     if path.is_dir():
         sweep = read_sweep(path)
         if not sweep.studies and not sweep.damaged and (error := read_error(path)) is not None:
-            raise UsageError(
-                [
-                    f"{path}: the command that wrote this folder ended without a result: {problem}"
-                    for problem in error.problems
-                ]
-            )
+            ended = f"{path}: the command that wrote this folder ended without a result"
+            raise UsageError([f"{ended}: {problem}" for problem in error.problems])
         if not sweep.studies and not sweep.damaged:
             raise UsageError(f"{path}: has no result.json, nor does a folder of a sweep's job in it")
         return of_sweep(sweep)
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    return Found(name, [(download_result(name, tracking), Path("outputs", "reports", name))])
+    return Found(name, [(download_run(name, tracking)[0], Path("outputs", "reports", name))])
 
 
 def of_sweep(sweep: Sweep) -> Found:
@@ -88,3 +90,56 @@ def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
         several = f"{name}: a sweep of {len(found.studies)} studies; name the folder of one of its jobs"
         raise UsageError(found.damaged or several)
     return found.studies[0]
+
+
+def write_report(source: Found, output: Path | None = None) -> list[Path]:
+    """Writes `report.html` and `report.md`; returns their paths.
+
+    Args:
+        source: the results to report on; all jobs of a sweep have one report.
+        output: the folder to write to; None is the result's own, and `outputs/reports/<id>` for an MLflow run.
+
+    Raises:
+        UnavailableError: the folder cannot be written.
+    """
+    from sdopt.report.page.sections import study_page, sweep_page  # draws charts, whose library takes time to load
+
+    jobs = [(folder.name, summary_of(study), folder) for study, folder in source.studies]
+    if source.sweep is None:
+        page = study_page(*jobs[0][1:])
+    else:
+        name = f"{jobs[0][1].result.name} {source.folder.resolve().name}"
+        page = sweep_page(name, source.sweep.blocks(), jobs)
+    folder = output or source.folder
+    contents = {folder / HTML: html_page(page), folder / MARKDOWN: markdown_page(page)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in contents.items():
+            write_atomically(path, content)
+    except OSError as error:
+        raise UnavailableError(f"{folder}: {error.strerror}; choose another folder with --output") from error
+    return list(contents)
+
+
+def track_report(source: Found, files: list[Path], tracking: Tracking | None) -> str:
+    """Adds a report to the MLflow run of a study or a sweep; returns a line that says whether that was done.
+
+    Args:
+        source: the results of the report.
+        files: the files of the report.
+        tracking: the store; None is the one that the result was tracked in.
+    """
+    studies = [study for study, _ in source.studies]
+    store = tracking or studies[0].config.tracking
+    if store.kind == "none":
+        return "not logged: the result was not tracked"
+    if not store_exists(store):
+        return f"not logged: {store.uri} does not exist"
+    try:
+        # A downloaded result has no images beside it, so a report that the run itself logged is kept.
+        run = log_report(studies, files, store, swept=source.sweep is not None, replace=not source.downloaded)
+    except TrackingError as error:
+        return f"not logged to {error}"
+    except UsageError as error:  # such as a password that the result does not hold
+        return f"not logged: {error}"
+    return f"MLflow: among the artifacts of run {run}" if run else f"not logged: {store.uri} does not have this result"

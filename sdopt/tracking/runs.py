@@ -13,8 +13,7 @@ from sdopt.errors import UnavailableError, UsageError
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.folders import inside
 from sdopt.record.records import StudyResult
-from sdopt.report.catalog import REPORTS
-from sdopt.report.page.files import HTML, MARKDOWN
+from sdopt.report.catalog import HTML, MARKDOWN, REPORTS
 from sdopt.report.page.gallery import has_images
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import Summary, summary_of
@@ -93,18 +92,16 @@ def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> st
     return ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
 
 
-def download_result(run: str, tracking: Tracking) -> StudyResult:
+def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
     """Reads the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
+
+    Returns:
+        the study, and the name of the variant whose run this is; None for the study's own.
 
     Raises:
         UsageError: there is no such run, it is not a study's run, or its result cannot be read.
         TrackingError: the server cannot be reached.
     """
-    return download_run(run, tracking)[0]
-
-
-def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
-    """Reads a study like `download_result`; returns it and the variant whose run this is, None for the study's own."""
     if not store_exists(tracking) and find_spec("mlflow") is not None:
         raise UsageError(f"{run}: neither a file or folder, nor a run: {tracking.uri} does not exist")
     content, variant = ask(client.read, tracking, run)

@@ -12,7 +12,7 @@ from runners import printed
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import Score
 from sdopt.report.answer_json import Answer, baseline_digest
-from sdopt.report.worst import worst_prompts
+from sdopt.report.quality import worst_prompts
 from sdopt.statistics.summary import summary_of
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers

@@ -11,8 +11,7 @@ from sdopt.contract import Contract
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
-from sdopt.report.junit import junit
-from sdopt.report.verdicts import append_step_summary, summary_markdown
+from sdopt.report.verdicts import append_step_summary, junit, summary_markdown
 from sdopt.statistics.summary import summary_of
 from tests.command import ROOT
 

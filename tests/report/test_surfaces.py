@@ -18,11 +18,10 @@ from sdopt.report.charts.comparisons import forest
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.embedded import KINDS
-from sdopt.report.junit import junit
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
-from sdopt.report.verdicts import summary_markdown, verdict_json
+from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.projection import verdict_tags

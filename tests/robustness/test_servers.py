@@ -16,7 +16,7 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
-from sdopt.tracking.runs import download_result, log_study
+from sdopt.tracking.runs import download_run, log_study
 from sdopt.tracking.store import end_process
 from tests.robustness.damage import RESULT
 
@@ -151,7 +151,7 @@ def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path) -> Non
     began = time.monotonic()
     for work in (
         lambda: log_study(read_result(RESULT), tmp_path, tracking),
-        lambda: download_result("a" * 32, tracking),
+        lambda: download_run("a" * 32, tracking),
     ):
         with pytest.raises((TrackingError, UsageError)) as caught:
             work()

@@ -25,7 +25,7 @@ from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
-from sdopt.tracking.runs import digest_of, download_result, log_study
+from sdopt.tracking.runs import digest_of, download_run, log_study
 from sdopt.tracking.store import end_process, require_mlflow, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
@@ -293,7 +293,7 @@ class TestPlaces:
         there = own.folder.with_name("b")
         own.folder.rename(there) if how == "moved" else shutil.copytree(own.folder, there)
         now = Store(there)
-        assert download_result(first.run, now.tracking).id == copied[0].id
+        assert download_run(first.run, now.tracking)[0].id == copied[0].id
         copied[0].id = uuid.uuid4().hex
         further = log_study(*copied, now.tracking)
         assert further.new
@@ -314,8 +314,8 @@ class TestPlaces:
                 ask()
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=r"name their folder with tracking\.artifacts="):
-            download_result(first.run, own.tracking)
-        assert download_result(first.run, elsewhere).id == copied[0].id
+            download_run(first.run, own.tracking)
+        assert download_run(first.run, elsewhere)[0].id == copied[0].id
         assert require_store(elsewhere, "shared") is None
 
     @pytest.mark.parametrize("name", ["feature%2Fa", "a b#c@d:e"])
@@ -326,7 +326,7 @@ class TestPlaces:
         here = Store(tmp_path / name)
         here.folder.mkdir()
         logged = log_study(*copied, here.tracking)
-        assert download_result(logged.run, here.tracking).id == copied[0].id
+        assert download_run(logged.run, here.tracking)[0].id == copied[0].id
         assert {path.parent for path in tmp_path.rglob("mlflow.db")} == {here.folder}
 
     def test_a_process_that_was_stopped_is_not_waited_for_without_end(

@@ -14,8 +14,7 @@ from sdopt.record.images import open_image
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.report.blocks import Gallery, Picture, PromptImages
-from sdopt.report.quality import headline_columns
-from sdopt.report.worst import worst_prompts
+from sdopt.report.quality import headline_columns, worst_prompts
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""

@@ -16,12 +16,18 @@ from sdopt.report.header import work_of
 from sdopt.report.notes import notes_of
 from sdopt.report.page.gallery import gallery_of, has_images
 from sdopt.report.plots import main_plot
-from sdopt.report.published import claims_table
 from sdopt.report.quality import headline_columns, quality_notes
-from sdopt.report.tables import effects_table, evidence, quality_table, shapes_table, worst_table
+from sdopt.report.tables import (
+    effects_table,
+    evidence,
+    published_blocks,
+    quality_table,
+    shapes_table,
+    worst_table,
+)
 from sdopt.report.verdicts import verdict_notes, verdict_rows
 from sdopt.statistics.break_even import images_text, start_text
-from sdopt.statistics.published import claims_of, notes_of_published, published_of
+from sdopt.statistics.published import claims_of, published_of
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import intervals_text
 
@@ -37,11 +43,9 @@ def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Pa
         folder: the run's, where its images are.
         budget: bytes that its images may take.
     """
-    sections = (*text_sections(summary), _images(summary, folder, budget))
-    order = ("answer", "results", "published", "tradeoff", "steps", "effects", "latency", "stages", "break-even",
-             "images", "method", "environment")  # fmt: skip
-    found = sorted((section for section in sections if section.blocks), key=lambda section: order.index(section.key))
-    return Page(summary.result.name, _facts(summary), found)
+    *first, method, environment = text_sections(summary)
+    sections = (*first, _images(summary, folder, budget), method, environment)
+    return Page(summary.result.name, _facts(summary), [section for section in sections if section.blocks])
 
 
 def text_sections(summary: Summary) -> list[Section]:
@@ -121,9 +125,7 @@ def _published(summary: Summary) -> Section:
     """Returns an article's figures of its main card beside those measured; `published.md` has all cards."""
     published = published_of(summary.result)
     claims = [claim for claim in claims_of(summary.result) if published and claim.gpu in ("", published.gpu)]
-    notes = notes_of_published(summary.result, claims)
-    blocks: list[Block] = [claims_table(claims), Notes(notes)] if claims else []
-    return Section("published", "Published and measured", blocks)
+    return Section("published", "Published and measured", published_blocks(summary.result, claims))
 
 
 def _tradeoff(summary: Summary) -> Section:
