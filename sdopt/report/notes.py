@@ -1,5 +1,7 @@
 """Derives the notes below a result table: what its figures include, and what disturbed or limits them."""
 
+from collections.abc import Iterator
+
 from sdopt.gate.trust import doubts_of
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
@@ -16,72 +18,83 @@ from sdopt.statistics.words import compared, sampling_text, seconds_text, shorte
 
 def notes_of(summary: Summary) -> list[str]:
     """Returns all notes that a reader of the tables needs."""
-    result = summary.result
-    effects = (
-        "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
-        "are faster (or larger) together than the product of their separate effects."
-    )
-    return [
-        *_shape_notes(result),
-        *caveats_of(summary),
-        *_ratio_notes(result),
-        *_tail_notes(summary),
-        *_memory_notes(result),
-        *_card_notes(summary),
-        *gpu_notes(result),
-        *([effects] if result.effects else []),
-    ]
+    return list(_notes(summary))
+
+
+def _notes(summary: Summary) -> Iterator[str]:
+    result, sessions = summary.result, len(summary.result.sessions)
+    if len(result.shapes) > 1:
+        yield (
+            f"Shapes: each process runs all {len(result.shapes)} in every round. The first call of a shape comes after "
+            "the first calls of the shapes before it, so it includes only the start-up work that they left to do. "
+            f"Images, stages and energy are those of {result.shapes[0]}."
+        )
+    yield from caveats_of(summary)
+    if sampling_text(result):
+        where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
+        rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
+        yield (
+            f"{where}A speed-up is a ratio of geometric means over {rounds}, so it need not be the ratio of the two "
+            "latencies shown."
+        )
+    if tails := list(_tails(summary)):
+        yield f"Slowest call of a process (tail latency), over that of the reference's: {'; '.join(tails)}."
+    for name in sorted({m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}):
+        yield f"Memory: {_MEMORY[name]}; the geometric mean of a variant's processes."
+    if reached := _reached(summary):
+        yield reached
+    yield from gpu_notes(result)
+    if result.effects:
+        yield (
+            "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
+            "are faster (or larger) together than the product of their separate effects."
+        )
+
+
+_MEMORY = {
+    "peak_allocated_gib": "peak that PyTorch allocated on the device, including that of CUDA graphs and DeepSpeed",
+    "peak_process_gib": "peak resident set of the process and its child processes during a call, minus that before "
+    "loading",
+}
 
 
 def caveats_of(summary: Summary) -> list[str]:
     """Returns what the verdicts rest on, and what speaks against them: the notes that come first."""
+    return list(filter(None, _caveats(summary)))
+
+
+def _caveats(summary: Summary) -> Iterator[str]:
     result, sampling = summary.result, sampling_text(summary.result)
-    drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-    imported = (
-        "Imported: other programs made these images and times. sdopt saw neither what ran nor how it was timed; seeds, "
-        "prompts and versions are as the folders say."
-    )
-    notes = [
-        imported if result.is_imported else "",
-        f"{sampling}.{drift}" if sampling else "",
-        *_floor_notes(result),
-        _rounds_note(result),
-    ]
-    notes.append(_precision_note(result))
+    if result.is_imported:
+        yield (
+            "Imported: other programs made these images and times. sdopt saw neither what ran nor how it was timed; "
+            "seeds, prompts and versions are as the folders say."
+        )
+    if sampling:
+        drifts = [abs(drift - 1) for drift in result.schedule.drift.values()]
+        drift = f" Drift of the baseline over a block: at most {100 * max(drifts):.1f} %." if drifts else ""
+        yield f"{sampling}.{drift}"
+    yield _floor_note(result)
+    yield _rounds_note(result)
+    yield _precision_note(result)
     if restless := unsettled(result):
         way_out = "raise protocol.warmup, or let the machine reach a steady temperature"
-        notes.append(f"Never settled: {shortened('; '.join(restless))}: {way_out}.")
-    notes += [*_start_notes(summary), *(f"Doubtful: {doubt}." for doubt in doubts_of(result))]
+        yield f"Never settled: {shortened('; '.join(restless))}: {way_out}."
+    yield from _start_notes(summary)
+    yield from (f"Doubtful: {doubt}." for doubt in doubts_of(result))
     hardware = result.config.hardware
     if hardware.emulate_memory and hardware.sheet is not None:
-        notes.append(
+        yield (
             f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
             f"capped; times are those of {result.environment.device['name']}."
         )
     if any(variant.config.random_weights for variant in result.variants):
-        notes.append(
-            "Random weights: speed and memory are those of the real model; images show only how far variants agree."
-        )
+        yield "Random weights: speed and memory are those of the real model; images show only how far variants agree."
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
-        notes.append(
-            "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
-        )
-    return list(filter(None, notes))
+        yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
 
 
-def _shape_notes(result: StudyResult) -> list[str]:
-    """Returns notes on the figures that a study with several shapes has only for the main one."""
-    if len(result.shapes) == 1:
-        return []
-    note = (
-        f"Shapes: each process runs all {len(result.shapes)} in every round. The first call of a shape comes after the "
-        "first calls of the shapes before it, so it includes only the start-up work that they left to do. Images, "
-        f"stages and energy are those of {result.shapes[0]}."
-    )
-    return [note]
-
-
-def _floor_notes(result: StudyResult) -> list[str]:
+def _floor_note(result: StudyResult) -> str:
     """Returns by how much two identical baselines differed."""
     if result.control is not None and floor_range(result) is not None:
         several = len(result.shapes) > 1
@@ -89,34 +102,18 @@ def _floor_notes(result: StudyResult) -> list[str]:
         share = "; ".join(
             f"{_floor_text(*ends)}{f' at {shape}' if several else ''}" for shape, ends in floors if ends is not None
         )
-        return [f"Two identical baselines differed by {share}; a speed-up that is no larger is too close to call."]
-    if any(variant.status.timed and variant.samples for variant in result.variants):
-        if result.is_imported and result.control is None:
-            return [
-                "Without the baseline's images and times once more (--again), nothing says which difference is chance."
-            ]
-        return ["One of the two baselines failed, so that no speed-up can be told from chance."]
-    return []
+        return f"Two identical baselines differed by {share}; a speed-up that is no larger is too close to call."
+    if not any(variant.status.timed and variant.samples for variant in result.variants):
+        return ""
+    if result.is_imported and result.control is None:
+        return "Without the baseline's images and times once more (--again), nothing says which difference is chance."
+    return "One of the two baselines failed, so that no speed-up can be told from chance."
 
 
 def _floor_text(low: float, high: float) -> str:
     """Returns the floors of all comparisons; they differ between sessions."""
     first, last = (f"{100 * (floor - 1):.1f}" for floor in (low, high))
     return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
-
-
-def _ratio_notes(result: StudyResult) -> list[str]:
-    """Returns how speed-ups are computed; nothing if nothing was timed."""
-    if not sampling_text(result):
-        return []
-    sessions = len(result.sessions)
-    where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
-    rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
-    note = (
-        f"{where}A speed-up is a ratio of geometric means over {rounds}, "
-        "so it need not be the ratio of the two latencies shown."
-    )
-    return [note]
 
 
 def _precision_note(result: StudyResult) -> str:
@@ -163,63 +160,37 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
-def _start_notes(summary: Summary) -> list[str]:
-    """Returns notes on the extra start-up time of options, if it is large."""
+def _start_notes(summary: Summary) -> Iterator[str]:
+    """Yields notes on the extra start-up time of options, if it is large."""
     starts = [
         f"{row.variant.name} takes {start[0]} longer than {row.reference} {start[1]}, {start[2]}"
         for row in summary.figures
-        if (start := start_words(row.break_even)) and row.variant.role != "control"
+        if (start := start_words(row.break_even)) and not row.variant.is_control
     ]
-    notes = [f"Start-up: {'; '.join(starts)}."] if starts else []
+    if starts:
+        yield f"Start-up: {'; '.join(starts)}."
     packages = {variant.name: compiled_earlier_s(variant) for variant in summary.result.variants}
     loaded = [f"{name} in {seconds_text(Interval(spent_s))}" for name, spent_s in packages.items() if spent_s]
     if loaded:
-        notes.append(
-            f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start-up includes this."
-        )
-    return notes
+        yield f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start-up includes this."
 
 
-def _tail_notes(summary: Summary) -> list[str]:
-    """Returns a note on largest calls that are shown to differ from those of the reference, at any shape."""
-    shown = [
-        f"{compared(summary.result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
-        for row in summary.figures
-        for at in row.shapes
-        if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and row.variant.role != "control"
-    ]
-    return (
-        [f"Slowest call of a process (tail latency), over that of the reference's: {'; '.join(shown)}."]
-        if shown
-        else []
-    )
+def _tails(summary: Summary) -> Iterator[str]:
+    """Yields the largest calls that are shown to differ from those of the reference, at any shape."""
+    for row in [row for row in summary.figures if not row.variant.is_control]:
+        for at in row.shapes:
+            if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain:
+                yield f"{compared(summary.result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
 
 
-def _memory_notes(result: StudyResult) -> list[str]:
-    names = {m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}
-    memory = {
-        "peak_allocated_gib": "peak that PyTorch allocated on the device, including that of CUDA graphs and DeepSpeed",
-        "peak_process_gib": "peak resident set of the process and its child processes during a call, minus that "
-        "before loading",
-    }
-    return [f"Memory: {memory[name]}; the geometric mean of a variant's processes." for name in sorted(names)]
-
-
-def _card_notes(summary: Summary) -> list[str]:
-    """Returns a note on the share of the card's peak rate that variants reached."""
-    notes, sheet = [], summary.result.environment.sheet
-    shares: dict[tuple[str, float], list[str]] = {}
+def _reached(summary: Summary) -> str:
+    """Returns the share of the card's peak rate that variants reached; "" without a data sheet."""
+    sheet, shares = summary.result.environment.sheet, dict[tuple[str, float], list[str]]()
     for name, figures in summary.first.items():
         compute = figures.compute
         if compute is not None and compute.peak is not None and figures.variant.status.measured:
             shares.setdefault(compute.peak, []).append(f"{name} {100 * (compute.of_peak or 0):.0f} %")
-    if shares and sheet is not None:
-        reached = "; ".join(
-            f"of {kind}'s {rate:g} TFLOP/s {', '.join(variants)}" for (kind, rate), variants in shares.items()
-        )
-        notes.append(f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {reached}.")
-    return notes
-
-
-def _worst(result: StudyResult) -> list[float]:
-    return [max(abs(drift - 1) for drift in result.schedule.drift.values())] if result.schedule.drift else []
+    if not shares or sheet is None:
+        return ""
+    told = "; ".join(f"of {kind}'s {rate:g} TFLOP/s {', '.join(names)}" for (kind, rate), names in shares.items())
+    return f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {told}."

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -28,9 +28,11 @@ from sdopt.search.run import Search
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
-from sdopt.tracking.client import Logged
-from sdopt.tracking.searches import SearchRun, TrialRun, log_search
-from sdopt.tracking.store import require_mlflow, require_store
+from sdopt.tracking import client
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Run
+from sdopt.tracking.projection import common_tags, note_of, time_of
+from sdopt.tracking.runs import digest_of
+from sdopt.tracking.store import ask, require_mlflow, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine, find_machine
 
@@ -39,6 +41,9 @@ _MANY = 10_000
 
 _HOW_LONG = ("budget_s", "trials", "folder", "storage")
 """Keys that another call of the same search may change."""
+
+_SEARCH = "sdopt.search"
+"""Tag of all runs of a search: its folder's name."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,7 @@ def concluded(search: Search, judged: StudyResult | None, ended: bool = True) ->
 
 
 def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tracking: Tracking) -> Logged:
-    """Logs a search to MLflow.
+    """Logs a search to MLflow, replacing its earlier runs: a run above those of its trials and of the judged study.
 
     Raises:
         UsageError: one of its files is a link that leads out of its folder.
@@ -176,23 +181,35 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     """
     folder = search.studies.folder
     files = [path for name in (RECORD, TABLES, PLOT, PAGE) if (path := inside(folder, name)).is_file()]
+    screened = next(iter(search.results("screen-")), judged)
+    tags = common_tags(screened, screened.config) if screened else {}
+    tags.pop(STUDY, None)
+    tags |= {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
+    tags |= {_SEARCH: folder.name}
+    started = time_of(record.started, "") if record.started else int(1000 * time.time())
+    name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
-    run = SearchRun(
-        identity=folder.name,
-        experiment=record.name,
-        name=f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}",
-        started=record.started,
-        note=markdown_of(record),
+    run = Run(
+        name=name,
+        tags={**tags, ROLE: "search", "answer": record.sentence, NOTE: note_of(markdown_of(record))},
+        started=started,
         parameters=own | {"given": " ".join(search.studies.given)},
-        files=files,
-        trials=[_trial_run(entry, record) for entry in record.entries],
-        sentence=record.sentence,
-        screened=next(iter(search.results("screen-")), judged),
+        files={("images/" if file.suffix == ".png" else "") + file.name: file for file in files},
+        # MLflow lists the latest run first.
+        below=[
+            _trial_run(entry, record, tags, started + rank)
+            for rank, entry in enumerate(reversed(record.entries), start=1)
+        ],
     )
-    return log_search(run, judged, tracking)
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    complete = [f"tags.`{STUDY}` = '{judged.id}' and tags.`{DIGEST}` = '{digest_of(judged)}'"] if judged else []
+    mine = [f"tags.`{_SEARCH}` = '{folder.name}'"]
+    note = note_of(f"**{name}:** {record.sentence}")
+    return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
 
 
-def _trial_run(entry: Entry, record: SearchRecord) -> TrialRun:
+def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], started: int) -> Run:
+    """Returns the run of one candidate, with the tags that all of them have."""
     figures = {
         "speedup": entry.speedup,
         "speedup_low": entry.low,
@@ -210,10 +227,11 @@ def _trial_run(entry: Entry, record: SearchRecord) -> TrialRun:
             "start/extra_s": entry.start.extra_s,
             "break_even/images": entry.start.images,
         }
-    choices = dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides)
-    return TrialRun(
-        entry.name,
-        choices,
-        {name: value for name, value in figures.items() if value is not None},
-        {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command},
+    told = {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command}
+    return Run(
+        name=entry.name,
+        tags={**tags, ROLE: "trial", **told},
+        started=started,
+        parameters=dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides),
+        metrics=[(name, value, 0) for name, value in figures.items() if value is not None],
     )

@@ -6,7 +6,7 @@ from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Interference, Measurement
 from sdopt.record.scores import Score
-from sdopt.report.charts.comparisons import forest, interactions, steps_of
+from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.parts import ratio_ticks
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
@@ -44,10 +44,11 @@ class TestWaterfall:
         half, four = result.comparisons[:2]
         half.shapes[0].speedup, half.shapes[0].floor = Interval(2.0, 1.8, 2.2), 1.0
         four.shapes[0].speedup, four.shapes[0].floor, four.reference = Interval(0.5, 0.4, 0.6), 1.0, half.candidate
-        assert [(step.start, step.end) for step in steps_of(summary_of(result))] == [(1.0, 2.0), (2.0, 1.0)]
-        assert steps_of(summary_of(result))[1].bounds == (0.8, 1.2)
+        first, second = rows(waterfall(summary_of(result)))
+        assert (first["start"], first["end"], first["joined"]) == (1.0, 2.0, True)
+        assert (second["start"], second["end"], second["low"], second["high"]) == (2.0, 1.0, 0.8, 1.2)
         four.reference = "TensorFloat-32"
-        assert [step.start for step in steps_of(summary_of(result))] == [1.0, 1.0]
+        assert [row["start"] for row in rows(waterfall(summary_of(result)))] == [1.0, 1.0]
 
 
 class TestEffects:

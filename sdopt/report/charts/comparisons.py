@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
-from sdopt.record.comparisons import Effect, Interval
+from sdopt.record.comparisons import Effect
 from sdopt.report.charts.parts import (
     BARS,
     HAS_BOUNDS,
@@ -24,7 +23,7 @@ from sdopt.report.charts.parts import (
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tables import images_cell, memory_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
-from sdopt.statistics.figures import Ratio, floor_range, ratio_text
+from sdopt.statistics.figures import Figures, Ratio, floor_range, ratio_text
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.scale import Speed, speed_of
 from sdopt.statistics.summary import Summary
@@ -36,29 +35,6 @@ _LOOKS = {
     str(Speed.FEW): (GREY, "diamond"),
     str(Speed.SLOWER): (VERMILION, "triangle-left"),
 }
-
-_SPEEDUP = Column("speed-up", "figure", 136)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One comparison of a cumulative study: a bar from `start` by its speed-up, both as ratios."""
-
-    name: str
-    reference: str
-    ratio: Ratio
-    start: float = 1.0
-
-    @property
-    def end(self) -> float:
-        """The speed-up of all steps so far."""
-        return self.start * self.ratio.interval.estimate
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The bounds of the end, from the interval of this step alone."""
-        low, high = self.ratio.interval.low, self.ratio.interval.high
-        return None if low is None or high is None else (self.start * low, self.start * high)
 
 
 def forest(summary: Summary, detailed: bool = False) -> Spec | None:
@@ -72,25 +48,21 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     judged = any(row.decision for row in summary.rows)
     data: list[dict[str, Any]] = []
     for row in [row for row in summary.candidates if row.speedup]:
-        named = [(at, name) for at, name in zip(row.figures.shapes, row.ratios, strict=False)]
-        for (at, _), speed in zip(named, row.speeds, strict=False):
-            speedup = at.overall[SPEEDUP.name]
-            images, memory = images_cell(row, judged), memory_cell(row)
-            data.append({
-                "name": f"{row.name}{f', {at.shape}' if several else ''}",
-                **_bounds(speedup.interval),
-                "speed": str(speed),
-                "figure": speedup.text,
-                "latency": seconds_text(at.latency) if at.latency else "",
-                "memory": str(memory),
-                "images": str(images),
-                "gate": str(row.decision or ""),
-            })  # fmt: skip
+        told = {
+            "memory": str(memory_cell(row)),
+            "images": str(images_cell(row, judged)),
+            "gate": str(row.decision or ""),
+        }
+        for at, speed in zip(row.figures.shapes, row.speeds, strict=False):
+            data.append(_point(at, at.overall[SPEEDUP.name], speed, several) | told)
     data.sort(key=lambda each: -each["estimate"])
-    data += _again(summary)
+    # The repeated baseline, whose speed-up is 1 but for chance.
+    again = [at for row in summary.figures if row.variant.is_control for at in row.shapes]
+    nothing = dict.fromkeys(("memory", "images", "gate"), "")
+    data += [_point(at, at.speedup, speed_of(at.speedup), several) | nothing for at in again if at.speedup]
     if not data:
         return None
-    columns = [_SPEEDUP]
+    columns = [Column("speed-up", "figure", 136)]
     if detailed:
         columns += [Column("memory", "memory", 108)]
         columns += [Column("images", "images", 190)] if any(each["images"] for each in data) else []
@@ -100,37 +72,24 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     axis = ratio_axis(
         f"speed-up over {shortened(result.baseline)}, log scale (right is faster)",
-        [*_ends(data), *((1 / floor, floor) if floor else ())],
+        [*(row[end] for row in data for end in ("estimate", "low", "high")), *((1 / floor, floor) if floor else ())],
     )
     tooltip = {"name": "variant", "figure": "speed-up", "speed": "shown", "latency": "time", "memory": "memory"}
     layers = [*([_floor_band(floor)] if floor else []), *_speedups(Rows(data), axis, tooltip)]
     return Rows(data, columns).spec(layers, f"Speed-ups over {result.baseline}, with intervals")
 
 
-def _again(summary: Summary) -> list[dict[str, Any]]:
-    """Returns the rows of the repeated baseline, whose speed-up is 1 but for chance."""
-    return [
-        {
-            "name": f"{row.variant.name}{f', {at.shape}' if row.further else ''}",
-            **_bounds(ratio.interval),
-            "speed": str(speed_of(ratio)),
-            "figure": ratio.text,
-            "latency": seconds_text(at.latency) if at.latency else "",
-            **dict.fromkeys(("memory", "images", "gate"), ""),
-        }
-        for row in summary.figures
-        if row.variant.is_control
-        for at in row.shapes
-        if (ratio := at.speedup)
-    ]
-
-
-def _bounds(found: Interval) -> dict[str, float | None]:
-    return {"estimate": found.estimate, "low": found.low, "high": found.high}
-
-
-def _ends(data: Sequence[dict[str, Any]]) -> list[float | None]:
-    return [row[end] for row in data for end in ("estimate", "low", "high")]
+def _point(at: Figures, ratio: Ratio, speed: Speed, several: bool) -> dict[str, Any]:
+    """Returns the record of a speed-up at one of the shapes."""
+    return {
+        "name": f"{at.variant.name}{f', {at.shape}' if several else ''}",
+        "estimate": ratio.interval.estimate,
+        "low": ratio.interval.low,
+        "high": ratio.interval.high,
+        "speed": str(speed),
+        "figure": ratio.text,
+        "latency": seconds_text(at.latency) if at.latency else "",
+    }
 
 
 def _floor_band(floor: float) -> alt.Chart:
@@ -154,37 +113,33 @@ def _speedups(rows: Rows, axis: dict[str, Any], tooltip: dict[str, str]) -> list
     return [one, *rows.dots(axis, tooltip, **kinds("speed", _LOOKS))]
 
 
-def steps_of(summary: Summary) -> list[Step]:
-    """Returns the steps of a cumulative study: each begins where the previous one ended, if that was measured."""
-    steps: list[Step] = []
-    for row in summary.figures:
-        if row.speedup is not None and row.variant.role != "control":
-            before = steps[-1] if steps else None
-            start = before.end if before and before.name == row.reference else 1.0
-            steps.append(Step(row.variant.name, row.reference, row.speedup, start))
-    return steps
-
-
 def waterfall(summary: Summary) -> Spec | None:
-    """Draws how the speed-ups of a cumulative study add up, each with its own interval; None if none was timed."""
-    steps = steps_of(summary)
-    if not steps:
-        return None
+    """Draws how the speed-ups of a cumulative study add up, each with its own interval; None if none was timed.
+
+    Each step begins where the one before it ended, if it was compared with that one.
+    """
     data: list[dict[str, Any]] = []
-    for number, step in enumerate(steps):
-        low, high = step.bounds or (None, None)
+    for row in summary.figures:
+        if row.speedup is None or row.variant.is_control:
+            continue
+        start, found = 1.0, row.speedup.interval
+        if data and data[-1]["name"] == row.reference:
+            start, data[-1]["joined"] = data[-1]["end"], True
+        low, high = (None if bound is None else start * bound for bound in (found.low, found.high))
         data.append({
-            "name": step.name,
-            "start": step.start,
-            "end": step.end,
+            "name": row.variant.name,
+            "start": start,
+            "end": start * found.estimate,
             "low": low,
             "high": high,
-            "joined": number + 1 < len(steps) and steps[number + 1].start == step.end,
-            "speed": str(speed_of(step.ratio)),
-            "figure": step.ratio.text,
-            "total": f"{step.end:.2f}×",
-            "reference": step.reference,
+            "joined": False,
+            "speed": str(speed_of(row.speedup)),
+            "figure": row.speedup.text,
+            "total": f"{start * found.estimate:.2f}×",
+            "reference": row.reference,
         })  # fmt: skip
+    if not data:
+        return None
     rows = Rows(data, (Column("this step", "figure", 132), Column("in all", "total", 50)))
     for row in rows.placed:
         row["below"] = row["at"] + 1 if row["joined"] else None
