@@ -78,7 +78,7 @@ class Sweep:
         """Each study summed up, by its job."""
         return {job: summary_of(study) for job, study in self.studies.items()}
 
-    @property
+    @cached_property
     def jobs(self) -> list["Job"]:
         """The variants of all jobs, best first, then what has no figure; gains are over each job's own baseline."""
         found = [
@@ -114,28 +114,33 @@ class Sweep:
         return ", ".join([row.name, *keys])
 
     @property
+    def best(self) -> tuple["Job", Row] | None:
+        """The recommended variant that gains most over the baseline of its own job, with that job; None if none is."""
+        return next(((job, job.row) for job in self.jobs if job.row is not None and job.row.recommended), None)
+
+    @property
     def sentence(self) -> str:
         """The answer of the sweep: which job gains most over its own baseline."""
-        rows = [job for job in self.jobs if job.row is not None and not job.row.is_baseline]
+        rows = [(job, job.row) for job in self.jobs if job.row is not None and not job.row.is_baseline]
         if not rows:
             return "Nothing was compared with a baseline."
-        best = next((job for job in rows if job.row is not None and job.row.recommended), None)
-        few = rows[0].row is not None and rows[0].row.speed is Speed.FEW
-        if best is None and not few:
+        few = rows[0][1].speed is Speed.FEW
+        if self.best is None and not few:
             return f"Keep the baseline: none of {len(rows)} is shown to be better."
-        before = "" if best else "Not enough runs to tell: "
-        best = best or rows[0]
-        assert best.row is not None
-        summary = self.summaries[best.number]
-        told = described(best.row, summary.row(summary.result.baseline), best.name)
-        return f"{before}{told} (job {best.number} of {len({*self.studies, *self.errors})})."
+        before = "" if self.best else "Not enough runs to tell: "
+        job, row = self.best or rows[0]
+        summary = self.summaries[job.number]
+        told = described(row, summary.row(summary.result.baseline), job.name)
+        return f"{before}{told} (job {job.number} of {len({*self.studies, *self.errors})})."
 
     def blocks(self, reasons: bool = True) -> list[Block]:
         """Returns the answer, the table of all jobs, and how to use the winner."""
-        jobs = self.jobs
-        best = next((job.row for job in jobs if job.row is not None and job.row.recommended), None)
-        use = use_of(replace(self.summaries[next(j.number for j in jobs if j.row is best)], best=best)) if best else []
-        return [Prose(self.sentence, strong=True), _table(jobs, self.summaries, reasons), Notes([_NOTE]), *use]
+        table = _table(self.jobs, self.summaries, reasons)
+        found: list[Block] = [Prose(self.sentence, strong=True), table, Notes([_NOTE])]
+        if self.best is None:
+            return found
+        job, row = self.best
+        return [*found, *use_of(replace(self.summaries[job.number], best=row))]
 
 
 _NOTE = "Each job is a study of its own: gains are over the baseline that was measured in the same job."

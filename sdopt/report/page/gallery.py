@@ -42,12 +42,9 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         return None
     metric, losses = _losses(result, others, _prompts(baseline))
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
-    leading: dict[tuple[str, str], int] = {}
     metrics = headline_columns(result)
-    for variant in others:
-        for one in worst_prompts(result, variant.name, metrics):
-            leading.setdefault((variant.name, one.metric), one.prompt_index)
-    first = set(leading.values())
+    by_metric = [worst_prompts(result, variant.name, [metric]) for variant in others for metric in metrics]
+    first = {worst[0].prompt_index for worst in by_metric if worst}
     ordered = sorted(_prompts(baseline), key=lambda prompt: (prompt not in first, -_worst(losses, prompt)))
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
