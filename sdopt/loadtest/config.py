@@ -14,7 +14,7 @@ from sdopt.config.serving import serving_config, without_effect
 from sdopt.errors import UsageError
 from sdopt.schema import SEEDS, Serving, bounded, wrong_name
 from sdopt.traffic.figures import early_stopping, wanted_share
-from sdopt.traffic.traces import KINDS, unit_trace
+from sdopt.traffic.twin import KINDS, unit_trace
 
 _PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")
 

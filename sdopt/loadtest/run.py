@@ -22,8 +22,7 @@ from sdopt.serving.engine import Engine, Work
 from sdopt.serving.server import listen, serve
 from sdopt.traffic.figures import Window, bracketing, window_of
 from sdopt.traffic.generator import Schedule, generate
-from sdopt.traffic.traces import unit_trace
-from sdopt.traffic.twin import batched, highest_rate
+from sdopt.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.variant import Variant
 from sdopt.worker.process import Worker
 from sdopt.worker.protocol import Asked

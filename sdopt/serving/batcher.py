@@ -11,18 +11,58 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sdopt.errors import UnavailableError
 from sdopt.record.choices import as_choice
 from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, Work
-from sdopt.serving.meters import Meters
 from sdopt.worker.protocol import Asked, Rendered, WorkerError
 
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """Between attempts to start a worker again."""
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+"""Bounds of the histograms of times."""
+
+
+class Meters:
+    """What a server counts, in the form that Prometheus collects."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.answers = Counter("sdopt_answers", "Answers to requests for images.", ["status"], registry=registry)
+        self.waiting = Gauge("sdopt_waiting_images", "Images that wait for a call.", registry=registry)
+        self.ready = Gauge("sdopt_ready", "1 while requests are taken.", registry=registry)
+        self.restarts = Counter("sdopt_worker_restarts", "Workers started in the place of one.", registry=registry)
+        self.queue_s = Histogram(
+            "sdopt_queue_seconds", "From an image's arrival to its call.", buckets=_SECONDS, registry=registry
+        )
+        self._images = Counter("sdopt_images", "Images drawn.", registry=registry)
+        self._calls = Histogram(
+            "sdopt_call_images", "Images of one call.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
+        )
+        self._compute_s = Histogram(
+            "sdopt_compute_seconds", "Calls, from prompts to images.", buckets=_SECONDS, registry=registry
+        )
+        self._busy_s = Counter("sdopt_busy_seconds", "Time in calls, as this process sees it.", registry=registry)
+        self._graphs = Counter("sdopt_compiled_graphs", "Graphs compiled while serving.", registry=registry)
+        self._held = Gauge("sdopt_worker_memory_bytes", "Memory of the worker after its last call.", registry=registry)
+
+    def called(self, images: int, compute_s: float, call_s: float, graphs: int, held_gib: float) -> None:
+        """Counts a call of the worker."""
+        self._images.inc(images)
+        self._calls.observe(images)
+        self._compute_s.observe(compute_s)
+        self._busy_s.inc(call_s)
+        self._graphs.inc(graphs)
+        self._held.set(held_gib * 2**30)
+
+    def text(self) -> bytes:
+        """Returns all of them in Prometheus's text format."""
+        return generate_latest(self._registry)
 
 
 class RefusalError(Exception):
@@ -74,14 +114,12 @@ class Batcher:
     Args:
         engine: draws the images.
         serving: the limits.
-        meters: counts what happens.
     """
 
-    def __init__(self, engine: Engine, serving: Serving, meters: Meters) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, serving: Serving) -> None:
+        self.engine, self.serving, self.meters = engine, serving, Meters()
         self.state = "loading"
         """`loading`, `ready`, `restarting` or `draining`; requests are taken while it is `ready`."""
-        self._serving, self._meters = serving, meters
         self._waiting: list[Waiting] = []
         self._changed = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -92,14 +130,14 @@ class Batcher:
         """Lets images wait for a call, all or none. Raises RefusalError."""
         if self.state != "ready":
             raise RefusalError(503, f"this server is {self.state}", retry_after_s=self._call_s)
-        waiting, limit = len(self._waiting), self._serving.queue
+        waiting, limit = len(self._waiting), self.serving.queue
         if waiting + len(asked) > limit:
             calls = math.ceil(waiting / self.engine.largest)
             raise RefusalError(429, f"{waiting} images wait, of at most {limit}", retry_after_s=calls * self._call_s)
         loop, added = asyncio.get_running_loop(), []
         for each in asked:
             image = Waiting(each, work, loop.time(), loop.create_future())
-            image.expiry = loop.call_later(self._serving.deadline_s, self._expire, image)
+            image.expiry = loop.call_later(self.serving.deadline_s, self._expire, image)
             added.append(image)
         self._waiting += added
         self._note_change()
@@ -141,7 +179,7 @@ class Batcher:
 
     async def drain(self) -> None:
         """Refuses what waits and what comes, and returns when the call that runs has ended or is ended."""
-        patience_s = self._serving.drain_s if self.state == "ready" else 0
+        patience_s = self.serving.drain_s if self.state == "ready" else 0
         self._draining.set()
         self._set_state("draining")
         self._refuse_waiting()
@@ -154,7 +192,7 @@ class Batcher:
 
     async def _next(self) -> list[Waiting]:
         """Waits for the images of the next call, which are those that agree with the oldest; [] when it is over."""
-        loop, window_s = asyncio.get_running_loop(), self._serving.window_ms / 1000
+        loop, window_s = asyncio.get_running_loop(), self.serving.window_ms / 1000
         while True:
             self._changed.clear()
             if self._draining.is_set():
@@ -176,7 +214,7 @@ class Batcher:
     async def _draw(self, batch: list[Waiting]) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        self._meters.waiting.set(len(self._waiting))
+        self.meters.waiting.set(len(self._waiting))
         try:
             asked = [image.asked for image in batch]
             found: Rendered = await self._in_thread(partial(self.engine.render, asked, batch[0].work))
@@ -186,13 +224,13 @@ class Batcher:
                 self._refuse(image, RefusalError(500, "the call that drew this image failed"))
             return
         self._call_s = loop.time() - began_s
-        self._meters.called(len(batch), found.seconds, self._call_s, found.graphs, found.held_gib)
+        self.meters.called(len(batch), found.seconds, self._call_s, found.graphs, found.held_gib)
         for image, pixels, finite in zip(batch, found.pixels, found.finite, strict=True):
             if not finite:
                 self._refuse(image, RefusalError(500, "the image has values that are infinite or no numbers"))
             elif not image.answer.done():
                 queue_s = began_s - image.arrived_s
-                self._meters.queue_s.observe(queue_s)
+                self.meters.queue_s.observe(queue_s)
                 image.answer.set_result(Drawn(pixels, queue_s, found.seconds, self._call_s - found.seconds, len(batch)))
 
     async def _restart(self) -> None:
@@ -200,7 +238,7 @@ class Batcher:
         pause_s = _FIRST_PAUSE_S
         while not self._draining.is_set():
             self._set_state("restarting")
-            self._meters.restarts.inc()
+            self.meters.restarts.inc()
             try:
                 await self._in_thread(self.engine.start)
             except (WorkerError, OSError) as error:
@@ -215,9 +253,7 @@ class Batcher:
                 return
 
     def _expire(self, image: Waiting) -> None:
-        self._refuse(
-            image, RefusalError(504, f"waited longer than {self._serving.deadline_s:g} s (serving.deadline_s)")
-        )
+        self._refuse(image, RefusalError(504, f"waited longer than {self.serving.deadline_s:g} s (serving.deadline_s)"))
         self._note_change()
 
     def _refuse_waiting(self) -> None:
@@ -238,12 +274,12 @@ class Batcher:
             self._waiting.remove(image)
 
     def _note_change(self) -> None:
-        self._meters.waiting.set(len(self._waiting))
+        self.meters.waiting.set(len(self._waiting))
         self._changed.set()
 
     def _set_state(self, state: str) -> None:
         self.state = state
-        self._meters.ready.set(state == "ready")
+        self.meters.ready.set(state == "ready")
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdopt.hardware.device import Device
-from sdopt.options.base import Optimization
 from sdopt.record.samples import Evidence
 from sdopt.schema import Serving
 from sdopt.variant import Variant
@@ -126,12 +125,10 @@ def unservable(variant: Variant, serving: Serving, device: Device) -> list[str]:
         found.append("serving.window_ms: has no effect on calls of one image; choose serving=single, or larger batches")
     if serving.max_n > serving.queue:
         found.append(f"serving.max_n={serving.max_n}: at most serving.queue={serving.queue}")
-    needing: list[tuple[str, Optimization]] = [
-        (axis, option) for axis, option in variant.optimizations.items() if option.prepares_inputs
-    ]
     return found + [
         f"{axis}: needs all prompts before the first call, and a server does not know them; leave it out"
-        for axis, _ in needing
+        for axis, option in variant.optimizations.items()
+        if option.prepares_inputs
     ]
 
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,12 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
+from sdopt.hardware.device import Device
 from sdopt.pipelines.prompts import is_guided, wrong_prompt
-from sdopt.schema import SEEDS, Serving
+from sdopt.schema import SEEDS
 from sdopt.serving.batcher import Batcher, Drawn, RefusalError, Waiting
-from sdopt.serving.engine import Work
-from sdopt.serving.meters import Meters
-from sdopt.variant import Variant
+from sdopt.serving.engine import Work, refused_work
 from sdopt.worker.protocol import Asked
 
 _CLIENT_LEFT = 499
@@ -58,25 +56,17 @@ class Generation(BaseModel):
     guidance_scale: Annotated[float | None, Field(ge=0, le=1000, allow_inf_nan=False)] = None
 
 
-Refuse = Callable[[Work], dict[str, str]]
-"""Says by field why images cannot be drawn with other steps or guidance; {} if they can."""
-
-
 class Interface:
     """Answers requests.
 
     Args:
-        variant: what is served.
-        serving: the limits.
-        batcher: draws the images.
-        meters: counts the answers.
-        refuse: says what other work cannot be done.
+        batcher: draws the images, within its limits, and counts the answers.
+        device: the device of the worker.
     """
 
-    def __init__(self, variant: Variant, serving: Serving, batcher: Batcher, meters: Meters, refuse: Refuse) -> None:
-        self._variant, self._serving, self._batcher, self._meters = variant, serving, batcher, meters
-        self._refuse = refuse
-        self._begun = int(time.time())
+    def __init__(self, batcher: Batcher, device: Device) -> None:
+        self._batcher, self._device, self._begun = batcher, device, int(time.time())
+        self._variant, self._serving, self._meters = batcher.engine.variant, batcher.serving, batcher.meters
 
     def app(self) -> FastAPI:
         """Returns the application."""
@@ -209,7 +199,7 @@ class Interface:
             variant.guidance_scale if given.guidance_scale is None else given.guidance_scale,
             negative is not None,
         )
-        for field, reason in {**wrong, **self._refuse(work)}.items():
+        for field, reason in {**wrong, **refused_work(variant, self._serving, self._device, work)}.items():
             if reason:
                 raise RefusalError(404 if field == "model" else 422, reason, field)
         return [Asked(given.prompt, seed + number, negative) for number in range(count)], work

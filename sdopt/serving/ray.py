@@ -20,9 +20,8 @@ from sdopt.hardware.device import Device
 from sdopt.schema import Serving
 from sdopt.scratch import scratch_folder
 from sdopt.serving.batcher import Batcher
-from sdopt.serving.engine import Engine, refused_work
+from sdopt.serving.engine import Engine
 from sdopt.serving.http import Interface
-from sdopt.serving.meters import Meters
 from sdopt.variant import Variant
 from sdopt.worker.machine import find_machine
 from sdopt.worker.process import WorkerProcess
@@ -93,7 +92,6 @@ def application(variant: Variant, serving: Serving) -> FastAPI:
     """Returns a replica's application, which starts its worker before Ray counts it as running."""
     context = multiprocessing.get_context("spawn")  # a fork server needs the main thread, which is Ray's
     device = find_machine(context, variant.hardware, dict)[0].device
-    meters = Meters()
     stack = ExitStack()
     folder = stack.enter_context(scratch_folder("serve"))
     log, timeout_s = folder / "worker.log", variant.protocol.timeout_s
@@ -114,7 +112,7 @@ def application(variant: Variant, serving: Serving) -> FastAPI:
                 first.cancel()
                 engine.stop()
 
-    batcher = Batcher(engine, serving, meters)
-    app = Interface(variant, serving, batcher, meters, partial(refused_work, variant, serving, device)).app()
+    batcher = Batcher(engine, serving)
+    app = Interface(batcher, device).app()
     app.router.lifespan_context = running
     return app

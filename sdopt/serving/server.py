@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -13,9 +12,8 @@ from sdopt.errors import UnavailableError, UsageError
 from sdopt.hardware.device import Device
 from sdopt.schema import Serving
 from sdopt.serving.batcher import Batcher
-from sdopt.serving.engine import Engine, refused_work
+from sdopt.serving.engine import Engine
 from sdopt.serving.http import Interface
-from sdopt.serving.meters import Meters
 from sdopt.worker.protocol import WorkerError
 
 _KEEP_ALIVE_S = 75
@@ -56,13 +54,12 @@ async def serve(
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.
     """
-    variant, meters = engine.variant, Meters()
-    batcher = Batcher(engine, serving, meters)
-    interface = Interface(variant, serving, batcher, meters, partial(refused_work, variant, serving, device))
+    variant, batcher = engine.variant, Batcher(engine, serving)
     drawing = asyncio.ensure_future(batcher.run(ready))
 
+    app = Interface(batcher, device).app()
     config = uvicorn.Config(
-        interface.app(), log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, date_header=False
+        app, log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, date_header=False
     )
     server = _Server(config, batcher)
     drawing.add_done_callback(lambda _: server.end())

@@ -30,8 +30,7 @@ from sdopt.traffic.figures import (
     window_of,
 )
 from sdopt.traffic.generator import Schedule, Sent, generate
-from sdopt.traffic.traces import unit_trace
-from sdopt.traffic.twin import batched, highest_rate, lindley
+from sdopt.traffic.twin import batched, highest_rate, lindley, unit_trace
 
 STUB = """
 import asyncio, json, sys
