@@ -147,15 +147,18 @@ def _sentence(
 
 def _fastest_refused(entries: Sequence[Entry]) -> str:
     """Returns the fastest combination that was ruled out though it was faster, and why; "" if there is none."""
-    faster = [entry for entry in entries if entry.fate is Fate.RULED_OUT and (entry.speedup or 0) > 1]
-    best = max(faster, key=lambda entry: entry.speedup or 0, default=None)
+    best = _fastest(entries, Fate.RULED_OUT)
     return f"{best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}" if best else ""
+
+
+def _fastest(entries: Sequence[Entry], fate: Fate) -> Entry | None:
+    faster = [entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1]
+    return max(faster, key=lambda entry: entry.speedup or 0, default=None)
 
 
 def _so_far(entries: Sequence[Entry]) -> str:
     """Returns what a search that was interrupted has found: nothing of it was judged."""
-    found = [entry for entry in entries if entry.fate is Fate.OPEN and (entry.speedup or 0) > 1]
-    best = max(found, key=lambda entry: entry.speedup or 0, default=None)
+    best = _fastest(entries, Fate.OPEN)
     best_said = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
     return f"The search has not ended; {len(entries)} combinations were proposed so far{best_said}."
 

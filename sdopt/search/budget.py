@@ -133,11 +133,8 @@ class Budget:
 
     def to_judge(self, names: Sequence[str]) -> int:
         """Returns how many of the finalists, the best first, can be judged in the time that is left: at least one."""
-        fitting = (n for n in range(min(self.finalists, len(names)), 1, -1) if self._fits(names[:n]))
-        return next(fitting, 1)
-
-    def _fits(self, names: Sequence[str]) -> bool:
-        return self.seconds_of("final", names) <= self.left_s
+        counts = range(min(self.finalists, len(names)), 1, -1)
+        return next((n for n in counts if self.seconds_of("final", names[:n]) <= self.left_s), 1)
 
     def _cost(self, name: str) -> Cost:
         return self.costs.get(name) or self._usual()

@@ -25,7 +25,7 @@ from sdopt.search.config import SearchConfig, search_config, split
 from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord
 from sdopt.search.report import markdown_of, page_of
 from sdopt.search.run import Search
-from sdopt.search.space import Candidate, Space
+from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
 from sdopt.tracking import client
@@ -70,7 +70,7 @@ class Prepared:
 
     def foreseen(self) -> list[str]:
         """Returns lines on what is tried, for how long, and what a call of each option would take here."""
-        alone = [each for each in map(self.space.candidate, self.space.alone()) if isinstance(each, Candidate)]
+        alone = self.space.candidates(self.space.alone())
         whole = sum(1 for _ in islice(self.space.points(), _MANY))
         return [
             f"{whole}{' or more' if whole == _MANY else ''} combinations: the {len(alone)} single options come first",
@@ -154,7 +154,7 @@ def _require_whole(trials: Trials, folder: Path) -> None:
 def concluded(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
     """Writes what a search has found so far to its folder, and returns it; see `record_of`. Raises OSError."""
     record, folder = record_of(search, judged, ended), search.studies.folder
-    write_atomically(folder / RECORD, json.dumps(record.plain, indent=1, ensure_ascii=False).encode())
+    write_atomically(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False).encode())
     write_atomically(folder / TABLES, markdown_of(record).encode())
     try:
         # What draws is large, and a machine that only measures may lack it.

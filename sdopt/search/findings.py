@@ -77,22 +77,14 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
-    rows = figures_of(result)
-    found = {
-        (name := row.variant.name): (
-            row.variant.status,
-            _finding(row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, result)),
-        )
-        for row in rows
-        if row.comparison and not row.variant.is_control
-    }
-    # A study that ended early says nothing of a candidate that it had not come to.
-    come_to = set(config.objectives)
-    return {
-        name: finding
-        for name, (status, finding) in found.items()
-        if status is not Status.INTERRUPTED or come_to <= finding.losses.keys()
-    }
+    found = {}
+    for row in [row for row in figures_of(result) if row.comparison and not row.variant.is_control]:
+        name, beyond = row.variant.name, _memory_beyond(row, gate, result)
+        finding = _finding(row, config, broken.get(name, ""), failed.get(name, []), beyond)
+        # A study that ended early says nothing of a candidate that it had not come to.
+        if row.variant.status is not Status.INTERRUPTED or set(config.objectives) <= finding.losses.keys():
+            found[name] = finding
+    return found
 
 
 def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:

@@ -1,6 +1,6 @@
 """The record of a search: what tables show, files store and trackers log."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sdopt.record.comparisons import BreakEven
@@ -86,8 +86,3 @@ class SearchRecord:
     """Without a winner, the first judged candidate that was faster, and of which nothing bad is shown."""
     lines: list[str] = field(default_factory=list)
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
-
-    @property
-    def plain(self) -> dict[str, object]:
-        """Returns the record as a dictionary for JSON."""
-        return asdict(self)

@@ -85,7 +85,7 @@ class Search:
         else:
             for reasons in self.space.left_out:
                 self.say(f"left out: {shortened(reasons)}")
-            self.studies.require_final(self._foreseen())
+            self.studies.require_final(self.space.candidates(self.space.alone()))
             self.studies.calibrate(self.say)
             if more_s := self.budget.missing_s:
                 needed = math.ceil((self.budget.left_s + more_s) / 60)
@@ -109,11 +109,6 @@ class Search:
             f"{'; '.join(names)}"
         )
         return self.studies.measure(FINAL, finalists, brief=self.brief)
-
-    def _foreseen(self) -> list[Candidate]:
-        """Returns the candidates with a single option each, for checks before anything is measured."""
-        found = (self.space.candidate(point) for point in self.space.alone())
-        return [candidate for candidate in found if isinstance(candidate, Candidate)]
 
     # ---------------------------------------------------------------------------------------------------- screening
 

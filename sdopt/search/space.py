@@ -1,7 +1,7 @@
 """The space of a search: options of some groups, values of some keys, and which of their combinations can run."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -102,20 +102,18 @@ class Space:
             config_dir: a folder with the user's own config groups.
         """
         whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device)
-        baseline = {variable.name: variable.plain for variable in whole.variables if not variable.is_key}
+        groups = [variable for variable in whole.variables if not variable.is_key]
+        baseline = {variable.name: variable.plain for variable in groups}
         kept, reasons = [], list[str]()
-        for variable in whole.variables:
-            if variable.is_key:
-                kept.append(variable)
-                continue
+        for variable in groups:
             alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
             reasons += ["; ".join(found) for found in alone.values() if isinstance(found, list)]
             fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
             if fit not in ((), (variable.plain,)):
                 kept.append(replace(variable, values=fit))
-        if not any(not variable.is_key for variable in kept) and config.groups:
+        if not kept and config.groups:
             raise UsageError(["search.groups: no option of them can run here", *dict.fromkeys(reasons)])
-        return cls(tuple(kept), tuple(dict.fromkeys(reasons)), composer, device)
+        return cls((*kept, *_keys(config)), tuple(dict.fromkeys(reasons)), composer, device)
 
     def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
@@ -146,9 +144,13 @@ class Space:
             re.sub("['\"]", "", ", ".join(override.lstrip("+") for override in overrides)), tuple(overrides)
         )
 
+    def candidates(self, points: Iterable[Point]) -> list[Candidate]:
+        """Returns the candidates of those points that have one."""
+        return [found for found in map(self.candidate, points) if isinstance(found, Candidate)]
+
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
-        named = {variable.name: variable for variable in self.variables}
+        named = {name: self._named(name) for name in point}
         return frozenset(
             (name, value) for name, value in point.items() if named[name].is_key or value != named[name].plain
         )
@@ -169,8 +171,8 @@ class Space:
 
     def variants(self, candidates: Sequence[Candidate]) -> list[Variant]:
         """Returns the baseline and some candidates, composed."""
-        named = [(BASELINE, ()), *((each.name, each.overrides) for each in candidates)]
-        composed = ((name, self._variant(overrides)) for name, overrides in named)
+        named = {BASELINE: ()} | {each.name: each.overrides for each in candidates}
+        composed = ((name, self._variant(overrides)) for name, overrides in named.items())
         return [replace(variant, name=name) for name, variant in composed if isinstance(variant, Variant)]
 
     def points(self) -> Iterator[dict[str, Any]]:

@@ -96,15 +96,10 @@ class Trials:
             count = min(count, len(quick) or (1 if new else len(alone)))
         found: list[Candidate] = []
         misses = 0
-        while len(found) < count:
-            if misses >= _MISSES and not self._enqueue_untried():
-                break
+        while len(found) < count and (misses < _MISSES or self._enqueue_untried()):
             candidate = self._ask(begun)
-            if candidate is None:
-                misses += 1
-                continue
-            misses = 0
-            found.append(candidate)
+            misses = misses + 1 if candidate is None else 0
+            found += [] if candidate is None else [candidate]
         return found
 
     def unfinished(self) -> dict[str, list[Candidate]]:
@@ -112,8 +107,7 @@ class Trials:
         found: dict[str, list[Candidate]] = {}
         for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
             if _STUDY in trial.user_attrs:
-                candidate = Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
-                found.setdefault(trial.user_attrs[_STUDY], []).append(candidate)
+                found.setdefault(trial.user_attrs[_STUDY], []).append(self._candidate(trial))
             else:  # the process died after it asked Optuna and before it stored the study
                 self.study.tell(trial.number, state=TrialState.FAIL)
         return found
@@ -140,11 +134,7 @@ class Trials:
     @property
     def candidates(self) -> list[Candidate]:
         """All proposed candidates that can run, in the order of proposal."""
-        return [
-            Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
-            for trial in self.study.get_trials(deepcopy=False)
-            if _NAME in trial.user_attrs
-        ]
+        return [self._candidate(trial) for trial in self.study.get_trials(deepcopy=False) if _NAME in trial.user_attrs]
 
     @property
     def spoiled(self) -> dict[str, Settings]:
@@ -170,8 +160,7 @@ class Trials:
     @property
     def untried(self) -> list[str]:
         """The options that were to be tried alone, and were not."""
-        found = map(self.space.candidate, self._waiting())
-        return [candidate.name for candidate in found if isinstance(candidate, Candidate)]
+        return [candidate.name for candidate in self.space.candidates(self._waiting())]
 
     @property
     def compiles_next(self) -> bool:
@@ -252,10 +241,13 @@ class Trials:
         left = (point for point in self.space.points() if not self._holds(point, spoiled))
         new = (point for point in left if tuple(self.space.overrides(point)) not in known)
         for point in islice(new, _LOOKED_AT):
-            if isinstance(self.space.candidate(point), Candidate):
+            if self.space.candidates([point]):
                 self.study.enqueue_trial(point)
                 return True
         return False
+
+    def _candidate(self, trial: FrozenTrial) -> Candidate:
+        return Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
 
     def _point(self, trial: FrozenTrial) -> dict[str, Any]:
         names = [variable.name for variable in self.space.variables if variable.name in trial.params]

@@ -1,7 +1,7 @@
 """What a search says of each candidate: its figures, and what it costs before its first image."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 
 import pytest
@@ -54,7 +54,7 @@ def test_a_name_breaks_between_its_options_in_a_narrow_terminal(start: BreakEven
 
 
 def test_what_it_costs_is_kept_as_figures() -> None:
-    assert '"images": 310.0' in json.dumps(record(COMPILED).plain)
+    assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
 def test_the_front_is_joined_in_a_plot_of_its_objectives() -> None:
