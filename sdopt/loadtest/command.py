@@ -184,7 +184,7 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
             for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j")
         }
         metrics["load/cost_per_1000"] = each.cost(record.price_per_hour)
-        known = [(name, float(value), 0) for name, value in metrics.items() if value is not None]
+        known = {name: float(value) for name, value in metrics.items() if value is not None}
         tags = {**common, ROLE: "load row"}
         below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
     files = {path.name: path for path in sorted(folder.iterdir())}

@@ -233,5 +233,5 @@ def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], star
         tags={**tags, ROLE: "trial", **told},
         started=started,
         parameters=dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides),
-        metrics=[(name, value, 0) for name, value in figures.items() if value is not None],
+        metrics={name: value for name, value in figures.items() if value is not None},
     )

@@ -106,7 +106,7 @@ class Run:
         started: in milliseconds since 1970; None is now. MLflow lists the latest run first.
         ended: likewise.
         parameters: its parameters.
-        metrics: name, value and step of each.
+        metrics: its metrics.
         files: the content, or the file, of each artifact, by its path.
         pictures: images.
         below: the runs below it.
@@ -118,7 +118,7 @@ class Run:
     started: int | None = None
     ended: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Sequence[tuple[str, float, int]] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
     pictures: Sequence[Picture] = ()
     below: Sequence["Run"] = ()
@@ -410,7 +410,7 @@ def amend(
     changes: Mapping[str, Run],
     replace: bool = True,
 ) -> str:
-    """Adds to the runs that queries find: artifacts, metrics, then tags; to "" what the run above all gets.
+    """Adds to the runs that queries find: metrics, artifacts, then tags; to "" what the run above all gets.
 
     Args:
         client: MLflow's.
@@ -434,8 +434,8 @@ def amend(
         if change is None:
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
-        _fill(client, run, Run(files={name: file for name, file in change.files.items() if name not in there}))
-        _fill(client, run, Run(metrics=change.metrics))
+        files = {name: file for name, file in change.files.items() if name not in there}
+        _fill(client, run, Run(files=files, metrics=change.metrics))
         for name, value in change.tags.items():  # the digest, which says that all is there, comes last
             client.set_tag(run, name, value)
     return above
@@ -595,7 +595,7 @@ def _fill(client: "MlflowClient", run: str, content: Run) -> None:
 
     now = int(1000 * time.time()) if content.ended is None else content.ended
     params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in content.parameters.items()]
-    metrics = [Metric(name, value, now, step) for name, value, step in content.metrics]
+    metrics = [Metric(name, value, now, 0) for name, value in content.metrics.items()]
     for start in range(0, len(params), _PARAMS):
         client.log_batch(run, params=params[start : start + _PARAMS])
     for start in range(0, len(metrics), _METRICS):

@@ -158,7 +158,7 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         started=started + rank,
         ended=ended,
         parameters=variant_parameters(result, variant),
-        metrics=[(name, value, 0) for name, value in logged_metrics(summary, variant).items()],
+        metrics=logged_metrics(summary, variant),
         files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
         pictures=pictures,
     )

@@ -13,7 +13,8 @@ from sdopt.errors import UnavailableError, UsageError
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.folders import inside
 from sdopt.record.records import StudyResult
-from sdopt.report.catalog import HTML, MARKDOWN, REPORTS
+from sdopt.report import catalog
+from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import Summary, summary_of
@@ -55,7 +56,7 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         started=time_of(result.started, result.started),
         ended=time_of(result.finished, result.started),
         parameters=study_parameters(result, result.config),
-        metrics=[(name, value, 0) for name, value in study_metrics(summary).items()],
+        metrics=study_metrics(summary),
         # Not from the files, which may be outdated if the disk is full.
         files={
             "result.json": to_json(result),
@@ -83,11 +84,10 @@ def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> st
     summary = summary_of(result)
     files = {**_texts(summary, folder, images=False), "result.json": to_json(result)}
     # The logged file must equal this result, else a later sync would log it a second time.
-    metrics = [(name, value, 0) for name, value in study_metrics(summary).items()]
-    changes = {"": Run(tags={**judged_tags(summary), DIGEST: digest_of(result)}, files=files, metrics=metrics)}
+    tags = {**judged_tags(summary), DIGEST: digest_of(result)}
+    changes = {"": Run(tags=tags, files=files, metrics=study_metrics(summary))}
     for variant in result.variants:
-        passed = logged_metrics(summary, variant).get("gate/passed")
-        judged = () if passed is None else (("gate/passed", passed, 0),)
+        judged = {key: value for key, value in logged_metrics(summary, variant).items() if key == "gate/passed"}
         changes[variant.name] = Run(tags=verdict_tags(summary, variant), metrics=judged)
     return ask(client.amend, tracking, result.name, [_of_study(result)], changes) or None
 
@@ -173,7 +173,7 @@ def _of_sweep(study: StudyResult) -> str:
 def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
     """Renders the reports that are texts."""
     found: dict[str, bytes] = {}
-    for report in REPORTS:
+    for report in catalog.REPORTS:
         # Without the images beside it, a page would take the place of the logged one, which has them.
         if report.is_picture or (report.file == HTML and not images and not has_images(summary.result, folder)):
             continue
@@ -187,5 +187,5 @@ def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
 
 
 def _pictures(folder: Path) -> list[Picture]:
-    files = [inside(folder, report.file) for report in REPORTS if report.is_picture]
+    files = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture]
     return [Picture(file.stem, file) for file in files if file.is_file()]

@@ -114,12 +114,10 @@ def contents(client: "MlflowClient", result: StudyResult) -> dict[str, Any]:
         tags = {key: value for key, value in run.data.tags.items() if key != "mlflow.parentRunId"}
         tags = {key: value for key, value in tags.items() if not key.startswith(("mlflow.user", "mlflow.source"))}
         tags.pop("mlflow.loggedImages", None)
-        rounds = client.get_metric_history(run.info.run_id, "latency/round_s")
         found[run.info.run_name] = {
             "tags": tags,
             "params": run.data.params,
             "metrics": run.data.metrics,
-            "rounds": sorted((metric.step, metric.value) for metric in rounds),
             "artifacts": sorted(artifacts(client, run.info.run_id)),
             "status": run.info.status,
         }
