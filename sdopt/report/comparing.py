@@ -1,7 +1,5 @@
 """Shows two finished results side by side. Ratios are shown only where the two may be compared."""
 
-from collections.abc import Iterator
-
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -38,7 +36,7 @@ def comparison_of(first: StudyResult, second: StudyResult) -> Group:
     if changed and not reasons:
         parts.append(Text("Variants of the same name choose otherwise, so no ratio of theirs is shown:", "yellow"))
         parts += [Text(f"  {what}", "yellow") for what in changed]
-    keys = dict(changed_keys(first, second))
+    keys = changed_keys(first, second)
     parts.append(Text("Configuration and environment differ in:" if keys else "Configuration and environment agree."))
     parts += [Text(f"  {key}: {mine} → {other}") for key, (mine, other) in keys.items()]
     return Group(*parts)
@@ -62,29 +60,23 @@ def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
     return found
 
 
-def changed_keys(first: StudyResult, second: StudyResult) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yields the keys of configuration and environment in which two results differ, with both values."""
-    mine, other = first.config.flat(), second.config.flat()
-    for key in dict.fromkeys([*mine, *other]):
-        if not key.startswith(_OWN) and mine.get(key) != other.get(key):
-            yield key, (str(mine.get(key)), str(other.get(key)))
-    for name, (a, b) in {
-        "device": (first.environment.device["name"], second.environment.device["name"]),
-        "platform": (first.environment.platform, second.environment.platform),
-        "python": (first.environment.python, second.environment.python),
-        "sdopt": (_commit(first), _commit(second)),
-    }.items():
-        if a != b:
-            yield name, (str(a), str(b))
-    packages, others = first.environment.packages, second.environment.packages
-    for name in sorted({*packages, *others}):
-        if packages.get(name) != others.get(name):
-            yield name, (str(packages.get(name)), str(others.get(name)))
+def changed_keys(first: StudyResult, second: StudyResult) -> dict[str, tuple[str, str]]:
+    """Returns the keys of configuration and environment in which two results differ, with both values."""
+    mine, other = _keys(first), _keys(second)
+    keys = dict.fromkeys([*mine, *other])
+    return {key: (str(mine.get(key)), str(other.get(key))) for key in keys if mine.get(key) != other.get(key)}
 
 
-def _commit(result: StudyResult) -> str:
+def _keys(result: StudyResult) -> dict[str, object]:
     found = result.environment
-    return f"{found.sdopt_version} {(found.sdopt_commit or '')[:9]}{'+dirty' if found.sdopt_dirty else ''}"
+    return {
+        **{key: value for key, value in result.config.flat().items() if not key.startswith(_OWN)},
+        "device": found.device["name"],
+        "platform": found.platform,
+        "python": found.python,
+        "sdopt": f"{found.sdopt_version} {(found.sdopt_commit or '')[:9]}{'+dirty' if found.sdopt_dirty else ''}",
+        **dict(sorted(found.packages.items())),
+    }
 
 
 def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:

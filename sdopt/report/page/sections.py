@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sdopt.record.comparisons import BreakEven
@@ -73,12 +74,11 @@ def sweep_page(name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, 
         studies: the number of each job, its study and its folder.
     """
     budget = IMAGES_BYTES // max(1, len(studies))
-    pages = [study_page(study, folder, budget) for _, study, folder in studies]
-    titled = [
-        Page(f"job {number}: {page.title}", page.summary, page.sections)
-        for (number, _, _), page in zip(studies, pages, strict=True)
+    pages = [
+        replace(study_page(study, folder, budget), title=f"job {number}: {study.result.name}")
+        for number, study, folder in studies
     ]
-    return Page(f"sweep {name}", [("jobs", str(len(studies)))], [Section("answer", "Answer", blocks)], titled)
+    return Page(f"sweep {name}", [("jobs", str(len(studies)))], [Section("answer", "Answer", blocks)], pages)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
