@@ -31,8 +31,7 @@ from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
-from sdopt.report.dry_run import show_plan
-from sdopt.report.header import announce
+from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
