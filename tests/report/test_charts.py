@@ -33,11 +33,6 @@ class TestForest:
             "repeated baseline",
         ]
 
-    def test_without_a_speedup_there_is_none(self, result: StudyResult) -> None:
-        for edge in result.comparisons:
-            edge.shapes[0].speedup = None
-        assert forest(summary_of(result)) is None
-
 
 class TestWaterfall:
     def test_goes_on_from_step_to_step_by_the_paired_speedups(self, result: StudyResult) -> None:

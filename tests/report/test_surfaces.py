@@ -12,7 +12,6 @@ from rich.console import Console
 
 from sdopt.record.files import read_result
 from sdopt.report.answer import answer_shown
-from sdopt.report.blocks import Table
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.charts.tradeoff import tradeoffs
@@ -144,17 +143,3 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
             found = summary.row(str(suite.get("name")).partition(" against ")[0])
             assert found is not None
             assert words == {"speed": found.speed, "images": found.images, "gate": found.decision}
-
-
-def test_nothing_slower_than_the_baseline_is_named_without_that_word() -> None:
-    summary = summary_of(read_result(RECORDS / "hf_sdxl"))
-    assert summary.best is None
-    assert all(row.speed is not Speed.FASTER for row in summary.rows)
-    assert summary.sentence.startswith("Keep the baseline")
-    assert "slower" in summary.sentence.partition("A trade: ")[2]
-
-
-def test_a_table_finds_its_columns() -> None:
-    table = Table(("a", "b"), [("x", "")])
-    assert [str(cell) for cell in table.column("a")] == ["x"]
-    assert table.filled().headings == ["a"]

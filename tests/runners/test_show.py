@@ -63,11 +63,6 @@ class TestShow:
         everything = sdopt(tmp_path, "show", "--all", str(sweep_folder))
         assert everything.out.count("Method and reproduction") == 3
 
-    def test_of_nothing_says_what_is_wanted(self, tmp_path: Path) -> None:
-        shown = sdopt(tmp_path, "show", str(tmp_path / "nowhere"))
-        assert shown.code == 2
-        assert "neither a run's folder, nor a result.json, nor an MLflow run id" in shown.err
-
 
 class TestCompare:
     def test_of_the_same_work_there_are_ratios_of_speedups(

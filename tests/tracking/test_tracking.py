@@ -20,7 +20,8 @@ from sdopt.errors import UsageError
 from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
-from sdopt.report.catalog import markdown_table
+from sdopt.report import catalog
+from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, markdown_table
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import summary_of
@@ -79,12 +80,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(tmp_path_factory.mktemp("store"))
 
 
-@pytest.fixture
-def logged(store: Store, finished: Finished, tmp_path: Path) -> Store:
-    with chdir(tmp_path):
+@pytest.fixture(scope="session")
+def logged(store: Store, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The store with the finished study in it."""
+    with chdir(elsewhere := tmp_path_factory.mktemp("elsewhere")):
         log_study(finished.result, finished.folder, store.tracking)
-    assert list(tmp_path.iterdir()) == []
+    assert list(elsewhere.iterdir()) == []
     return store
+
+
+@pytest.fixture(autouse=True)
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages take most of the time of logging, and only some tests look at them."""
+    monkeypatch.setattr(catalog, "REPORTS", [each for each in REPORTS if each.file not in (HTML, MARKDOWN)])
 
 
 @pytest.fixture
@@ -100,6 +108,10 @@ def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
 
 @needs_mlflow
 class TestReport:
+    @pytest.fixture(autouse=True)
+    def without_pages(self) -> None:
+        """Here they are logged."""
+
     def test_is_among_the_artifacts_and_a_later_one_takes_its_place(
         self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
     ) -> None:
@@ -197,17 +209,14 @@ class TestStudy:
         again = log_study(judged, folder, store.tracking)
         assert (again.run, again.new) == (run, False)
 
-    def test_tags_and_parameters_of_a_variant(self, logged: Store, result: StudyResult) -> None:
+    def test_a_variant_has_tags_parameters_and_metrics(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
         half, four = children["bfloat16"].data, children["batches of four"].data
         assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == ("ok", "lossy", "bf16")
         assert half.params["precision"] == "bf16"
         assert four.params["workload.batch_size"] == "4"
         assert children["baseline"].data.params["workload.batch_size"] == "1"
-
-    def test_metrics_of_a_variant(self, logged: Store, result: StudyResult) -> None:
-        _, children = logged.of_study(result)
-        metrics = children["bfloat16"].data.metrics
+        metrics = half.metrics
         assert metrics["speedup"] == pytest.approx(result.comparisons[0].shapes[0].speedup.estimate)  # type: ignore[union-attr]
         assert metrics["latency/p50_s"] > 0
         assert len(metrics) <= 10, "MLflow draws a chart of each; `table.csv` has the rest"
@@ -434,21 +443,29 @@ class TestPlaces:
 
 @needs_mlflow
 class TestContent:
-    @pytest.mark.parametrize(
-        "prompt", ['a "quoted", listed: one?', "50 % = half", "../../up/and/away", "日本語", "", "x" * 500, "a/b\\c\nd"]
-    )
-    def test_any_prompt_makes_a_key_that_is_accepted(
-        self, store: Store, copied: tuple[StudyResult, Path], prompt: str
-    ) -> None:
+    def test_any_prompt_and_any_name_of_a_study_are_taken(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
-        result.variants = result.variants[:1]
-        result.comparisons = []
-        for record in result.variants[0].images:
+        result.name = "a study: 'one', \"two\", b/c, %41 [x]"
+        prompts = [
+            'a "quoted", listed: one?',
+            "50 % = half",
+            "../../up/and/away",
+            "日本語",
+            "",
+            "x" * 500,
+            "a/b\\c\nd",
+            "c",
+        ]
+        names = ("baseline", "bfloat16")
+        for record, prompt in zip(
+            (each for name in names for each in result.variant(name).images), prompts, strict=True
+        ):
             record.prompt = prompt
         log_study(result, folder, store.tracking)
-        _, children = store.of_study(result)
-        pictures = [p for p in store.artifacts(children["baseline"], "images") if p.endswith(".png")]
-        assert len(pictures) == 4
+        parent, children = store.of_study(result)
+        assert {"result.json", "table.md"} <= set(store.artifacts(parent))
+        for name in names:
+            assert len([p for p in store.artifacts(children[name], "images") if p.endswith(".png")]) == 4
 
     def test_long_notes_and_values_are_cut(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
@@ -459,15 +476,6 @@ class TestContent:
         assert len(parent.data.tags["mlflow.note.content"]) <= 8000
         assert "cut here" in parent.data.tags["mlflow.note.content"]
         assert len(children["TensorFloat-32"].data.tags["mlflow.note.content"]) <= 8000
-
-    @pytest.mark.parametrize("name", ["a study: 'one', \"two\"", "b/c", "%41 [x]"])
-    def test_any_name_of_a_study(self, store: Store, copied: tuple[StudyResult, Path], name: str) -> None:
-        result, folder = copied
-        result.name = name
-        result.variants, result.comparisons = result.variants[:1], []
-        log_study(result, folder, store.tracking)
-        parent, _ = store.of_study(result)
-        assert {"result.json", "table.md"} <= set(store.artifacts(parent))
 
 
 @needs_mlflow
@@ -503,12 +511,9 @@ class TestNothingIsLost:
         assert cause_of(OSError(f"{how}\n{full}\n[SQL: INSERT INTO tags]")) == full
         assert cause_of(TimeoutError()) == "TimeoutError"
 
-    @pytest.fixture
-    def unlogged(self, tmp_path: Path, dead: str) -> Finished:
+    def test_where_the_server_is_dead(self, tmp_path: Path, dead: str, store: Store) -> None:
         with fake_workers():
-            return sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}")
-
-    def test_where_the_server_is_dead(self, unlogged: Finished, dead: str, store: Store) -> None:
+            unlogged = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}")
         assert unlogged.code == 0
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err

@@ -288,7 +288,7 @@ class TestLocked:
         result = study(finished, tmp_path / "study")
         other = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
-        waiting = threading.Timer(3, lambda: other.execute("COMMIT"))
+        waiting = threading.Timer(1, lambda: other.execute("COMMIT"))
         waiting.start()
         try:
             assert log_study(result, tmp_path / "study", local).new
