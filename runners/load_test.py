@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     context = start_fork_server()
     from sdopt.config.command import add_working_folder
     from sdopt.loadtest.command import run
-    from sdopt.loadtest.report import blocks_of
+    from sdopt.loadtest.record import blocks_of
     from sdopt.report.terminal import shown
     from sdopt.terminal import console as terminal
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from sdopt.loadtest.record import LoadRecord, RowFigures
-from sdopt.loadtest.report import blocks_of, windows_table
+from sdopt.loadtest.record import LoadRecord, RowFigures, blocks_of, windows_table
 from sdopt.report.blocks import Chart, Page, Section
 from sdopt.report.charts.parts import built, inline, zoom
 from sdopt.report.charts.spec import Spec, picture

@@ -15,8 +15,7 @@ from sdopt.config.serving import BATCHES
 from sdopt.errors import ConflictError, command_line, print_problems
 from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config
-from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of
-from sdopt.loadtest.report import blocks_of
+from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
 from sdopt.loadtest.run import Candidate, LoadTest
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts

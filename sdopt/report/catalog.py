@@ -10,11 +10,10 @@ from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import table_blocks
 from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import comparison_sheet
-from sdopt.report.dataframe import to_dataframe
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.html import html_page
-from sdopt.report.tables import published_blocks
+from sdopt.report.tables import published_blocks, to_dataframe
 from sdopt.report.verdicts import junit, verdict_json, verdict_markdown
 from sdopt.statistics.published import claims_of
 from sdopt.statistics.summary import Summary

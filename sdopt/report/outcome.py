@@ -9,7 +9,7 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import markdown_table
-from sdopt.report.dataframe import to_dataframe
+from sdopt.report.tables import to_dataframe
 from sdopt.statistics.summary import Summary, summary_of
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
-"""The tables of a study as blocks: the ranking, several shapes, effects, images, and what a gate says."""
+"""The tables of a study as blocks: the ranking, several shapes, effects, images; and all of it as a data frame."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.records import Status, StudyResult
@@ -19,9 +20,13 @@ from sdopt.report.tones import TONES
 from sdopt.statistics.figures import Figures, bounds_text
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.published import MEMORY, Claim, notes_of_published
+from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import PSNR, REPEATS, Row, Summary
 from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text
 from sdopt.study.designs import difference
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Column = tuple[str, Callable[[Row], Cell]]
 """A heading, and what a row has below it."""
@@ -224,3 +229,51 @@ def published_blocks(result: StudyResult, claims: Sequence[Claim]) -> list[Block
         for claim in claims
     ]
     return [Table(headings, rows).filled(), Notes(notes_of_published(result, claims))] if claims else []
+
+
+def to_dataframe(summary: Summary) -> "pd.DataFrame":
+    """Returns a row for the baseline and one for each comparison, best first.
+
+    The first columns are the answer, since a notebook shows no more: `variant`, `speedup`, `latency/p50_s`,
+    `memory_ratio`, and the verdicts `speed`, `images` and `gate`. Then come `role`, `status`, `reason`, `contract`,
+    `against`, and the option of each axis; "" stands for none. The others are figures by their flat names, with
+    two-sided bounds (`speedup_low`, `quality/…`), as floats: NaN for what was not measured. Ratios are over the
+    study's baseline; those of a comparison with another variant begin with `step/`. Of several shapes, each has columns
+    of its own too, as `speedup/512x512b1`.
+    """
+    import pandas as pd
+
+    result, order = summary.result, [row.name for row in summary.rows]
+    rows = sorted(
+        summary.figures, key=lambda one: len(order) if one.variant.is_control else order.index(one.variant.name)
+    )
+    facts = [
+        {
+            "variant": row.variant.name,
+            **_verdicts(summary, row),
+            "role": "baseline" if row.variant.name == result.baseline else row.variant.role,
+            "status": str(row.variant.status),
+            "reason": row.variant.reason,
+            "contract": row.variant.contract,
+            "against": row.reference,
+            **row.variant.choices,
+        }
+        for row in rows
+    ]
+    figures = [row.flat for row in rows]
+    names = list(dict.fromkeys(name for flat in figures for name in flat))
+    frame = pd.DataFrame(facts)
+    whole = frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+    first = ["variant", *(name for name in ("speedup", "latency/p50_s", "memory_ratio") if name in names)]
+    return whole[[*first, *(name for name in whole.columns if name not in first)]]
+
+
+def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:
+    """Returns the verdicts on a variant, or on its step on top of another one; "" for none."""
+    row, step = summary.row(figures.variant.name), summary.step(figures)
+    found = step or row
+    return {
+        "speed": str((found.speed if found else None) or ""),
+        "images": str((row.images if row else None) or ""),
+        "gate": str(decision_of(figures.judgement.verdict)) if figures.judgement else "",
+    }

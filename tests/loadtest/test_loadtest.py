@@ -14,8 +14,7 @@ import pytest
 from sdopt.config.composer import composer_of
 from sdopt.loadtest.charts import page_of
 from sdopt.loadtest.config import load_config
-from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, figures_of
-from sdopt.loadtest.report import blocks_of
+from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate, answer_of, blocks_of, figures_of
 from sdopt.record.samples import Interference
 from sdopt.report.blocks import Chart
 from sdopt.report.markdown import written

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.loadtest.report import embedded
+from sdopt.loadtest.record import embedded
 from sdopt.record.records import StudyResult
 from sdopt.report.embedded import embed
 from sdopt.report.tables import ranking, texts

@@ -1,6 +1,8 @@
-"""All that shows a result says the same of each variant: one scale of verdicts, one ranking."""
+"""All that shows a result says the same of each variant: one scale of verdicts, one ranking, a look for each verdict."""
 
 import json
+from enum import StrEnum
+from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
@@ -11,16 +13,19 @@ import pytest
 from rich.console import Console
 
 from sdopt.record.files import read_result
+from sdopt.record.records import Status
 from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
-from sdopt.report.charts.tradeoff import tradeoffs
-from sdopt.report.dataframe import to_dataframe
+from sdopt.report.charts.tradeoff import _SHAPES, tradeoffs
 from sdopt.report.embedded import KINDS
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
+from sdopt.report.tables import to_dataframe
+from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
 from sdopt.report.verdicts import junit, summary_markdown, verdict_json
+from sdopt.statistics.published import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.projection import verdict_tags
@@ -143,3 +148,22 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
             found = summary.row(str(suite.get("name")).partition(" against ")[0])
             assert found is not None
             assert words == {"speed": found.speed, "images": found.images, "gate": found.decision}
+
+
+@pytest.mark.parametrize("verdicts", [Status, Speed, Images, Decision, Reproduction])
+def test_every_verdict_has_a_tone(verdicts: type[StrEnum]) -> None:
+    assert not [verdict for verdict in verdicts if verdict not in TONES]
+
+
+def test_every_tone_has_a_look() -> None:
+    style = (files("sdopt.report.page") / "templates" / "page.css").read_text(encoding="utf-8")
+    for tone in Tone:
+        assert tone in RICH
+        assert tone in COLOUR
+        assert f".badge.{tone} " in style
+    assert len({GLYPH[tone] for tone in Tone}) == len(Tone)
+
+
+def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
+    assert {*_SHAPES} == {BASELINE, *Images}
+    assert len({*_SHAPES.values()}) == len(_SHAPES)

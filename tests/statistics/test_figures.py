@@ -10,10 +10,9 @@ from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Memory
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.report.dataframe import to_dataframe
 from sdopt.report.notes import notes_of
 from sdopt.report.outcome import Outcome, load_result
-from sdopt.report.tables import ranking
+from sdopt.report.tables import ranking, to_dataframe
 from sdopt.statistics.figures import Ratio, figures_by_variant, flat_figures, ratio_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP
 from sdopt.statistics.noise import noise_of

@@ -9,7 +9,7 @@ from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import MeasurementSession, StudyResult, VariantResult
 from sdopt.record.samples import Interference, Measurement, Memory, ShapeSamples
-from sdopt.report.dataframe import to_dataframe
+from sdopt.report.tables import to_dataframe
 from sdopt.schema import Shape
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import figures_of, flat_figures
