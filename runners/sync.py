@@ -12,6 +12,7 @@ from . import Arguments, end_with_code
 if TYPE_CHECKING:
     from sdopt.report.sweep import Sweep
     from sdopt.schema import Tracking
+    from sdopt.tracking.client import Logged
 
 
 @end_with_code
@@ -60,12 +61,12 @@ def main(argv: list[str]) -> int:
     return worst_code(problems.values())
 
 
-def _logged(folder: Path, log: Callable[[], tuple[str, bool]], problems: dict[str, int]) -> bool:
+def _logged(folder: Path, log: "Callable[[], Logged]", problems: dict[str, int]) -> bool:
     """Logs one result or sweep, and says so; what is wrong with it does not keep the others from being logged.
 
     Args:
         folder: of the run or the sweep.
-        log: logs it; returns the id of its run, and whether that is new.
+        log: logs it.
         problems: gets what is wrong, each line with its exit code.
 
     Returns:
@@ -77,7 +78,7 @@ def _logged(folder: Path, log: Callable[[], tuple[str, bool]], problems: dict[st
     from sdopt.errors import UnavailableError, UsageError
 
     try:
-        run, new = log()
+        logged = log()
     except UnavailableError:
         raise
     except UsageError as error:
@@ -86,25 +87,23 @@ def _logged(folder: Path, log: Callable[[], tuple[str, bool]], problems: dict[st
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         problems[f"{folder}: could not be logged ({reason})"] = UnavailableError.exit_code
     else:
-        print(f"{folder}: {'logged' if new else 'already logged'} as {run}")
+        print(f"{folder}: {'logged' if logged.new else 'already logged'} as {logged.run}")
         return True
     return False
 
 
-def _log_result(path: Path, tracking: "Tracking") -> tuple[str, bool]:
+def _log_result(path: Path, tracking: "Tracking") -> "Logged":
     from sdopt.record.files import read_result
     from sdopt.tracking.runs import log_study
 
-    logged = log_study(read_result(path), path.parent, tracking)
-    return logged.run, logged.new
+    return log_study(read_result(path), path.parent, tracking)
 
 
-def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> tuple[str, bool]:
+def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> "Logged":
     from sdopt.report.markdown import written
     from sdopt.tracking.runs import log_sweep
 
-    logged = log_sweep(list(sweep.studies.values()), sweep.folder, written(sweep.blocks()), tracking)
-    return logged.run, logged.new
+    return log_sweep(list(sweep.studies.values()), sweep.folder, written(sweep.blocks()), tracking)
 
 
 def _results(folder: Path) -> list[Path]:

@@ -172,18 +172,14 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
     common = {_LOAD: identity, **{name: str(value) for name, value in (tracking.tags or {}).items()}}
     below = []
     for each in record.figures:
-        metrics: dict[str, float | None] = {}
         # A chart of runs has no sign for a bound, so that only the rate, which the answer explains, is logged for one.
         ratio = each.ratio if each.ratio_bound == "=" else None
-        for name, interval in (("max_rate_per_s", each.most), ("ratio", ratio)):
-            found = (None, None, None) if interval is None else (interval.estimate, interval.low, interval.high)
-            metrics |= dict(zip((f"load/{name}", f"load/{name}_low", f"load/{name}_high"), found, strict=True))
-        metrics |= {
-            f"load/{key}": each.mean(each.typical, key)
-            for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j")
-        }
-        metrics["load/cost_per_1000"] = each.cost(record.price_per_hour)
-        known = {name: float(value) for name, value in metrics.items() if value is not None}
+        metrics = {"cost_per_1000": each.cost(record.price_per_hour)}
+        for name, found in (("max_rate_per_s", each.most), ("ratio", ratio)):
+            metrics |= {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high} if found else {}
+        for key in ("p50_s", "p95_s", "p99_s", "goodput", "batch", "queue_s", "compute_s", "image_j"):
+            metrics[key] = each.mean(each.typical, key)
+        known = {f"load/{name}": float(value) for name, value in metrics.items() if value is not None}
         tags = {**common, ROLE: "load row"}
         below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
     files = {path.name: path for path in sorted(folder.iterdir())}

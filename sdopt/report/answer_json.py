@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sdopt.record.records import StudyResult
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.quality import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.figures import Ratio
@@ -132,7 +132,7 @@ def baseline_digest(result: StudyResult) -> str:
 
 
 def _candidate(row: Row, result: StudyResult) -> Candidate:
-    judged = [found for found in result.judgements if found.candidate == row.name]
+    rulings = [ruling for found in result.judgements if found.candidate == row.name for ruling in found.rulings]
     comparison = result.first_comparison(row.name)
     scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
     return Candidate(
@@ -149,7 +149,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         _latency(row),
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
-        [_reason(ruling) for found in judged for ruling in _deciding(found)],
+        [_reason(ruling) for ruling in rulings if ruling.verdict is not Verdict.PASS],
         row.command,
     )
 
@@ -163,10 +163,6 @@ def _estimate(ratio: Ratio | None) -> Estimate | None:
         return None
     found = ratio.interval
     return Estimate(found.estimate, found.low, found.high, found.confidence, ratio.floor)
-
-
-def _deciding(judged: Judgement) -> list[Ruling]:
-    return [ruling for ruling in judged.rulings if ruling.verdict is not Verdict.PASS]
 
 
 def _reason(ruling: Ruling) -> Reason:

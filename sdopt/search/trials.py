@@ -105,7 +105,7 @@ class Trials:
     def unfinished(self) -> dict[str, list[Candidate]]:
         """Returns the candidates that were proposed but have no result yet, by the study that measures them."""
         found: dict[str, list[Candidate]] = {}
-        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+        for trial in self._trials(TrialState.RUNNING):
             if _STUDY in trial.user_attrs:
                 found.setdefault(trial.user_attrs[_STUDY], []).append(self._candidate(trial))
             else:  # the process died after it asked Optuna and before it stored the study
@@ -114,7 +114,7 @@ class Trials:
 
     def tell(self, findings: dict[str, Finding]) -> None:
         """Reports the findings on candidates to Optuna."""
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        for trial in self._trials(TrialState.RUNNING):
             finding = findings.get(trial.user_attrs.get(_NAME, ""))
             if finding is None:
                 continue
@@ -131,10 +131,13 @@ class Trials:
             live.set_constraint("ruled out", 1.0 if finding.out and not beyond else 0.0)
             self.study.tell(trial.number, [value for value in values if value is not None])
 
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states or None)
+
     @property
     def candidates(self) -> list[Candidate]:
         """All proposed candidates that can run, in the order of proposal."""
-        return [self._candidate(trial) for trial in self.study.get_trials(deepcopy=False) if _NAME in trial.user_attrs]
+        return [self._candidate(trial) for trial in self._trials() if _NAME in trial.user_attrs]
 
     @property
     def spoiled(self) -> dict[str, Settings]:
@@ -143,7 +146,7 @@ class Trials:
             return {}
         found = {
             trial.user_attrs[_NAME]: self.space.settings(self._point(trial))
-            for trial in self.study.get_trials(deepcopy=False)
+            for trial in self._trials()
             if trial.user_attrs.get(_SPOILED)
         }
         return {name: mine for name, mine in found.items() if not any(other < mine for other in found.values())}
@@ -171,32 +174,30 @@ class Trials:
     @property
     def stages(self) -> set[str]:
         """The studies that candidates were proposed for."""
-        return {t.user_attrs[_STUDY] for t in self.study.get_trials(deepcopy=False) if _STUDY in t.user_attrs}
+        return {t.user_attrs[_STUDY] for t in self._trials() if _STUDY in t.user_attrs}
 
     @property
     def measured(self) -> set[str]:
         """The studies whose results were reported to Optuna."""
-        trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return {trial.user_attrs[_STUDY] for trial in trials}
+        return {trial.user_attrs[_STUDY] for trial in self._trials(TrialState.COMPLETE)}
 
     @property
     def started(self) -> datetime | None:
         """When the first candidate was proposed."""
-        return min((t.datetime_start for t in self.study.get_trials(deepcopy=False) if t.datetime_start), default=None)
+        return min((t.datetime_start for t in self._trials() if t.datetime_start), default=None)
 
     @property
     def conflicts(self) -> dict[str, str]:
         """Why combinations cannot run, by their overrides."""
         return {
             ", ".join(self.space.overrides(self._point(trial))): trial.user_attrs[_WHY]
-            for trial in self.study.get_trials(deepcopy=False)
+            for trial in self._trials()
             if _WHY in trial.user_attrs and _NAME not in trial.user_attrs
         }
 
     def _waiting(self) -> list[dict[str, Any]]:
         """Returns the points that are queued to be proposed before all others."""
-        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        return [trial.system_attrs["fixed_params"] for trial in waiting]
+        return [trial.system_attrs["fixed_params"] for trial in self._trials(TrialState.WAITING)]
 
     def _ask(self, begun: str) -> Candidate | None:
         """Asks Optuna once; returns None if its proposal cannot run, is the baseline, or was proposed before."""
@@ -227,10 +228,9 @@ class Trials:
 
     def _known(self, but: int = -1) -> set[tuple[str, ...]]:
         """Returns the overrides of every proposed point, and those of the baseline."""
-        trials = self.study.get_trials(deepcopy=False)
         return {()} | {
             tuple(self.space.overrides(self._point(trial)))
-            for trial in trials
+            for trial in self._trials()
             if trial.number != but and trial.state is not TrialState.WAITING
         }
 

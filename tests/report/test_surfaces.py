@@ -1,4 +1,4 @@
-"""All that shows a result says the same of each variant: one scale of verdicts, one ranking, a look for each verdict."""
+"""All that shows a result says the same of each variant: one scale, one ranking, one look for each verdict."""
 
 import json
 from enum import StrEnum

@@ -12,7 +12,6 @@ from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.folders import inside
 from sdopt.record.images import open_image
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.record.scores import Score
 from sdopt.report.blocks import Gallery, Picture, PromptImages
 from sdopt.report.quality import headline_columns, worst_prompts
 
@@ -40,12 +39,14 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     others = [variant for variant in result.candidates if variant.images]
     if not baseline.images or not has_images(result, folder):
         return None
-    metric, losses = _losses(result, others, _prompts(baseline))
+    prompts = list(dict.fromkeys(record.prompt_index for record in baseline.images))
+    metric, losses = _losses(result, others, prompts)
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
     metrics = headline_columns(result)
     by_metric = [worst_prompts(result, variant.name, [metric]) for variant in others for metric in metrics]
-    first = {worst[0].prompt_index for worst in by_metric if worst}
-    ordered = sorted(_prompts(baseline), key=lambda prompt: (prompt not in first, -_worst(losses, prompt)))
+    first = {lost[0].prompt_index for lost in by_metric if lost}
+    worst = {prompt: max(losses[prompt].values(), default=-math.inf) for prompt in prompts}
+    ordered = sorted(prompts, key=lambda prompt: (prompt not in first, -worst[prompt]))
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
     against = {
@@ -56,7 +57,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     rows: list[PromptImages] = []
     spent = 0
     for prompt in ordered[:_PROMPTS]:
-        row = _row(prompt, baseline, others, losses, against, folder)
+        row = _row(prompt, baseline, others, losses[prompt], against, folder)
         spent += sum(len(picture.uri) for picture in (row.baseline, *row.variants))
         if rows and spent > budget:
             break
@@ -81,24 +82,17 @@ def has_images(result: StudyResult, folder: Path) -> bool:
     return all(inside(folder, variant.images[0].path).is_file() for variant in result.variants if variant.images)
 
 
-def _prompts(variant: VariantResult) -> list[int]:
-    return list(dict.fromkeys(record.prompt_index for record in variant.images))
-
-
 def _losses(
     result: StudyResult, variants: Sequence[VariantResult], prompts: Sequence[int]
-) -> tuple[str, dict[tuple[str, int], float]]:
-    """Returns the metric that orders the prompts, and its values by variant and prompt."""
-    scores: dict[str, dict[str, Score]] = {
-        variant.name: edge.quality for variant in variants if (edge := result.first_comparison(variant.name))
-    }
+) -> tuple[str, dict[int, dict[str, float]]]:
+    """Returns the metric that orders the prompts, and its values by prompt and variant."""
+    scores = {each.name: edge.quality for each in variants if (edge := result.first_comparison(each.name))}
     metric = next(filter(_is_distance, in_reading_order(name for quality in scores.values() for name in quality)), "")
-    losses = {}
+    losses: dict[int, dict[str, float]] = {prompt: {} for prompt in prompts}
     for variant, quality in scores.items():
         values = quality[metric].per_prompt if metric in quality else []
         for prompt, value in zip(prompts, values, strict=False):
-            if value is not None:
-                losses[variant, prompt] = value
+            losses[prompt] |= {} if value is None else {variant: value}
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
 
@@ -109,15 +103,11 @@ def _is_distance(metric: str) -> bool:
     return family is not None and family.needs_pair and family.higher_is_better is False
 
 
-def _worst(losses: dict[tuple[str, int], float], prompt: int) -> float:
-    return max((value for (_, of), value in losses.items() if of == prompt), default=-math.inf)
-
-
 def _row(
     prompt: int,
     baseline: VariantResult,
     variants: Sequence[VariantResult],
-    losses: dict[tuple[str, int], float],
+    losses: dict[str, float],
     against: dict[str, str],
     folder: Path,
 ) -> PromptImages:
@@ -128,7 +118,7 @@ def _row(
         record = variant.image(prompt, first.image_index)
         if record is None or not inside(folder, record.path).is_file():
             continue
-        loss = losses.get((variant.name, prompt))
+        loss = losses.get(variant.name)
         reference = against.get(variant.name, "")
         # The page shows an image that equals the baseline's once.
         same = inside(folder, record.path).read_bytes() == plain or (loss == 0 and not reference)
