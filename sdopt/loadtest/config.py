@@ -101,7 +101,9 @@ def load_config(
     problems += _wrong(load)
     serving_keys = [override for override in own if group_of(key_of(override)) == "serving"]
     if load.url is not None:
-        problems += [f"{o}: has no effect with load.url; leave it out" for o in [*others, *serving_keys] if _served(o)]
+        sent = [o for o in others if key_of(o) in _PROMPTS or group_of(key_of(o)) == "tracking"]
+        served = [o for o in [*others, *serving_keys] if o not in sent]
+        problems += [f"{o}: has no effect with load.url; leave it out" for o in served]
     limits = [o for o in serving_keys if key_of(o).partition(".")[2] not in ("", "max_batch", "window_ms")]
     problems += [f"{override}: has no effect on a load test; leave it out" for override in limits]
     if problems:
@@ -112,10 +114,6 @@ def load_config(
         unbounded = replace(serving, port=0, queue=100_000, deadline_s=86_400.0)
         policies.setdefault(serving.policy, unbounded)
     return load, policies, [*others, "~load"] if preset else others
-
-
-def _served(override: str) -> bool:
-    return key_of(override) not in _PROMPTS and group_of(key_of(override)) != "tracking"
 
 
 def _wrong(load: LoadConfig) -> list[str]:

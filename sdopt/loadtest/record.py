@@ -231,11 +231,6 @@ def answer_of(record: LoadRecord) -> str:
 _SIGNS = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}
 
 
-def _told_ratio(figures: RowFigures) -> str:
-    """Returns how many times the baseline's requests a row carries, with a sign for a bound; "" if unknown."""
-    return f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}" if figures.ratio else ""
-
-
 def rate_text(figures: RowFigures) -> str:
     """Returns the highest rate, with a sign if it is only a bound."""
     most = figures.most
@@ -252,20 +247,18 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
     shares = [window.disturbed for window in windows if window.disturbed is not None]
     disturbed = [share for share in shares if record.interference and share > record.interference]
     requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
+    told = (
+        f"disturbed by other work: {len(disturbed)} of {len(windows)} windows, by up to "
+        f"{100 * max(disturbed, default=0):.0f} % of the worker's processor time, also when they were sent again; "
+        "their figures say little of the server"
+    )
     return [
         *record.header,
         f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
         f"{replicates} replicates, each with a fresh trace, the same for all rows; two-sided 95 % intervals",
         "the highest rate is that of windows this long on an empty, warm server; in longer ones queues grow further",
-        *([_disturbed_text(disturbed, len(windows))] if disturbed else []),
+        *([told] if disturbed else []),
     ]
-
-
-def _disturbed_text(shares: Sequence[float], count: int) -> str:
-    return (
-        f"disturbed by other work: {len(shares)} of {count} windows, by up to {100 * max(shares):.0f} % of the worker's"
-        " processor time, also when they were sent again; their figures say little of the server"
-    )
 
 
 def blocks_of(record: LoadRecord) -> list[Block]:
@@ -308,7 +301,7 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     return [
         figures.row.name,
         rate_text(figures),
-        _told_ratio(figures),
+        f"{_SIGNS[figures.ratio_bound]}{ratio_text(figures.ratio)}" if figures.ratio else "",
         f"{rate:.3g}/s",
         *("" if value is None else f"{value:.3g} s" for value in seconds),
         _number(figures.mean(rate, "batch")),

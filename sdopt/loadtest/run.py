@@ -147,7 +147,7 @@ class LoadTest:
         if not row.rates:
             high = largest / seconds(largest)
             most = highest_rate(spare, 0.0, slowest, 2 * high)
-            row.rates = list(self._load.rates or [_rounded(share * most) for share in self._load.ladder])
+            row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
         windows = [
             self._window(site, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
         ]
@@ -177,12 +177,12 @@ class LoadTest:
             for number in range(len(times_s))
         ]
         schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(60.0, 20 * limit_s))
-        tried: list[Window] = []
+        note, tried = partial(setattr, self, "_generator"), list[Window]()
         for _ in range(_ATTEMPTS):
             self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
             before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
             begun_s = sum(os.times()[:4])
-            found = window_of(generate(schedule, self._note_generator), rate, limit_s, load.lag_ms / 1000)
+            found = window_of(generate(schedule, note), rate, limit_s, load.lag_ms / 1000)
             # This process and the one that sends, which has ended, take processor time as a server and its clients do.
             causes = None if meter is None else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
             found = replace(found, disturbed=None if causes is None else causes.waited + causes.stolen)
@@ -201,9 +201,6 @@ class LoadTest:
                 f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here; is the machine busy?"
             )
         return min(tried, key=lambda window: window.disturbed or 0)
-
-    def _note_generator(self, process: "subprocess.Popen[str]") -> None:
-        self._generator = process
 
     def _energy_j(self) -> float | None:
         return None if self._monitor is None else self._monitor.energy_j()
@@ -224,10 +221,6 @@ def calibrated(engine: Engine) -> dict[int, float]:
         asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
         found[size] = float(np.median([engine.timed(asked, work) for _ in range(_CALIBRATIONS)]))
     return found
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.4g}")
 
 
 def _interpolated(service_s: dict[int, float], engine: Engine, images: int) -> float:

@@ -13,7 +13,7 @@ from sdopt.report.tables import effects_table, quality_table, ranking, shapes_ta
 from sdopt.report.terminal import shown
 from sdopt.statistics.published import published_of
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened
 from sdopt.terminal import LOG_WIDTH
 
@@ -45,7 +45,9 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         width: of the terminal.
         folder: the run's folder, to name the command that shows the rest; None if there is none.
     """
-    reasons = [f"{row.name}: {shortened(row.because)}" for row in summary.candidates if _needs_reason(row)]
+    open_or_failed = (Decision.FAIL, Decision.UNDECIDED)
+    told = [row for row in summary.candidates if row.status is not Status.OK or row.decision in open_or_failed]
+    reasons = [f"{row.name}: {shortened(row.because)}" for row in told if row.because]
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
@@ -68,10 +70,6 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         ],
         width,
     )
-
-
-def _needs_reason(row: Row) -> bool:
-    return bool(row.because) and (row.status is not Status.OK or row.decision in (Decision.FAIL, Decision.UNDECIDED))
 
 
 def _cut(text: str, length: int) -> str:

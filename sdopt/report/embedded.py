@@ -67,10 +67,6 @@ def _table(summary: Summary, folder: str) -> str:
     return written([ranking(summary, reasons=False), Notes([" · ".join(header_of(result)), f"{how}."])])
 
 
-def _answer(summary: Summary, folder: str) -> str:
-    return f"> {escaped(summary.sentence)}"
-
-
 def _plot(summary: Summary, folder: str) -> str:
     """Returns a link to the picture that `sdopt run` left beside its result."""
     result = summary.result
@@ -78,5 +74,9 @@ def _plot(summary: Summary, folder: str) -> str:
     return f"![{result.name}: speed-up of each variant{intervals}]({folder}/plot.png)"
 
 
-KINDS: Mapping[str, Callable[[Summary, str], str]] = {"table": _table, "answer": _answer, "plot": _plot}
+KINDS: Mapping[str, Callable[[Summary, str], str]] = {
+    "table": _table,
+    "answer": lambda summary, _: f"> {escaped(summary.sentence)}",
+    "plot": _plot,
+}
 """Kinds of blocks, each with the function that writes it."""

@@ -64,7 +64,7 @@ def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
             _rule_name(r),
             str(decision_of(r.verdict)),
             _figure(r.estimate),
-            _interval(r),
+            "" if r.low is None or r.high is None else f"[{r.low:.4g}, {r.high:.4g}]",
             _figure(r.margin),
             r.text,
         )
@@ -89,16 +89,15 @@ def summary_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:
     """Returns which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
     claims = [(j, metric) for j in judgements for metric in j.claims]
-    kept = [f"{j.candidate} ({_claim(metric)})" for j, metric in claims if metric in j.gains]
+    kept = [
+        f"{j.candidate} ({with_shape(measure_named(metric).claim, metric.partition('/')[2])})"
+        for j, metric in claims
+        if metric in j.gains
+    ]
     if not claims:
         return []
     counts = f"{len(kept)} of {len(claims)} expected gains are shown, all taken together (Holm)"
     return [f"{counts}: {', '.join(kept)}." if kept else f"{counts}."]
-
-
-def _claim(name: str) -> str:
-    """Returns the claim, with its shape if there are several."""
-    return with_shape(measure_named(name).claim, name.partition("/")[2])
 
 
 def floors_of(result: StudyResult) -> list[str]:
@@ -136,10 +135,6 @@ def _rule_name(ruling: Ruling) -> str:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _interval(ruling: Ruling) -> str:
-    return "" if ruling.low is None or ruling.high is None else f"[{ruling.low:.4g}, {ruling.high:.4g}]"
 
 
 def verdict_json(summary: Summary, judgements: Sequence[Judgement]) -> bytes:

@@ -62,7 +62,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         objectives=list(objectives),
         distance=search.config.distance,
         sentence=_sentence(winner, undecided, passed, summary, last, entries) if ended else _so_far(entries),
-        entries=sorted(entries, key=_rank),
+        entries=sorted(entries, key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0))),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
         notes=_notes(search, judged),
@@ -103,10 +103,6 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         start=last.start if last else None,
         recompiles=last.recompiles if last else None,
     )
-
-
-def _rank(entry: Entry) -> tuple[int, float]:
-    return list(Fate).index(entry.fate), -(entry.speedup or 0.0)
 
 
 def _sentence(

@@ -111,6 +111,8 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         if value is not None and limit is not None
     }
     unknown = [name for name, (value, limit) in limits.items() if limit is not None and value is None]
+    refused = (" ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason))) for ruling in failed)
+    because = "; ".join(dict.fromkeys(refused))
     missing = [objective for objective in config.objectives if objective not in losses]
     return Finding(
         losses,
@@ -119,7 +121,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         memory,
         distance,
         excess,
-        broken or _reasons(failed) or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
+        broken or because or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
@@ -141,11 +143,6 @@ def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
     limit = max(min(limits), smallest_factor(MEMORY_RATIO, gate, baseline), spared_growth(gate, baseline, result))
     return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
-
-
-def _reasons(failed: Sequence[Ruling]) -> str:
-    named = (" ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason))) for ruling in failed)
-    return "; ".join(dict.fromkeys(named))
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:

@@ -185,7 +185,8 @@ class Search:
         self.budget.baseline, costs = costs_of(result)
         self.budget.learn(costs, took_s)
         self.trials.tell(found)
-        for name, finding in sorted(found.items(), key=lambda item: _rank(item[1], self.config)):
+        first = self.config.objectives[0]
+        for name, finding in sorted(found.items(), key=lambda of: (bool(of[1].out), of[1].losses.get(first, math.inf))):
             self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
     def figures_of(self, finding: Finding) -> str:
@@ -317,7 +318,3 @@ def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> St
     # Each study draws the prompts of the earlier ones, and further ones.
     last = max(findings, key=lambda finding: len(finding.distances))
     return DistanceStanding(last.losses[objective], last.distances)
-
-
-def _rank(finding: Finding, config: SearchConfig) -> tuple[bool, float]:
-    return bool(finding.out), finding.losses.get(config.objectives[0], math.inf)

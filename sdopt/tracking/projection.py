@@ -27,6 +27,9 @@ _NOTE_LIMIT = 8000
 
 _TAG_LIMIT = 5000
 
+_NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
+"""What the key of an image in MLflow cannot hold."""
+
 
 def time_of(moment: str | None, fallback: str) -> int:
     """Returns a recorded time in milliseconds since 1970, as MLflow needs it."""
@@ -131,7 +134,7 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
-        Picture(f"{record.prompt_index:02d} {_image_key(record.prompt)}", file, record.image_index)
+        Picture(f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index)
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
     ]
@@ -162,10 +165,6 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
         pictures=pictures,
     )
-
-
-def _image_key(prompt: str) -> str:
-    return re.sub(r"[^A-Za-z0-9 _-]+", " ", prompt).strip()[:60]
 
 
 def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:

@@ -49,6 +49,7 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         TrackingError: the server cannot be reached or refuses.
     """
     summary = summary_of(result)
+    drawn = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture and tracking.images]
     run = Run(
         name=run_name(result, folder.name),
         tags=study_tags(summary),
@@ -63,7 +64,7 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
             "config.yaml": config_yaml(result).encode(),
             **_texts(summary, folder, tracking.images),
         },
-        pictures=_pictures(folder) if tracking.images else (),
+        pictures=[Picture(file.stem, file) for file in drawn if file.is_file()],
         below=[variant_run(summary, variant, folder, tracking.images) for variant in result.variants],
     )
     note = newest_note(summary, run.name)
@@ -184,8 +185,3 @@ def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
         if content is not None:
             found[report.file] = content
     return found
-
-
-def _pictures(folder: Path) -> list[Picture]:
-    files = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture]
-    return [Picture(file.stem, file) for file in files if file.is_file()]

@@ -17,7 +17,6 @@ from sdopt.report.charts.parts import (
 )
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
-from sdopt.statistics.figures import Figures
 from sdopt.statistics.summary import Summary
 
 _DECIDES, _DISTURBED, _LEFT_OUT = "decides", "disturbed, but decides", "disturbed, left out"
@@ -152,14 +151,14 @@ def stages_plot(summary: Summary) -> Spec | None:
     names = {stage: _STAGES.get(stage, (stage.replace("_", " "), ""))[0] for stage in present}
     spare = iter(_FURTHER * len(present))
     colours = [_STAGES[stage][1] if stage in _STAGES else next(spare) for stage in present]
-    unit, scale = _unit([sum(row.call_ms.values()) / 1e3 for row in rows])
-    plot = Rows(
-        [{"name": row.variant.name, "figure": _stage_total(row)} for row in rows],
-        (Column("stages together", "figure", 116),),
-    )
+    totals = [sum(row.call_ms.values()) for row in rows]
+    told = [f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s" for total in totals]
+    unit, scale = _unit([total / 1e3 for total in totals])
+    named = [{"name": row.variant.name, "figure": figure} for row, figure in zip(rows, told, strict=True)]
+    plot = Rows(named, (Column("stages together", "figure", 116),))
     parts = []
-    for row, placed in zip(rows, plot.placed, strict=True):
-        start, total = 0.0, sum(row.call_ms.values())
+    for row, total, placed in zip(rows, totals, plot.placed, strict=True):
+        start = 0.0
         for stage in present:
             value = row.call_ms.get(stage, 0.0)
             text = f"{value:.3g} ms, {100 * value / total:.0f} %" if total else ""
@@ -188,8 +187,3 @@ def stages_plot(summary: Summary) -> Spec | None:
         color=alt.Color("stage:N", title=None, scale=scale_of_colours, legend=BARS),
     )
     return plot.spec([bars], "Time by stage")
-
-
-def _stage_total(row: Figures) -> str:
-    total = sum(row.call_ms.values())
-    return f"{total:.0f} ms" if total < 1000 else f"{total / 1e3:.2f} s"

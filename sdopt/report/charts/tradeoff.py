@@ -79,6 +79,7 @@ def _tradeoff(rows: Sequence[Row], metric: str, named: bool) -> Tradeoff | None:
         speed = 1.0 if row.is_baseline else row.speedup.interval.estimate if row.speedup else None
         if loss is None or speed is None:
             continue
+        itself = row.is_baseline and metric not in row.figures.scores
         kind = BASELINE if row.images is None else str(row.images)
         memory = row.figures.headline_memory[1] if row.figures.headline_memory else None
         points.append({
@@ -93,7 +94,7 @@ def _tradeoff(rows: Sequence[Row], metric: str, named: bool) -> Tradeoff | None:
             "memory_text": "" if memory is None else gib_text(memory),
             "speed_text": row.speedup.text if row.speedup else "",
             "latency": seconds_text(row.figures.latency) if row.figures.latency else "",
-            "loss_text": _loss_text(row.figures, metric, row.is_baseline),
+            "loss_text": "the reference itself" if itself else metric_text(row.figures, metric),
         })  # fmt: skip
     if all(point["kind"] == BASELINE for point in points):
         return None
@@ -115,10 +116,6 @@ def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
     if score is None:
         return None
     return math.inf if score.estimate is None and family.equal_text else score.estimate
-
-
-def _loss_text(row: Figures, metric: str, is_baseline: bool) -> str:
-    return "the reference itself" if is_baseline and metric not in row.scores else metric_text(row, metric)
 
 
 def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X:

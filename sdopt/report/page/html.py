@@ -24,14 +24,16 @@ def html_page(page: Page) -> bytes:
     scripts = [_library()] if plots else []
     scripts.append(_asset("page.js"))
     # Only these scripts may run; a script injected through unescaped text is blocked.
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes} 'unsafe-eval'"
     text = _environment().get_template("page.html.j2").render(
         page=page,
         policy=policy,
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        plots=_embedded(plots),
+        # No text in this data can end the script element that holds it.
+        plots=Markup(json.dumps(plots, separators=(",", ":")).replace("<", "\\u003c")),
     )  # fmt: skip
     return text.encode()
 
@@ -41,16 +43,6 @@ def _plots(page: Page) -> list[Spec]:
     charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
     own = [whole(spec) for chart in charts for _, spec in chart.views]
     return own + [plot for study in page.studies for plot in _plots(study)]
-
-
-def _embedded(plots: list[Spec]) -> Markup:
-    """Returns data for a script element, escaped so that no text in it can end the element."""
-    text = json.dumps(plots, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c"))
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @cache
