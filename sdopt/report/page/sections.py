@@ -2,11 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sdopt.record.comparisons import BreakEven
 from sdopt.report.answer import answer_blocks
 from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
@@ -56,7 +55,8 @@ def text_sections(summary: Summary) -> list[Section]:
         _results(summary),
         _published(summary),
         _tradeoff(summary),
-        *_design(summary),
+        _steps(summary),
+        _effects(summary),
         _latency(summary),
         _stages(summary),
         _break_even(summary),
@@ -96,14 +96,24 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
+def _chart(views: Sequence[tuple[str, Spec | None]], caption: str, file: str = "", choice: str = "") -> list[Block]:
+    """Returns a chart of the views that there are; nothing without any."""
+    found = [(name, spec) for name, spec in views if spec is not None]
+    return [Chart(found, caption, choice, file=file)] if found else []
+
+
+def _comparisons(summary: Summary, plot: Callable[[Summary], Spec | None], caption: str) -> list[Block]:
+    """Returns a chart of comparisons, of which the study's picture shows the main one."""
+    return _chart([("", plot(summary))], caption, "plot.png" if main_plot(summary) is plot else "")
+
+
 def _results(summary: Summary) -> Section:
-    result, blocks = summary.result, list[Block]()
-    if (plot := forest(summary)) is not None:
-        caption = (
-            "Each mark is a speed-up over the baseline, with its interval. The shaded band is the difference between "
-            "two identical baselines."
-        )
-        blocks.append(Chart([("", plot)], caption, file=_file_of(forest, summary)))
+    result = summary.result
+    caption = (
+        "Each mark is a speed-up over the baseline, with its interval. The shaded band is the difference between two "
+        "identical baselines."
+    )
+    blocks = _comparisons(summary, forest, caption)
     blocks += [table] if (table := shapes_table(summary)) else []
     if (table := quality_table(summary)) is not None:
         blocks += [table, Notes(quality_notes(headline_columns(result)))]
@@ -116,11 +126,6 @@ def _results(summary: Summary) -> Section:
     return Section("results", "Results", blocks)
 
 
-def _file_of(plot: Callable[[Summary], Spec | None], summary: Summary) -> str:
-    """Returns the picture that shows the same as a plot; "" if the study's picture shows another one."""
-    return "plot.png" if main_plot(summary) is plot else ""
-
-
 def _published(summary: Summary) -> Section:
     """Returns an article's figures of its main card beside those measured; `published.md` has all cards."""
     published = published_of(summary.result)
@@ -130,73 +135,57 @@ def _published(summary: Summary) -> Section:
 
 def _tradeoff(summary: Summary) -> Section:
     found = tradeoffs(summary)
-    if not found:
-        return Section("tradeoff", "Speed against quality", [])
+    sized = " The area is the peak memory." if found and found[0].sized else ""
     chart = Chart(
         [(plot.metric, plot.spec) for plot in found],
-        f"Up is faster.{' The area is the peak memory.' if found[0].sized else ''} The dashed line joins the variants "
-        "that no other one beats in both.",
+        f"Up is faster.{sized} The dashed line joins the variants that no other one beats in both.",
         choice="quality as",
         legend=sorted({symbol for view in found for symbol in view.legend}, key=lambda symbol: symbol[0]),
         file="tradeoff.png",
     )
-    return Section("tradeoff", "Speed against quality", [chart])
+    return Section("tradeoff", "Speed against quality", [chart] if found else [])
 
 
-def _design(summary: Summary) -> Iterator[Section]:
-    """Returns the waterfall of a cumulative study, or the effects of a factorial one."""
-    result = summary.result
-    steps = waterfall(summary) if result.design == "cumulative" else None
-    if steps is not None:
-        caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
-        yield Section("steps", "Step by step", [Chart([("", steps)], caption, file=_file_of(waterfall, summary))])
-    blocks: list[Block] = []
-    if (pairs := interactions(summary)) is not None:
-        blocks.append(
-            Chart(
-                [("", pairs)],
-                "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
-                "together than the product of their separate effects.",
-                file=_file_of(interactions, summary),
-            )
-        )
-    blocks += [table] if (table := effects_table(summary)) else []
-    yield Section("effects", "Effects and interactions", blocks)
+def _steps(summary: Summary) -> Section:
+    caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
+    blocks = _comparisons(summary, waterfall, caption) if summary.result.design == "cumulative" else []
+    return Section("steps", "Step by step", blocks)
+
+
+def _effects(summary: Summary) -> Section:
+    caption = (
+        "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
+        "together than the product of their separate effects."
+    )
+    blocks = _comparisons(summary, interactions, caption)
+    return Section("effects", "Effects and interactions", [*blocks, *filter(None, [effects_table(summary)])])
 
 
 def _latency(summary: Summary) -> Section:
-    shapes = enumerate(map(str, summary.result.shapes))
-    views = [(shape, plot) for index, shape in shapes if (plot := rounds_plot(summary, index)) is not None]
+    views = [(str(shape), rounds_plot(summary, index)) for index, shape in enumerate(summary.result.shapes)]
     caption = (
         "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
         "Calls that other work disturbed have a mark of their own."
     )
-    return Section("latency", "Time of each call", [Chart(views, caption, choice="shape")] if views else [])
+    return Section("latency", "Time of each call", _chart(views, caption, choice="shape"))
 
 
 def _stages(summary: Summary) -> Section:
-    plot = stages_plot(summary)
     caption = (
         "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
     )
-    blocks: list[Block] = [Chart([("", plot)], caption, file="stages.png")] if plot is not None else []
-    return Section("stages", "Time by stage", blocks)
+    return Section("stages", "Time by stage", _chart([("", stages_plot(summary))], caption, "stages.png"))
 
 
 def _break_even(summary: Summary) -> Section:
     """Returns which variants start more slowly than their references, and after how many images that is repaid."""
-    rows = [
-        (row.variant.name, row.reference, f"{level.first_image_s:.1f} s", _extra(level), images_text(level))
-        for row in summary.figures
-        if (level := row.break_even) is not None and level.is_slower and not row.variant.is_control
-    ]
+    rows = []
+    for row in [row for row in summary.figures if not row.variant.is_control]:
+        if (level := row.break_even) is not None and level.is_slower:
+            extra = f"{level.extra_s:+z.1f} s{'' if level.shapes == 1 else f' {start_text(level)}'}"
+            rows.append((row.variant.name, row.reference, f"{level.first_image_s:.1f} s", extra, images_text(level)))
     headings = ("variant", "against", "first image after", "more than the reference", "images until repaid")
     return Section("break-even", "Break-even", [Table(headings, rows)] if rows else [])
-
-
-def _extra(level: BreakEven) -> str:
-    extra = f"{level.extra_s:+z.1f} s"
-    return extra if level.shapes == 1 else f"{extra} {start_text(level)}"
 
 
 def _images(summary: Summary, folder: Path, budget: int) -> Section:
