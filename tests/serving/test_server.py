@@ -105,8 +105,12 @@ class Gate:
             self.held += 1
             assert self._open.wait(20)
 
-    def close(self) -> None:
+    async def hold(self, client: Client) -> "asyncio.Task[Answer]":
+        """Is closed, and lets a client ask for one image, whose call then waits."""
         self._open.clear()
+        asked = client.begin(1)
+        await client.until(lambda: self.held == 1)
+        return asked
 
     def open(self) -> None:
         self._open.set()
@@ -148,9 +152,7 @@ class TestImages:
         async def scenario(client: Client) -> None:
             alone = await client.draw(7)
             assert (alone.status, alone.greys) == (200, [7])
-            gate.close()
-            first = client.begin(1)
-            await client.until(lambda: gate.held == 1)
+            first = await gate.hold(client)
             others = [client.begin(seed) for seed in (5, 6, 7)]
             await client.until_waiting(3)
             gate.open()
@@ -210,18 +212,16 @@ class TestBatches:
         gate = Gate()
 
         async def scenario(client: Client) -> None:
-            gate.close()
-            asked = [client.begin(0)]
-            await client.until(lambda: gate.held == 1)
+            asked = [await gate.hold(client)]
             others: list[dict[str, Any]] = [{}, {"num_inference_steps": 2}, {"negative_prompt": "blue"}, {}]
             for number, fields in enumerate(others, 1):
-                asked.append(client.begin(number, **fields))
+                asked.append(client.begin(1 + number, **fields))
                 await client.until_waiting(number)
             gate.open()
             assert [each.status for each in await asyncio.gather(*asked)] == [200] * 5
 
         fakes = during(scenario, served, tmp_path, Fakes({"served": gate}), mixed=True)
-        assert fakes.rendered == [([0], 1, {}), ([1, 4], 2, {}), ([2], 1, {"num_inference_steps": 2}), ([3], 1, {})]
+        assert fakes.rendered == [([1], 1, {}), ([2, 5], 2, {}), ([3], 1, {"num_inference_steps": 2}), ([4], 1, {})]
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
@@ -278,9 +278,7 @@ class TestRefusals:
         gate = Gate()
 
         async def scenario(client: Client) -> None:
-            gate.close()
-            asked = [client.begin(1)]
-            await client.until(lambda: gate.held == 1)
+            asked = [await gate.hold(client)]
             asked.append(client.begin(2, n=2))
             await client.until_waiting(2)
             refused = await client.draw(3)
@@ -295,9 +293,7 @@ class TestRefusals:
         gate = Gate()
 
         async def scenario(client: Client) -> None:
-            gate.close()
-            running = client.begin(1)
-            await client.until(lambda: gate.held == 1)
+            running = await gate.hold(client)
             assert (await client.draw(2)).status == 504
             gate.open()
             assert (await running).status == 200, "the deadline is for the queue"
@@ -311,9 +307,7 @@ class TestClientsThatLeave:
         gate = Gate()
 
         async def scenario(client: Client) -> None:
-            gate.close()
-            running = client.begin(1)
-            await client.until(lambda: gate.held == 1)
+            running = await gate.hold(client)
             queued, stays = client.begin(2), client.begin(3)
             await client.until_waiting(2)
             queued.cancel()
@@ -394,9 +388,7 @@ class TestTheEnd:
         gate = Gate()
 
         async def scenario(client: Client) -> None:
-            gate.close()
-            running = client.begin(1)
-            await client.until(lambda: gate.held == 1)
+            running = await gate.hold(client)
             waits = client.begin(2)
             await client.until_waiting(1)
             signal.raise_signal(signal.SIGTERM)
@@ -418,9 +410,7 @@ class TestTheEnd:
         monkeypatch.setattr(FakeWorker, "kill", kill)
 
         async def scenario(client: Client) -> None:
-            gate.close()
-            running = client.begin(1)
-            await client.until(lambda: gate.held == 1)
+            running = await gate.hold(client)
             signal.raise_signal(signal.SIGTERM)
             with suppress(aiohttp.ClientError):
                 await running
