@@ -1,6 +1,5 @@
 """What every report of a study begins with, as blocks: the answer, the ranking, how to use it, how far to trust it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group
@@ -8,6 +7,7 @@ from rich.console import Group
 from sdopt.errors import command_line
 from sdopt.record.records import Status
 from sdopt.report.blocks import Block, Code, Notes, Prose
+from sdopt.report.header import header_of
 from sdopt.report.notes import caveats_of, notes_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
@@ -52,9 +52,8 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
     trust = [_cut(line, 2 * width - 8) for line in trust_of(summary)]
-    tables = [effects_table(summary)]
-    if not any(row.speedup for row in summary.rows):
-        tables.append(quality_table(summary))
+    timed = any(row.speedup for row in summary.rows)
+    tables = (effects_table(summary), None if timed else quality_table(summary))
     article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
     more = [f"`{command_line('show', '--all', folder)}` has all figures and reasons."] if folder else []
     return shown(
@@ -62,7 +61,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
             Prose(summary.sentence, strong=True),
             Prose(""),
             ranking(summary, reasons=False),
-            *(table for table in tables if table is not None),
+            *filter(None, tables),
             *notes,
             *use_of(summary),
             Prose("How far to trust it:"),
@@ -86,12 +85,8 @@ def trust_of(summary: Summary) -> list[str]:
     return [*filter(None, [first + proven]), *others, *summary.notes]
 
 
-def detail_blocks(summary: Summary) -> list[Block]:
-    """Returns the tables of shapes, effects and images, and all notes."""
+def table_blocks(summary: Summary) -> list[Block]:
+    """Returns what `table.md` and the note of a run in MLflow hold: the answer, all other tables, and all notes."""
     tables = (shapes_table(summary), effects_table(summary), quality_table(summary, headline=False))
-    return [*(table for table in tables if table is not None), Notes(notes_of(summary))]
-
-
-def table_blocks(summary: Summary, header: Sequence[str]) -> list[Block]:
-    """Returns what `table.md` and the note of a run in MLflow hold."""
-    return [*answer_blocks(summary), Prose(" · ".join(header)), *detail_blocks(summary)]
+    header = Prose(" · ".join(header_of(summary.result)))
+    return [*answer_blocks(summary), header, *filter(None, tables), Notes(notes_of(summary))]

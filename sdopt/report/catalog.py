@@ -10,7 +10,6 @@ from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import table_blocks
 from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import comparison_sheet
-from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.html import html_page
 from sdopt.report.tables import published_blocks, to_dataframe
@@ -65,7 +64,7 @@ def _picture(name: str) -> Callable[[Summary, Path], bytes | None]:
 
 def markdown_table(summary: Summary) -> str:
     """Returns the answer, the ranking, and the tables and notes below it, as Markdown."""
-    return written(table_blocks(summary, header_of(summary.result)))
+    return written(table_blocks(summary))
 
 
 def published_markdown(summary: Summary) -> str:

@@ -58,22 +58,18 @@ class _Process:
     """The process in which MLflow runs; a request starts it if need be."""
 
     def __init__(self) -> None:
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._channel: Connection | None = None
-        self._said: IO[bytes] | None = None
+        self._running: tuple[subprocess.Popen[bytes], Connection, IO[bytes]] | None = None
+        """The process, the pipe to it, and what it said."""
         self._ready = False
 
     def start(self) -> Connection:
         """Starts the process unless it runs; it imports MLflow while this one goes on."""
-        if self._popen is not None and self._channel is not None and self._popen.poll() is None:
-            return self._channel
-        self.end()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-        self._popen, self._channel = start_apart(
-            "sdopt.tracking.client", "serve", stdout=subprocess.DEVNULL, stderr=self._said
-        )
-        self._ready = False
-        return self._channel
+        if self._running is None or self._running[0].poll() is not None:
+            self.end()
+            said = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
+            process, channel = start_apart("sdopt.tracking.client", "serve", stdout=subprocess.DEVNULL, stderr=said)
+            self._running, self._ready = (process, channel, said), False
+        return self._running[1]
 
     def ask(self, tracking: Tracking, deadline_s: float, *request: object) -> tuple[Any, list[str], Exception | None]:
         """Returns the answer to a request, what else there is to say, and the error. Raises TrackingError."""
@@ -103,22 +99,21 @@ class _Process:
         return answer  # type: ignore[no-any-return]
 
     def _last_words(self) -> str:
-        if self._said is None:
+        if self._running is None:
             return ""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").split("\n")
+        self._running[2].seek(0)
+        lines = self._running[2].read().decode(errors="replace").split("\n")
         return next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
 
     def end(self) -> None:
         """Ends the process; the next request starts another."""
-        if self._channel is not None:
-            self._channel.close()
-        if self._popen is not None:
-            self._popen.kill()
-            self._popen.wait()
-        if self._said is not None:
-            self._said.close()
-        self._popen = self._channel = self._said = None
+        if self._running is not None:
+            process, channel, said = self._running
+            channel.close()
+            process.kill()
+            process.wait()
+            said.close()
+            self._running = None
 
 
 _process = _Process()
