@@ -10,12 +10,10 @@ from . import Arguments, end_with_code, exit_code_of, indented, only_json, with_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from sdopt.record.records import StudyResult
-    from sdopt.schema import Tracking
     from sdopt.search.record import SearchRecord
-    from sdopt.search.run import Search
 
 _HELP = """\
 usage: sdopt search [--config-dir DIR] search.groups=[…] [key=value ...]
@@ -90,10 +88,13 @@ def searched(
     from sdopt.config.models import with_own_models
     from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.config.paths import options_of
+    from sdopt.errors import print_problems
     from sdopt.report.terminal import shown
-    from sdopt.search.command import begun, prepare
-    from sdopt.search.report import space_table
+    from sdopt.search.command import begun, concluded, logged, prepare
+    from sdopt.search.record import PAGE
+    from sdopt.search.report import blocks_of, space_table
     from sdopt.terminal import console as terminal
+    from sdopt.tracking.client import TrackingError
 
     overrides = with_own_models(overrides, options_of("model", config_dir))
     dry = asks_dry_run(overrides)
@@ -111,40 +112,24 @@ def searched(
                 say(line)
             return 0
         with begun(prepared, began, say, brief=answer is not None) as search:
-            return _run(search, prepared.baseline.tracking, console, answer)
-
-
-def _run(
-    search: "Search",
-    tracking: "Tracking",
-    console: "Console",
-    answer: "Callable[[SearchRecord, StudyResult | None], RenderableType] | None",
-) -> int:
-    from sdopt.errors import print_problems
-    from sdopt.report.terminal import shown
-    from sdopt.search.command import concluded, logged
-    from sdopt.search.record import PAGE
-    from sdopt.search.report import blocks_of
-    from sdopt.tracking.client import TrackingError
-
-    try:
-        judged = search.run()
-    except KeyboardInterrupt as interrupt:
-        record = concluded(search, None, ended=False)
-        print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
-        page = search.studies.folder / PAGE
-        print(f"All of it: {page}. The same command continues the search.", file=sys.stderr)
-        return exit_code_of(interrupt)
-    record = concluded(search, judged)
-    if tracking.kind == "mlflow":
-        try:
-            with console.status("logging to MLflow"):
-                logged(search, record, judged, tracking)
-        except TrackingError as error:
-            print_problems([f"not logged to {error}; the same command logs it"])
-    console.print(answer(record, judged) if answer else shown(blocks_of(record, brief=True), console.width))
-    console.print(f"search: {search.studies.folder}", markup=False, highlight=False, soft_wrap=True)
-    return 0 if record.winner else 3
+            folder, tracking = search.studies.folder, prepared.baseline.tracking
+            try:
+                judged = search.run()
+            except KeyboardInterrupt as interrupt:
+                record = concluded(search, None, ended=False)
+                print(f"sdopt: interrupted. {record.sentence}", file=sys.stderr)
+                print(f"All of it: {folder / PAGE}. The same command continues the search.", file=sys.stderr)
+                return exit_code_of(interrupt)
+            record = concluded(search, judged)
+            if tracking.kind == "mlflow":
+                try:
+                    with console.status("logging to MLflow"):
+                        logged(search, record, judged, tracking)
+                except TrackingError as error:
+                    print_problems([f"not logged to {error}; the same command logs it"])
+            console.print(answer(record, judged) if answer else shown(blocks_of(record, brief=True), console.width))
+            say(f"search: {folder}")
+            return 0 if record.winner else 3
 
 
 if __name__ == "__main__":

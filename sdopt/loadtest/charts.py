@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from sdopt.loadtest.record import LoadRecord, RowFigures, blocks_of, windows_table
-from sdopt.report.blocks import Chart, Page, Section
+from sdopt.report.blocks import Chart, Page, Section, charts_of
 from sdopt.report.charts.parts import built, inline, zoom
 from sdopt.report.charts.spec import Spec, picture
 from sdopt.report.page.html import html_page
@@ -32,16 +32,15 @@ def draw(record: LoadRecord, folder: Path) -> None:
 def page_of(record: LoadRecord) -> Page:
     """Returns the page of a load test."""
     figures = record.figures
+    latencies = [(f"{percent}th", latency_plot(record, figures, f"p{percent}_s")) for percent in (99, 95, 50)]
     plots = [
-        ("latency", "Latency by rate", _LATENCY, "percentile", latency_plots(record, figures)),
-        ("goodput", "Images in time, by rate", _GOODPUT, "", goodput_plots(figures)),
-        ("parts", "Queue and call, by rate", _PARTS, "of", parts_plots(figures)),
-        ("batches", "Batches without load", _BATCHES, "as", batch_plots(figures)),
+        ("latency", "Latency by rate", charts_of(latencies, _LATENCY, choice="percentile")),
+        ("goodput", "Images in time, by rate", charts_of([("", goodput_plot(figures))], _GOODPUT)),
+        ("parts", "Queue and call, by rate", charts_of(parts_plots(figures), _PARTS, choice="of")),
+        ("batches", "Batches without load", charts_of(batch_plots(figures), _BATCHES, choice="as")),
     ]
     sections = [Section("answer", "Answer", blocks_of(record))]
-    for key, title, caption, choice, views in plots:
-        if views:
-            sections.append(Section(key, title, [Chart(views, caption, choice)]))
+    sections += [Section(key, title, blocks) for key, title, blocks in plots if blocks]
     sections.append(Section("windows", "Every window", [windows_table(figures)], folded=True))
     return Page(f"{record.name}: under load", [("command", record.command), ("began", record.began)], sections)
 
@@ -52,12 +51,6 @@ _LATENCY = (
     "Counted from the scheduled arrival. The dotted rule is the limit; on it, the highest rate of each row, "
     "larger, with its interval. A dashed line is the same percentile of the simulated queue."
 )
-
-
-def latency_plots(record: LoadRecord, figures: Sequence[RowFigures]) -> Views:
-    """Plots each percentile by rate, the highest that was measured first, with the limit and the simulated queue."""
-    found = [(f"{percent}th", latency_plot(record, figures, f"p{percent}_s")) for percent in (99, 95, 50)]
-    return [(name, spec) for name, spec in found if spec is not None]
 
 
 def latency_plot(record: LoadRecord, figures: Sequence[RowFigures], key: str) -> Spec | None:
@@ -102,8 +95,8 @@ def _latencies(figures: Sequence[RowFigures], key: str) -> Iterator[dict[str, An
 _GOODPUT = "Images within the limit a second. The dotted line is all that is asked for."
 
 
-def goodput_plots(figures: Sequence[RowFigures]) -> Views:
-    """Plots images within the limit a second, by the rate of requests."""
+def goodput_plot(figures: Sequence[RowFigures]) -> Spec | None:
+    """Plots images within the limit a second, by the rate of requests; None without a window."""
     points = [
         _named(each) | {"rate": rate, "images": each.mean(rate, "goodput")}
         for each in figures
@@ -116,7 +109,7 @@ def goodput_plots(figures: Sequence[RowFigures]) -> Views:
         asked.mark_line(color=INK, strokeDash=[2, 2], strokeWidth=1).encode(x=x, y=y),
         inline(points).mark_line(point=True).encode(x=x, y=y, **_LOOK),
     ]
-    return [("", built(alt.layer(*lines), "images in time, by offered rate", 280))] if points else []
+    return built(alt.layer(*lines), "images in time, by offered rate", 280) if points else None
 
 
 _PARTS = "Means over requests that got their image: in the queue, and in the call that drew it."

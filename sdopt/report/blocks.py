@@ -151,6 +151,14 @@ class Fold:
 Block = Prose | Notes | Code | Table | Facts | Chart | Gallery | Fold
 
 
+def charts_of(
+    views: Sequence[tuple[str, dict[str, Any] | None]], caption: str, file: str = "", choice: str = ""
+) -> list[Block]:
+    """Returns a chart of those views that there are; nothing without any."""
+    found = [(name, spec) for name, spec in views if spec is not None]
+    return [Chart(found, caption, choice, file=file)] if found else []
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of a report with a heading; a folded one shows its blocks on request."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sdopt.report.answer import answer_blocks
-from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
+from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table, charts_of
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
@@ -96,15 +96,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _chart(views: Sequence[tuple[str, Spec | None]], caption: str, file: str = "", choice: str = "") -> list[Block]:
-    """Returns a chart of the views that there are; nothing without any."""
-    found = [(name, spec) for name, spec in views if spec is not None]
-    return [Chart(found, caption, choice, file=file)] if found else []
-
-
 def _comparisons(summary: Summary, plot: Callable[[Summary], Spec | None], caption: str) -> list[Block]:
     """Returns a chart of comparisons, of which the study's picture shows the main one."""
-    return _chart([("", plot(summary))], caption, "plot.png" if main_plot(summary) is plot else "")
+    return charts_of([("", plot(summary))], caption, "plot.png" if main_plot(summary) is plot else "")
 
 
 def _results(summary: Summary) -> Section:
@@ -167,14 +161,14 @@ def _latency(summary: Summary) -> Section:
         "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
         "Calls that other work disturbed have a mark of their own."
     )
-    return Section("latency", "Time of each call", _chart(views, caption, choice="shape"))
+    return Section("latency", "Time of each call", charts_of(views, caption, choice="shape"))
 
 
 def _stages(summary: Summary) -> Section:
     caption = (
         "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
     )
-    return Section("stages", "Time by stage", _chart([("", stages_plot(summary))], caption, "stages.png"))
+    return Section("stages", "Time by stage", charts_of([("", stages_plot(summary))], caption, "stages.png"))
 
 
 def _break_even(summary: Summary) -> Section:
