@@ -40,10 +40,7 @@ def use_of(summary: Summary) -> list[Block]:
 def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Group:
     """Returns what a terminal shows of a study: the answer in its first line, and all that one screen has room for.
 
-    Args:
-        summary: the study.
-        width: of the terminal.
-        folder: the run's folder, to name the command that shows the rest; None if there is none.
+    With the run's folder, the last line names the command that shows the rest.
     """
     open_or_failed = (Decision.FAIL, Decision.UNDECIDED)
     told = [row for row in summary.candidates if row.status is not Status.OK or row.decision in open_or_failed]

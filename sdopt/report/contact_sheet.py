@@ -38,14 +38,7 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
 
     The difference is that to the image of the variant's reference, amplified. Below each column are its figures against
     the same reference, that of its first comparison. The repeated baseline is left out: its images are the baseline's.
-
-    Args:
-        summary: the study.
-        folder: the run's, where its images are.
-        prompts: how many images of each variant are shown.
-
-    Returns:
-        None if no variant has images.
+    `prompts` images of each variant are shown; None if no variant has any.
     """
     plain_first = sorted(summary.rows, key=lambda row: not row.is_baseline)
     columns = [row for row in plain_first if row.variant.images]

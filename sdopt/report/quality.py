@@ -79,10 +79,7 @@ class WorstPrompt:
 def worst_prompts(result: StudyResult, name: str, metrics: Sequence[str] | None = None) -> list[WorstPrompt]:
     """Returns the prompts of a variant that lost most, by metric, the worst ones first.
 
-    Args:
-        result: the study.
-        name: the variant.
-        metrics: those to look at; None is all of which one way is worse. Those of whole sets have no worst prompt.
+    Without `metrics` to look at, these are all of which one way is worse. Those of whole sets have no worst prompt.
     """
     compared, variant = result.first_comparison(name), result.variant(name)
     if compared is None:

@@ -33,12 +33,7 @@ Column = tuple[str, Callable[[Row], Cell]]
 
 
 def ranking(summary: Summary, reasons: bool = True) -> Table:
-    """Returns the table of all variants but the repeated baseline, best first, with their verdicts.
-
-    Args:
-        summary: the study.
-        reasons: whether to say why a variant is not recommended.
-    """
+    """Returns the table of all variants but the repeated baseline, best first, with their verdicts and `reasons`."""
     judged = any(row.decision for row in summary.rows)
     images = "images" if judged else "images (not judged)"
     found: list[Column] = [
@@ -178,12 +173,7 @@ def _effect(effect: Effect) -> tuple[Cell | str, ...]:
 
 
 def quality_table(summary: Summary, headline: bool = True) -> Table | None:
-    """Returns the scores of each comparison's images; None if nothing was scored.
-
-    Args:
-        summary: the study.
-        headline: whether to show only what a reader needs first.
-    """
+    """Returns the scores of each comparison's images, or only the `headline` ones; None if nothing was scored."""
     names = (headline_columns if headline else quality_columns)(summary.result)
     headings = ("variant", *map(quality_heading, names))
     rows = [

@@ -120,11 +120,7 @@ class Budget:
         return 0 if self.costs else min(most, 2)
 
     def to_screen_s(self, leaders: Sequence[str]) -> float:
-        """Returns when a screening study has to end, in seconds from now: so that what gains is judged in time.
-
-        Args:
-            leaders: the candidates that gain something, the best first.
-        """
+        """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged."""
         return self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0)
 
     def may_race(self, names: Sequence[str]) -> bool:

@@ -20,9 +20,7 @@ _SHOWN = 15
 def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
     """Returns the answer, the combinations, how to use the winner, and what the figures rest on.
 
-    Args:
-        record: the search.
-        brief: as a terminal shows it: the best combinations, without the reasons why others cannot run.
+    `brief` is as a terminal shows it: the best combinations, without the reasons why others cannot run.
     """
     shown = record.entries[:_SHOWN] if brief else record.entries
     blocks: list[Block] = [Prose(record.sentence, strong=True)]
@@ -50,12 +48,7 @@ def markdown_of(record: SearchRecord) -> str:
 
 
 def page_of(record: SearchRecord, charts: Sequence[Chart]) -> Page:
-    """Returns the page of a search.
-
-    Args:
-        record: the search.
-        charts: its plot, if there is one.
-    """
+    """Returns the page of a search, with its plot if there is one."""
     answer, *others = blocks_of(record)
     facts = [("model", record.header[0]), *(("", line) for line in record.header[1:])] if record.header else []
     return Page(f"{record.name}: search", facts, [Section("answer", "Answer", [answer, *charts, *others])])

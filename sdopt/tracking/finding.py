@@ -124,10 +124,7 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
 def track_report(source: Found, files: list[Path], tracking: Tracking | None) -> str:
     """Adds a report to the MLflow run of a study or a sweep; returns a line that says whether that was done.
 
-    Args:
-        source: the results of the report.
-        files: the files of the report.
-        tracking: the store; None is the one that the result was tracked in.
+    Without a store that is named, it is the one that the result was tracked in.
     """
     studies = [study for study, _ in source.studies]
     store = tracking or studies[0].config.tracking

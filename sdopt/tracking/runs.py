@@ -138,20 +138,10 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
 def log_report(
     studies: Sequence[StudyResult], files: Sequence[Path], tracking: Tracking, *, swept: bool, replace: bool
 ) -> str | None:
-    """Adds files to the artifacts of a study that is logged, or of the sweep of several.
+    """Adds files to the artifacts of a study that is logged, or of the run above the studies of a sweep (`swept`).
 
-    Args:
-        studies: one study, or those of a sweep.
-        files: files to add at the top level of the artifacts.
-        tracking: the store.
-        swept: whether the run above the studies of a sweep gets them.
-        replace: whether they take the place of artifacts of the same name.
-
-    Returns:
-        The id of the run, or None if none is logged.
-
-    Raises:
-        TrackingError: the server cannot be reached or refuses.
+    They take the place of artifacts of the same name, or not (`replace`). Returns the id of the run; None if none is
+    logged. Raises TrackingError if the server cannot be reached or refuses.
     """
     mine = _of_sweep(studies[0]) if swept else f"{_of_study(studies[0])} and tags.`{ROLE}` = 'study'"
     added = {"": Run(files={file.name: file for file in files})}

@@ -40,9 +40,7 @@ _LOOKS = {
 def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     """Draws the speed-ups over the baseline at each shape with their intervals; None if there is none.
 
-    Args:
-        summary: the study.
-        detailed: whether to show memory and images beside the speed-up, in a picture that stands alone.
+    A `detailed` one, which stands alone, has memory and images beside them.
     """
     result, several = summary.result, len(summary.result.shapes) > 1
     judged = any(row.decision for row in summary.rows)

@@ -59,12 +59,7 @@ class Tradeoff:
 
 
 def tradeoffs(summary: Summary, named: bool = False) -> list[Tradeoff]:
-    """Draws speed over the baseline against each quality metric that all points have.
-
-    Args:
-        summary: the study.
-        named: whether points bear their names, for a picture, in place of numbers.
-    """
+    """Draws speed over the baseline against each quality metric; points bear numbers, or in a picture their names."""
     rows = [row for row in summary.rows if row.figures.latency and row.status.measured and not row.figures.is_step]
     families = {name: known_family(name) for name in quality_columns(summary.result)}
     directed = [name for name, family in families.items() if family and family.higher_is_better is not None]

@@ -25,15 +25,9 @@ _PROMPTS = 12
 
 
 def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
-    """Makes a grid of images, as many prompts as fit `budget` bytes and at least one.
+    """Makes a grid of images, as many prompts as fit `budget` bytes of the page and at least one.
 
-    Args:
-        result: the study.
-        folder: the run's, where its images are.
-        budget: bytes of the page that they may take.
-
-    Returns:
-        None if the baseline has no images, or they are not in the folder.
+    Returns None if the baseline has no images, or they are not in the run's folder.
     """
     baseline = result.variant(result.baseline)
     others = [variant for variant in result.candidates if variant.images]

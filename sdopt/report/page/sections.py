@@ -36,13 +36,7 @@ IMAGES_BYTES = 3_000_000
 
 
 def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Page:
-    """Returns the report of a study.
-
-    Args:
-        summary: the study.
-        folder: the run's, where its images are.
-        budget: bytes that its images may take.
-    """
+    """Returns the report of a study, with images of its folder that take `budget` bytes."""
     *first, method, environment = text_sections(summary)
     sections = (*first, _images(summary, folder, budget), method, environment)
     return Page(summary.result.name, _facts(summary), [section for section in sections if section.blocks])
@@ -66,12 +60,9 @@ def text_sections(summary: Summary) -> list[Section]:
 
 
 def sweep_page(name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, Summary, Path]]) -> Page:
-    """Returns the report of a sweep: its answer and one table of all jobs, then each study as in its own report.
+    """Returns the report of a sweep: the blocks of its answer, then each study as in its own report.
 
-    Args:
-        name: the sweep's.
-        blocks: the answer and the table.
-        studies: the number of each job, its study and its folder.
+    `studies` are the number of each job, its study and its folder.
     """
     budget = IMAGES_BYTES // max(1, len(studies))
     pages = [
