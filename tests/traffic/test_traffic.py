@@ -166,11 +166,11 @@ class TestTheSimulatedQueue:
 
 class TestTheGenerator:
     def test_counts_from_the_scheduled_arrival(self, stubs: Any) -> None:
-        """500 ms a request and ten a second: a clock that starts when the server is free would show 500 ms."""
-        sent = generate(schedule(stubs(0.5), np.arange(8) / 10))
+        """250 ms a request and twenty a second: a clock that starts when the server is free would show 250 ms."""
+        sent = generate(schedule(stubs(0.25), np.arange(8) / 20))
         latencies = [each.latency_s for each in sent]
-        assert max(latencies) >= 3.3 - 0.001
-        assert np.mean(latencies) >= 1.9
+        assert max(latencies) >= 1.65 - 0.001
+        assert np.mean(latencies) >= 0.95 - 0.001
         assert latencies == pytest.approx(lindleys(sent), abs=0.25), "a busy machine delays each hop"
 
     @pytest.mark.slow
@@ -230,20 +230,20 @@ class TestTheGenerator:
 
     def test_a_server_that_stands_still_makes_all_that_arrive_late(self, stubs: Any) -> None:
         stub = stubs(0.01)
-        stop = threading.Timer(0.7, stub.process.send_signal, [signal.SIGSTOP])
-        go_on = threading.Timer(2.7, stub.process.send_signal, [signal.SIGCONT])
+        stop = threading.Timer(0.5, stub.process.send_signal, [signal.SIGSTOP])
+        go_on = threading.Timer(2.0, stub.process.send_signal, [signal.SIGCONT])
         sent: list[Sent] = []
-        sending = threading.Thread(target=lambda: sent.extend(generate(schedule(stub, np.arange(60) / 10))))
+        sending = threading.Thread(target=lambda: sent.extend(generate(schedule(stub, np.arange(50) / 20))))
         sending.start()
         while not stub.process.poll() and not _connected(stub):
             time.sleep(0.01)
         stop.start()
         go_on.start()
         sending.join()
-        assert [each.status for each in sent] == [200] * 60, "none is missing"
+        assert [each.status for each in sent] == [200] * 50, "none is missing"
         late = [each for each in sent if each.latency_s > 0.3]
-        assert len(late) >= 14, "a second and more of arrivals"
-        assert max(each.latency_s for each in late) >= 1.5
+        assert len(late) >= 20, "a second and more of arrivals"
+        assert max(each.latency_s for each in late) >= 1.2
 
     def test_notes_who_gives_no_answer(self, stubs: Any) -> None:
         stub = stubs(0.5)
