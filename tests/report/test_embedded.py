@@ -8,7 +8,7 @@ import pytest
 from sdopt.loadtest.record import embedded
 from sdopt.record.records import StudyResult
 from sdopt.report.embedded import embed
-from sdopt.report.tables import ranking, texts
+from sdopt.report.tables import ranking
 from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, Finished, sdopt
 
@@ -28,8 +28,8 @@ def page(finished: Finished, tmp_path: Path) -> Path:
 def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: Path, result: StudyResult) -> None:
     text = embed(page, {})
     assert "9.99×" not in text
-    for row in texts(ranking(summary_of(result), reasons=False)):
-        assert f"| {' | '.join(row)} |" in text
+    for row in ranking(summary_of(result), reasons=False).cells:
+        assert f"| {' | '.join(map(str, row))} |" in text
     assert text.startswith("# Mine\n\n<!-- sdopt:table run -->\n")
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)

@@ -77,7 +77,7 @@ class Simulated(Search):
         measure: Any = lambda stage, candidates, brief=True: self.measured(stage, [c.name for c in candidates])  # noqa: E731
         self.studies = SimpleNamespace(measure=measure, require_final=lambda _: None, calibrate=lambda _: None)  # type: ignore[assignment]
         self.space = SimpleNamespace(  # type: ignore[assignment]
-            left_out=(), alone=lambda: (), contract=lambda candidate: Contract.LOSSY
+            left_out=(), alone=lambda: (), candidates=list, contract=lambda candidate: Contract.LOSSY
         )
         return self
 

@@ -139,8 +139,8 @@ def waterfall(summary: Summary) -> Spec | None:
     if not data:
         return None
     rows = Rows(data, (Column("this step", "figure", 132), Column("in all", "total", 50)))
-    for row in rows.placed:
-        row["below"] = row["at"] + 1 if row["joined"] else None
+    for placed in rows.placed:
+        placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(
         "speed-up over the baseline so far, log scale",
         [row[end] for row in data for end in ("start", "end", "low", "high")],
