@@ -9,7 +9,7 @@ from . import Arguments, end_with_code
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdopt.training.evaluation import Figure
+    from sdopt.training.cards import Figure
 
 
 @end_with_code
@@ -38,9 +38,8 @@ def main(argv: list[str]) -> int:
 
     from rich.console import Console
 
-    from sdopt.training.cards import write_card
-    from sdopt.training.evaluation import write_evaluation
-    from sdopt.training.family_evaluation import evaluate_family
+    from sdopt.training.cards import write_card, write_evaluation
+    from sdopt.training.evaluation import evaluate_family
 
     console = Console()
     with console.status("starting") as status:

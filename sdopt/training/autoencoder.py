@@ -1,7 +1,8 @@
-"""The autoencoder stage: trains the network between pictures and 8×8×8 latents."""
+"""The autoencoder stage, which trains the network between pictures and 8×8×8 latents, and its distillation."""
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,20 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sdopt.errors import UsageError
-from sdopt.training.compute import generator, in_precision, pick_device
+from sdopt.training.compute import STREAMS, generator, in_precision, on_device, pick_device
 from sdopt.training.config import TrainReferenceConfig
 from sdopt.training.loop import missing_stage, train
-from sdopt.training.networks import LATENT_CHANNELS, build_autoencoder
+from sdopt.training.networks import LATENT_CHANNELS, build_autoencoder, build_tiny_autoencoder
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import AutoencoderKL
     from torch import Tensor
 
     from sdopt.training.data import Dataset
 
 
-STREAM = 1
-"""Number of this stage in the path of a random seed."""
+VIEWS = 2
+"""Number of copies of each picture from which the tiny autoencoder learns, with different backgrounds and noise."""
 
 
 def pixels(images: np.ndarray) -> Tensor:
@@ -32,10 +34,14 @@ def pixels(images: np.ndarray) -> Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def edge_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Returns the mean absolute error of horizontal and vertical finite differences; an L1 loss alone blurs edges."""
+def picture_loss(output: Tensor, target: Tensor, edge_weight: float) -> Tensor:
+    """Returns the mean absolute and squared error, plus the weighted absolute error of finite differences.
+
+    The last one is of horizontal and vertical neighbours; without it, an L1 loss blurs edges.
+    """
     error = output - target
-    return error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    return error.abs().mean() + error.square().mean() + edge_weight * edges
 
 
 def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
@@ -45,24 +51,28 @@ def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
     return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
 
 
+def on_any_colour(dataset: Dataset, chosen: np.ndarray, share: float, random: torch.Generator) -> np.ndarray:
+    """Returns the chosen pictures, a share of them on random colours and the others on white: uint8 (n, 64, 64, 3)."""
+    import torch
+
+    colours = torch.randint(256, (len(chosen), 3), generator=random, dtype=torch.uint8)
+    colours[torch.rand(len(chosen), generator=random) >= share] = 255
+    return dataset.on(chosen, colours.numpy())
+
+
 def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
     """Trains with L1, squared, edge and KL losses; writes the network to `model/` in the stage's folder."""
     import torch
-    from diffusers.models.attention_processor import AttnProcessor
 
     options, device = config.autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
-    network = start_autoencoder(config.start_from).to(device, memory_format=torch.channels_last)
-    # The default processor calls a fused kernel whose backward pass is slow on CPUs, especially in bf16.
-    network.set_attn_processor(AttnProcessor())
+    network = on_device(start_autoencoder(config.start_from), device)
     chosen = dataset.indices(held_out=False)
 
     def loss(step: int) -> Tensor:
-        random = generator(config.seed, STREAM, step)
+        random = generator(config.seed, STREAMS["autoencoder"], step)
         picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
-        colours = torch.randint(256, (options.batch_size, 3), generator=random, dtype=torch.uint8)
-        colours[torch.rand(options.batch_size, generator=random) >= options.background_share] = 255
-        pictures = dataset.on(chosen[picked.numpy()], colours.numpy())
+        pictures = on_any_colour(dataset, chosen[picked.numpy()], options.background_share, random)
         target = pixels(pictures).to(device, memory_format=torch.channels_last)
         with in_precision(config.arithmetic, device):
             moments = network.quant_conv(network.encoder(target)).float()
@@ -72,8 +82,7 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
             latents = mean + (0.5 * log_variance).exp() * noise
             output = network.decoder(network.post_quant_conv(latents)).float()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
-        pixel = (output - target).abs().mean() + (output - target).square().mean()
-        total: Tensor = pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
+        total: Tensor = picture_loss(output, target, options.edge_weight) + options.kl_weight * divergence
         return total
 
     average = train(config, "autoencoder", network, loss, start_from=config.start_from, pictures=len(chosen))
@@ -172,3 +181,65 @@ def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: 
             output = network.decode(network.encode(target).latent_dist.mode()).sample
             values.append(peak_signal_to_noise(output, target))
     return float(torch.cat(values).mean())
+
+
+def train_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL) -> None:
+    """Distils `teacher`, whose `scaling_factor` must be set, on the training pictures.
+
+    The encoder learns the teacher's mean latents times its scaling factor, because diffusers gives an `AutoencoderTiny`
+    the factor 1. The decoder learns the teacher's pictures instead of the real ones, so that all differences between
+    teacher and student are due to the distillation.
+    """
+    import torch
+
+    options, device = config.tiny_autoencoder, pick_device(config.device)
+    torch.manual_seed(config.seed)
+    network = build_tiny_autoencoder().to(device, memory_format=torch.channels_last)
+    pictures, latents, disturbed, targets = prepare_lessons(config, dataset, teacher)
+
+    def loss(step: int) -> Tensor:
+        random = generator(config.seed, STREAMS["tiny_autoencoder"], step)
+        picked = torch.randint(len(pictures), (options.batch_size,), generator=random).numpy()
+        shown, target = (
+            pixels(images[picked]).to(device, memory_format=torch.channels_last) for images in (pictures, targets)
+        )
+        with in_precision(config.arithmetic, device):
+            encoded = network.encode(shown).latents.float()
+            output = network.decode(disturbed[picked].to(device, memory_format=torch.channels_last)).sample.float()
+        latent = (encoded - latents[picked].to(device)).square().mean()
+        total: Tensor = picture_loss(output, target, options.edge_weight) + latent
+        return total
+
+    train(config, "tiny_autoencoder", network, loss, pictures=len(pictures) // VIEWS)
+
+
+def prepare_lessons(
+    config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
+) -> tuple[np.ndarray, Tensor, Tensor, np.ndarray]:
+    """Computes the teacher's outputs for all training pictures once, because the teacher costs more than a step.
+
+    Returns:
+        Each picture `VIEWS` times, on white or on a random colour, uint8 (n, 64, 64, 3); its scaled latents, float32
+        (n, 8, 8, 8); these latents with noise; and the teacher's picture of the noisy latents, uint8 (n, 64, 64, 3).
+    """
+    import torch
+
+    options, device = config.tiny_autoencoder, pick_device(config.device)
+    guide = on_device(copy.deepcopy(teacher), device)
+    scale = guide.config.scaling_factor
+    chosen = np.tile(dataset.indices(held_out=False), VIEWS)
+    random = generator(config.seed, STREAMS["tiny_autoencoder"])
+    pictures = on_any_colour(dataset, chosen, options.background_share, random)
+    found, moved, decoded = [], [], []
+    with torch.inference_mode():
+        for batch in np.array_split(pictures, -(-len(pictures) // 64)):
+            shown = pixels(batch).to(device, memory_format=torch.channels_last)
+            with in_precision(config.arithmetic, device):
+                latents = scale * guide.encode(shown).latent_dist.mode().float()
+                reach = options.latent_noise * torch.rand(len(batch), 1, 1, 1, generator=random)
+                disturbed = latents + (reach * torch.randn(latents.shape, generator=random)).to(device)
+                output = guide.decode(disturbed / scale).sample.float()
+            found.append(latents.cpu())
+            moved.append(disturbed.cpu())
+            decoded.append(output.clamp(-1, 1).add(1).mul(127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy())
+    return pictures, torch.cat(found).clone(), torch.cat(moved).clone(), np.concatenate(decoded)

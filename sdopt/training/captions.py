@@ -1,10 +1,14 @@
-"""Draws captions of training pictures, and backgrounds."""
+"""Draws captions of training pictures; chooses those that are packaged with the model, and writes pictures of them."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 
-from sdopt.training.data import BACKGROUNDS, Record
+from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record
 
 INTRODUCTION_CHANCE = 0.2
 """Probability that a caption begins with an article or with `a picture of`."""
@@ -14,6 +18,20 @@ TAGS_CHANCE = 0.25
 
 FLAT_STYLE_CHANCE = 0.2
 """Probability that the caption of a flat drawing names the style, which plain captions imply."""
+
+TRAINING_PROMPTS = 200
+"""Number of training captions in the file."""
+
+GATE_PROMPTS = 240
+"""Number of captions in the file that combine known words in an unseen way."""
+
+SHEET_PER_GROUP = 3
+"""Number of captions on the contact sheet from each of emojibase's eight groups."""
+
+REFERENCES = 120
+"""Number of held-out pictures, for the first captions of `gate`."""
+
+MASK_RADIUS = 20
 
 
 def on_background(label: str, background: str | None) -> str:
@@ -55,3 +73,81 @@ def caption(record: Record, random: np.random.Generator, background: str | None 
     if record.style != "flat" or random.random() < FLAT_STYLE_CHANCE:
         text = f"{text}, {record.style} style"
     return text
+
+
+def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
+    """Chooses plain captions (without a style word) by purpose.
+
+    Returns:
+        `gate`: unseen captions of known words: a training name on its unseen background. `held_out`: all names that
+        training never saw, in random order. `training`: a random sample of training names with a flat drawing.
+        `contact_sheet`: three captions of training names from each group, in the order of the groups: the first on
+        white, the second on a background seen in training, the third on its unseen background.
+    """
+    random = np.random.default_rng([seed, 3])
+    held_out = dataset.labels(held_out=True)
+    training = dataset.labels(held_out=False, style="flat")
+    backgrounds = {record.label: record.unseen_background for record in dataset.records}
+    sheet: list[str] = []
+    by_group: dict[int, list[str]] = {}
+    for record in dataset.records:
+        if not record.held_out and record.style == "flat":
+            by_group.setdefault(record.group, []).append(record.label)
+    for group in sorted(by_group):
+        labels = [by_group[group][i] for i in random.permutation(len(by_group[group]))[:SHEET_PER_GROUP]]
+        # The colour after the unseen one was seen in training.
+        names = list(BACKGROUNDS)
+        seen = [names[(names.index(backgrounds[label]) + 1) % len(names)] for label in labels]
+        behind = [None, seen[1], backgrounds[labels[2]]]
+        sheet += [on_background(label, colour) for label, colour in zip(labels, behind, strict=True)]
+    gate = [training[i] for i in random.permutation(len(training))[:GATE_PROMPTS]]
+    return {
+        "gate": [on_background(label, backgrounds[label]) for label in gate],
+        "held_out": [held_out[i] for i in random.permutation(len(held_out))],
+        "training": [training[i] for i in random.permutation(len(training))[:TRAINING_PROMPTS]],
+        "contact_sheet": sheet,
+    }
+
+
+def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
+    """Returns the records of the flat drawings for captions of `gate`, in order. Raises KeyError for other captions."""
+    flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
+    by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
+    return [by_caption[caption] for caption in captions]
+
+
+def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
+    """Returns the flat drawing of each record's concept, on the concept's unseen background.
+
+    Returns:
+        uint8, shape (records, 64, 64, 3)
+    """
+    place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
+    indices = np.array([place[record.concept] for record in records])
+    return dataset.on_named(indices, [record.unseen_background for record in records])
+
+
+def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) -> None:
+    """Writes lossless WebP files to `held_out/` and `inputs/` in `folder`.
+
+    `inputs/image.webp` is the drawing of the first caption on white, and `inputs/mask.webp` is a white disc in the
+    middle: the packaged inputs of image-to-image and inpainting.
+    """
+    records = records_of(dataset, captions[:REFERENCES])
+    target = folder / "held_out"
+    shutil.rmtree(target, ignore_errors=True)
+    for number, picture in enumerate(real_pictures(dataset, records)):
+        write_webp(picture, target / f"{number:03d}.webp")
+    first = next(i for i, r in enumerate(dataset.records) if r.concept == records[0].concept and r.style == "flat")
+    write_webp(dataset.images[first], folder / "inputs" / "image.webp")
+    rows, columns = np.indices((IMAGE_SIZE, IMAGE_SIZE)) - (IMAGE_SIZE - 1) / 2
+    disc = np.hypot(rows, columns) <= MASK_RADIUS
+    write_webp(np.repeat(np.uint8(255) * disc[..., None], 3, axis=-1), folder / "inputs" / "mask.webp")
+
+
+def write_webp(picture: np.ndarray, file: Path) -> None:
+    """Writes uint8 pixels (height, width, 3) to a lossless WebP file."""
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(file, lossless=True, quality=100, method=6)

@@ -1,22 +1,77 @@
-"""Writes the cards of the models: what each is, its data, training, evaluation and limits."""
+"""The figures of an evaluation and the card of a model: both are kept beside its weights."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sdopt.training.captions import REFERENCES
+from sdopt.training.clip import LEARNT
 from sdopt.training.data import BACKGROUNDS
-from sdopt.training.degradations import LEARNT
-from sdopt.training.evaluation import read_evaluation
 from sdopt.training.networks import count_parameters, parameters
 from sdopt.training.packages import DRAWINGS, EMOJIBASE, STYLES
-from sdopt.training.prompts import REFERENCES
 from sdopt.training.sheet import GUIDANCE, STEPS
 from sdopt.training.tokenizer import LENGTH, VOCABULARY
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of an evaluation.
+
+    Attributes:
+        figure: what was measured.
+        values: the value in `unit`; or several, in an order that `figure` names.
+        unit: `dB`, `%`, `×` or "".
+        target: the least value that is aimed at; None without a target.
+    """
+
+    figure: str
+    values: tuple[float, ...]
+    unit: str = ""
+    target: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all values meet the target; None without one."""
+        return None if self.target is None else min(self.values) >= self.target
+
+    @property
+    def shown(self) -> str:
+        """The rounded values with their unit."""
+        digits = {"dB": ".1f", "%": ".0f", "×": ".1f"}.get(self.unit, ".3g")
+        return " → ".join(f"{value:{digits}}" for value in self.values) + f" {self.unit}".rstrip()
+
+    @property
+    def aim(self) -> str:
+        """The target and whether it is met; "" without one."""
+        if self.target is None:
+            return ""
+        return f"at least {self.target:g} {self.unit}".rstrip() + (": met" if self.met else ": missed")
+
+
+def write_evaluation(figures: Sequence[Figure], folder: Path) -> None:
+    """Writes the figures to `evaluation.json` in a model's folder, one per line."""
+    lines = ",\n".join(f" {json.dumps(asdict(figure), ensure_ascii=False)}" for figure in figures)
+    (folder / "evaluation.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def read_evaluation(folder: Path) -> list[Figure]:
+    """Reads what `write_evaluation` wrote; returns [] if the model was not evaluated."""
+    file = folder / "evaluation.json"
+    entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return [Figure(**{**entry, "values": tuple(entry["values"])}) for entry in entries]
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """Reads `recipe.json` of an exported model."""
+    recipe: dict[str, Any] = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    return recipe
 
 
 def write_card(folder: Path, model: str) -> None:
@@ -28,7 +83,7 @@ def write_card(folder: Path, model: str) -> None:
         folder: the exported model.
         model: `emoji`, `clip`, `loras` or `tiny_autoencoder`: the template, and the name of the packaged folder.
     """
-    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    recipe = read_recipe(folder)
     text = _environment().get_template(f"{model}.md.j2").render(
         recipe=recipe,
         trainings=history(recipe),

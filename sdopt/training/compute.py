@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +11,10 @@ from sdopt.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+
+
+STREAMS = {"autoencoder": 1, "denoiser": 2, "clip": 3, "tiny_autoencoder": 4, "loras": 5, "few_steps": 6}
+"""Number of each stage in the path of a random seed."""
 
 
 def pick_device(device: str) -> torch.device:
@@ -49,17 +50,26 @@ def in_precision(arithmetic: str, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, torch.bfloat16)
 
 
+def on_device(network: Any, device: torch.device) -> Any:
+    """Returns a network of diffusers on its device, with attention by plain products.
+
+    The default processor calls a fused kernel whose backward pass is slow on CPUs, especially in bf16.
+    """
+    import torch
+    from diffusers.models.attention_processor import AttnProcessor
+
+    network.to(device, memory_format=torch.channels_last).set_attn_processor(AttnProcessor())
+    return network
+
+
 def describe_hardware(device: torch.device, arithmetic: str) -> str:
     """Returns a description of the machine, the precision and the PyTorch version for a card."""
     import torch
 
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-    else:
-        # On Linux, `platform.processor()` is empty or generic.
-        listing = Path("/proc/cpuinfo")
-        model = re.search(r"model name\s*:\s*(.+)", listing.read_text(encoding="utf-8")) if listing.exists() else None
-        machine = f"{torch.get_num_threads()} cores of {model[1] if model else platform.processor()}"
+    from sdopt.hardware.probe import describe_cpu
+
+    cpu = f"{torch.get_num_threads()} cores of {describe_cpu()['name']}"
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     return f"{machine}, {pick_precision(arithmetic, device)}, torch {torch.__version__.partition('+')[0]}"
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sdopt.training.autoencoder import encode_all
 from sdopt.training.captions import caption, draw_background
-from sdopt.training.compute import generator, in_precision, pick_device
+from sdopt.training.compute import STREAMS, generator, in_precision, on_device, pick_device
 from sdopt.training.config import DiffusionConfig, TrainReferenceConfig
 from sdopt.training.data import BACKGROUNDS, Dataset, Record
 from sdopt.training.loop import train
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from torch import Tensor, nn
     from transformers import CLIPTextModel, CLIPTokenizer
-
-
-STREAM = 2
-"""Number of this stage in the path of a random seed."""
 
 
 def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.ModuleDict:
@@ -72,67 +67,53 @@ def picture_chances(dataset: Dataset, flat_weight: float) -> tuple[np.ndarray, n
     return chosen, chances / chances.sum()
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The distribution from which training steps draw.
-
-    Attributes:
-        dataset: pictures and records.
-        chosen: indices of the pictures to train on, int64 (n,).
-        chances: probability of each chosen picture, (n,), with sum 1.
-        background: draws the background of a picture; None is white.
-        caption: draws a caption of a picture on that background.
-        path: numbers of the stage, and of a part of it, in the path of a random seed.
-    """
-
-    dataset: Dataset
-    chosen: np.ndarray
-    chances: np.ndarray
-    background: Callable[[Record, np.random.Generator], str | None]
-    caption: Callable[[Record, np.random.Generator, str | None], str]
-    path: tuple[int, ...]
-
-
 def diffusion_loss(
     config: TrainReferenceConfig,
-    options: DiffusionConfig,
-    sampling: Sampling,
+    stage: str,
+    dataset: Dataset,
+    networks: Mapping[str, Any],
     tokenizer: CLIPTokenizer,
-    autoencoder: AutoencoderKL,
-    predict: Callable[[Tensor, Tensor, Tensor], Tensor],
+    chances: np.ndarray,
+    part: tuple[int, ...] = (),
+    caption: Callable[[Record, np.random.Generator, str | None], str] = caption,
+    avoided: str | None = None,
 ) -> Callable[[int], Tensor]:
     """Computes all latents once, and returns the weighted v-prediction loss as a function of the step, for `train`.
 
     Args:
         config: the whole configuration.
-        options: the stage's section of the configuration.
-        sampling: the distribution from which a step draws.
+        stage: the stage, whose section of the configuration holds.
+        dataset: the pictures, of which the held-out ones are left out.
+        networks: `denoiser` and `text_encoder`, of which what requires gradients is trained; and `vae`, whose
+            `scaling_factor` must be set.
         tokenizer: the tokenizer for captions.
-        autoencoder: encodes the pictures; its `scaling_factor` must be set.
-        predict: maps noisy latents (b, 8, 8, 8), timesteps (b,) and token ids (b, 24) to velocities (b, 8, 8, 8).
+        chances: probability of each training picture, (n,), with sum 1.
+        part: number of this training among several of the stage.
+        caption: draws a caption of a picture on a background; None is white.
+        avoided: a background that becomes white.
     """
     import torch
 
-    device = pick_device(config.device)
+    device, path = pick_device(config.device), (STREAMS[stage], *part)
+    options: DiffusionConfig = getattr(config, stage)
     alphas = build_scheduler().alphas_cumprod.to(device)
     weights = loss_weights(alphas, options.snr_gamma)
-    records = [sampling.dataset.records[i] for i in sampling.chosen]
+    chosen = dataset.indices(held_out=False)
+    records = [dataset.records[i] for i in chosen]
     # Encodes each picture on white, and then on each background.
     backgrounds = {name: place for place, name in enumerate((None, *BACKGROUNDS))}
-    encoded = [
-        encode_all(autoencoder, sampling.dataset.on_named(sampling.chosen, [name] * len(records)))
-        for name in backgrounds
-    ]
+    encoded = [encode_all(networks["vae"], dataset.on_named(chosen, [name] * len(records))) for name in backgrounds]
     means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
-    scale = autoencoder.config.scaling_factor
+    scale = networks["vae"].config.scaling_factor
 
     def loss(step: int) -> Tensor:
         # Two random streams per step: NumPy's supports weighted choices, and PyTorch's draws the noise.
-        random = np.random.default_rng([config.seed, *sampling.path, step])
-        picked = random.choice(len(records), size=options.batch_size, p=sampling.chances)
-        behind = [sampling.background(records[index], random) for index in picked]
+        random = np.random.default_rng([config.seed, *path, step])
+        picked = random.choice(len(records), size=options.batch_size, p=chances)
+        drawn = [draw_background(records[index], random, options.background_share) for index in picked]
+        behind = [None if background == avoided else background for background in drawn]
         texts = [
-            "" if random.random() < options.caption_dropout else sampling.caption(records[index], random, background)
+            "" if random.random() < options.caption_dropout else caption(records[index], random, background)
             for index, background in zip(picked, behind, strict=True)
         ]
         places = [backgrounds[background] for background in behind]
@@ -140,7 +121,7 @@ def diffusion_loss(
             texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
         )
         timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
-        torch_random = generator(config.seed, *sampling.path, step)
+        torch_random = generator(config.seed, *path, step)
         shape = (2, options.batch_size, *means.shape[2:])
         spread, noise = torch.randn(shape, generator=torch_random).to(device)
         clean = scale * (means[places, picked] + deviations[places, picked] * spread)
@@ -148,7 +129,8 @@ def diffusion_loss(
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
         noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
         with in_precision(config.arithmetic, device):
-            predicted = predict(noisy, timesteps, tokens.input_ids.to(device))
+            states = networks["text_encoder"](tokens.input_ids.to(device)).last_hidden_state
+            predicted = networks["denoiser"](noisy, timesteps, states).sample
         error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
         weighted: Tensor = (weights[timesteps] * error).mean()
         return weighted
@@ -159,39 +141,20 @@ def diffusion_loss(
 def train_denoiser(
     config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, autoencoder: AutoencoderKL
 ) -> None:
-    """Trains both networks on the latents of the training pictures.
-
-    Args:
-        config: the whole configuration.
-        dataset: pictures and captions.
-        tokenizer: the tokenizer for captions.
-        autoencoder: encodes the pictures once; its `scaling_factor` must be set.
-    """
+    """Trains both networks on the latents of the training pictures; the autoencoder's `scaling_factor` must be set."""
     import torch
-    from diffusers.models.attention_processor import AttnProcessor
 
     options, device = config.denoiser, pick_device(config.device)
     chosen, chances = picture_chances(dataset, options.flat_weight)
 
     torch.manual_seed(config.seed)
     denoiser, text_encoder = start_networks(config.start_from)
-    denoiser.to(device, memory_format=torch.channels_last)
-    text_encoder.to(device)
-    # As in the autoencoder, backward passes of fused kernels are slow on CPUs.
-    denoiser.set_attn_processor(AttnProcessor())
-    text_encoder.set_attn_implementation("eager")
+    on_device(denoiser, device)
+    text_encoder.to(device).set_attn_implementation("eager")
 
-    def predict(noisy: Tensor, timesteps: Tensor, tokens: Tensor) -> Tensor:
-        states = text_encoder(tokens).last_hidden_state
-        velocities: Tensor = denoiser(noisy, timesteps, states).sample
-        return velocities
-
-    def background(record: Record, random: np.random.Generator) -> str | None:
-        return draw_background(record, random, options.background_share)
-
-    sampling = Sampling(dataset, chosen, chances, background, caption, (STREAM,))
-    loss = diffusion_loss(config, options, sampling, tokenizer, autoencoder, predict)
+    networks = join(denoiser, text_encoder)
+    loss = diffusion_loss(config, "denoiser", dataset, {**networks, "vae": autoencoder}, tokenizer, chances)
     train(
-        config, "denoiser", join(denoiser, text_encoder), loss,
+        config, "denoiser", networks, loss,
         start_from=config.start_from, pictures=len(chosen),
     )  # fmt: skip

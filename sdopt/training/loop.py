@@ -133,7 +133,11 @@ def train(
         rate = schedule.rate(done.steps, share)
         value = loss(done.steps)
         value.backward()
-        improve(network, optimizer, rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         # Early on, the average must forget the random initial weights faster than with `ema`.
         keep = min(options.ema, (1 + done.steps) / (10 + done.steps))
         torch._foreach_lerp_(averaged, trained, 1 - keep)
@@ -150,17 +154,6 @@ def train(
             last_checkpoint = now
     save()
     return average
-
-
-def improve(network: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Changes the weights by their gradients, whose norm is clipped to 1, at a learning rate."""
-    import torch
-
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
 
 
 def earlier_settings(before: Mapping[str, Any], settings: Mapping[str, Any], steps: int) -> list[dict[str, Any]]:
@@ -181,13 +174,13 @@ def save_checkpoint(
 ) -> None:
     """Writes a checkpoint to a new folder, and then replaces the old one, so that a checkpoint is always complete."""
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save_model
 
     fresh, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     for name, module in (("network", network), ("average", average)):
-        save_file({k: v.contiguous() for k, v in module.state_dict().items()}, fresh / f"{name}.safetensors")
+        save_model(module, str(fresh / f"{name}.safetensors"))
     torch.save(optimizer.state_dict(), fresh / "optimizer.pt")
     (fresh / "state.json").write_text(json.dumps(state))
     shutil.rmtree(old, ignore_errors=True)
@@ -202,9 +195,10 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Loads a checkpoint into the networks and the optimizer, without unpickling code; returns its `state.json`."""
     import torch
+    from safetensors.torch import load_model
 
-    load_weights(folder / "network.safetensors", network)
-    load_weights(folder / "average.safetensors", average)
+    load_model(network, folder / "network.safetensors")
+    load_model(average, folder / "average.safetensors")
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
     state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return state
@@ -216,18 +210,13 @@ def load_average(folder: Path, network: nn.Module) -> None:
     Raises:
         UsageError: the stage has not run.
     """
+    from safetensors.torch import load_model
+
     file = folder / "checkpoint" / "average.safetensors"
     if not file.exists():
         raise missing_stage(folder.name, file)
-    load_weights(file, network)
+    load_model(network, file)
     network.eval().requires_grad_(False)
-
-
-def load_weights(file: Path, module: nn.Module) -> None:
-    """Loads the weights of `module` from a safetensors file."""
-    from safetensors.torch import load_file
-
-    module.load_state_dict(load_file(file))
 
 
 def missing_stage(stage: str, file: Path) -> UsageError:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdopt.training.autoencoder import load_autoencoder, train_autoencoder
-from sdopt.training.captions import caption, draw_background
-from sdopt.training.cards import write_card
+from sdopt.training.autoencoder import load_autoencoder, train_autoencoder, train_tiny_autoencoder
+from sdopt.training.captions import caption, choose_prompts, draw_background, write_references
+from sdopt.training.cards import read_recipe, write_card
 from sdopt.training.clip import train_clip
 from sdopt.training.config import STAGES, TrainReferenceConfig
 from sdopt.training.data import IMAGE_SIZE, Dataset, build
 from sdopt.training.denoiser import join, train_denoiser
-from sdopt.training.few_steps import FILE, train_few_steps
 from sdopt.training.loop import load_average, missing_stage
-from sdopt.training.loras import train_loras
+from sdopt.training.loras import FILE, train_few_steps, train_loras
 from sdopt.training.networks import (
     build_clip,
     build_denoiser,
@@ -30,9 +29,7 @@ from sdopt.training.networks import (
     build_tiny_autoencoder,
 )
 from sdopt.training.packages import STYLES
-from sdopt.training.prompts import choose_prompts, write_references
 from sdopt.training.sheet import draw_sheet, generate
-from sdopt.training.tiny_autoencoder import train_tiny_autoencoder
 from sdopt.training.tokenizer import load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
@@ -92,16 +89,16 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
         tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
         train_denoiser(config, dataset, tokenizer, autoencoder)
     elif stage in ("loras", "few_steps"):
-        train, export = {"loras": (train_loras, export_loras), "few_steps": (train_few_steps, export_few_steps)}[stage]
+        train = train_loras if stage == "loras" else train_few_steps
         train(config, dataset, find_pipeline(config))
-        export(config, dataset)
+        export_loras(config, dataset, stage)
     elif stage == "clip":
         train_clip(config, dataset, load_tokenizer(work / "tokenizer"))
         export_clip(config, dataset)
     elif stage == "export":
         export_tiny_autoencoder(config, dataset)
-        export_loras(config, dataset)
-        export_few_steps(config, dataset)
+        export_loras(config, dataset, "loras")
+        export_loras(config, dataset, "few_steps")
         export_pipeline(config, dataset)
 
 
@@ -153,6 +150,33 @@ def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
     )
 
 
+@contextmanager
+def exported(
+    target: Path, model: str, config: TrainReferenceConfig, dataset: Dataset, trainings: dict[str, Path]
+) -> Iterator[Path]:
+    """Yields an empty folder for weights; adds their recipe and their card, and replaces the files of `target`.
+
+    `model` is the card's template (see `write_card`); `trainings` are the folders of the trainings that made the
+    weights, by their name in the recipe.
+    """
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    yield fresh
+    write_recipe(fresh, config, dataset, trainings)
+    write_card(fresh, model)
+    for file in sorted(fresh.rglob("*")):
+        if file.is_file():
+            place = target / file.relative_to(fresh)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # diffusers writes weights with read permission only for the owner.
+            file.chmod(0o644)
+            file.replace(place)
+    shutil.rmtree(fresh)
+    # An old evaluation does not apply to the new weights.
+    (target / "evaluation.json").unlink(missing_ok=True)
+
+
 def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
     """Exports the pipeline in half precision; beside it prompts and reference pictures; and the contact sheet.
 
@@ -165,11 +189,10 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
     pipeline = assemble(work)
     # The sheet uses the released weights: rounded to half precision, with arithmetic in single precision.
     pipeline.to(dtype=torch.float16)
-    with replaced(target) as fresh:
+    trainings = {stage: work / stage for stage in ("autoencoder", "denoiser")}
+    with exported(target, "emoji", config, dataset, trainings) as fresh:
         pipeline.save_pretrained(fresh)
         load_in_single_precision(fresh / "text_encoder")
-        write_recipe(fresh, config, dataset, {stage: work / stage for stage in ("autoencoder", "denoiser")})
-        write_card(fresh, "emoji")
     pipeline.to(dtype=torch.float32)
     prompts = choose_prompts(dataset, config.seed)
     # One caption per line for readable diffs.
@@ -198,15 +221,13 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
     processor = CLIPImageProcessorPil(
         size=side, do_center_crop=False, crop_size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
-    with replaced(Path(config.clip.target)) as fresh:
+    with exported(Path(config.clip.target), "clip", config, dataset, {"clip": work / "clip"}) as fresh:
         network.half().save_pretrained(fresh)
         load_in_single_precision(fresh)
         load_tokenizer(work / "tokenizer").save_pretrained(fresh)
         processor.save_pretrained(fresh)
-        write_recipe(fresh, config, dataset, {"clip": work / "clip"})
         extractor = ClipFeatures("emojiclip", str(fresh))
         ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME).save(fresh / PRECOMPUTED.name)
-        write_card(fresh, "clip")
 
 
 def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
@@ -217,42 +238,27 @@ def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> N
     """
     folder, network = Path(config.folder) / "tiny_autoencoder", build_tiny_autoencoder()
     load_average(folder, network)
-    with replaced(Path(config.export.companions) / folder.name) as fresh:
+    target = Path(config.export.companions) / folder.name
+    with exported(target, folder.name, config, dataset, {folder.name: folder}) as fresh:
         network.half().save_pretrained(fresh)
-        write_recipe(fresh, config, dataset, {folder.name: folder})
-        write_card(fresh, folder.name)
 
 
-def export_loras(config: TrainReferenceConfig, dataset: Dataset) -> None:
-    """Exports the LoRAs to `export.companions`.
+def export_loras(config: TrainReferenceConfig, dataset: Dataset, stage: str) -> None:
+    """Exports what the stage `loras` or `few_steps` wrote to `export.companions`.
 
     Raises:
         UsageError: the stage has not run.
     """
-    folder = Path(config.folder) / "loras"
-    files = [folder / "model" / f"{style.name}.safetensors" for style in STYLES]
+    folder, target = Path(config.folder) / stage, Path(config.export.companions) / "loras"
+    trainings, names = {style.name: folder / style.name for style in STYLES}, [f"{s.name}.safetensors" for s in STYLES]
+    if stage == "few_steps":
+        target, trainings, names = target / stage, {stage: folder}, [FILE]
+    files = [folder / "model" / name for name in names]
     if missing := [file for file in files if not file.exists()]:
-        raise missing_stage("loras", missing[0])
-    with replaced(Path(config.export.companions) / "loras") as fresh:
+        raise missing_stage(stage, missing[0])
+    with exported(target, stage, config, dataset, trainings) as fresh:
         for file in files:
             shutil.copy(file, fresh)
-        write_recipe(fresh, config, dataset, {style.name: folder / style.name for style in STYLES})
-        write_card(fresh, "loras")
-
-
-def export_few_steps(config: TrainReferenceConfig, dataset: Dataset) -> None:
-    """Exports the LoRA for few steps to `export.companions`.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
-    folder = Path(config.folder) / "few_steps"
-    if not (file := folder / "model" / FILE).exists():
-        raise missing_stage("few_steps", file)
-    with replaced(Path(config.export.companions) / "loras" / folder.name) as fresh:
-        shutil.copy(file, fresh)
-        write_recipe(fresh, config, dataset, {folder.name: folder})
-        write_card(fresh, folder.name)
 
 
 def write_recipe(fresh: Path, config: TrainReferenceConfig, dataset: Dataset, trainings: dict[str, Path]) -> None:
@@ -269,7 +275,7 @@ def write_recipe(fresh: Path, config: TrainReferenceConfig, dataset: Dataset, tr
         recipe[name] = json.loads((folder / "checkpoint" / "state.json").read_text(encoding="utf-8"))
         start = recipe[name].pop("start_from", None)
         if start and (Path(start) / "recipe.json").is_file():
-            recipe["started_from"] = json.loads((Path(start) / "recipe.json").read_text(encoding="utf-8"))
+            recipe["started_from"] = read_recipe(Path(start))
     (fresh / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
 
 
@@ -285,22 +291,3 @@ def load_in_single_precision(model: Path) -> None:
     file = model / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
-
-
-@contextmanager
-def replaced(target: Path) -> Iterator[Path]:
-    """Yields an empty folder, whose files then replace those of `target`, each one atomically."""
-    fresh = target.with_name(f"{target.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    yield fresh
-    for file in sorted(fresh.rglob("*")):
-        if file.is_file():
-            place = target / file.relative_to(fresh)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            # diffusers writes weights with read permission only for the owner.
-            file.chmod(0o644)
-            file.replace(place)
-    shutil.rmtree(fresh)
-    # An old evaluation does not apply to the new weights.
-    (target / "evaluation.json").unlink(missing_ok=True)

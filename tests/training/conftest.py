@@ -48,10 +48,10 @@ def pipeline() -> StableDiffusionPipeline:
     return pipeline
 
 
-@pytest.fixture
-def archives(tmp_path: Path) -> tuple[Path, Package, list[DrawingSet]]:
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Package, list[DrawingSet]]:
     """A folder of archives with sixteen concepts, a flag, a component and a letter in all four styles."""
-    folder = tmp_path / "packages"
+    folder = tmp_path_factory.mktemp("packages")
     emoji, icons, chars = [], {}, {}
     for number, (colour, shape) in enumerate((c, s) for c in COLOURS for s in SHAPES):
         code = f"{0x1F300 + number:X}"
@@ -77,7 +77,7 @@ def archives(tmp_path: Path) -> tuple[Path, Package, list[DrawingSet]]:
     return folder, names, drawings
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def dataset(archives: tuple[Path, Package, list[DrawingSet]]) -> Dataset:
     """The sixteen concepts rendered, four of them held out."""
     folder, names, drawings = archives
@@ -102,6 +102,6 @@ def styles(work_folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch)
         icons = {icon_key(record, style): {"body": body} for record in dataset.records}
         content = {"icons.json": {"icons": icons, "width": 32, "height": 32}}
         fakes.append(replace(style, package=pack(work_folder / "packages", style.package, content)))
-    for module in ("loras", "companion_evaluation"):
+    for module in ("loras", "evaluation"):
         monkeypatch.setattr(f"sdopt.training.{module}.STYLES", tuple(fakes))
     return tuple(fakes)

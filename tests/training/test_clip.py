@@ -12,15 +12,10 @@ import torch
 from torch import Tensor
 
 from sdopt.config.training import training_config
-from sdopt.training.clip import contrastive_loss, embed_visible
-from sdopt.training.clip_data import (
-    hold_out_pictures,
-    may_be_mirrored,
-    place_drawings,
-)
-from sdopt.training.clip_evaluation import clip_score, evaluate_clip, worsens
+from sdopt.training.cards import Figure
+from sdopt.training.clip import contrastive_loss, embed_visible, hold_out_pictures, may_be_mirrored, place_drawings
 from sdopt.training.data import Dataset, Record
-from sdopt.training.evaluation import Figure, ranks
+from sdopt.training.evaluation import clip_score, evaluate_clip, ranks, worsens
 from sdopt.training.networks import build_clip
 from sdopt.training.stages import run
 

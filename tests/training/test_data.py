@@ -1,4 +1,4 @@
-"""Fetching, matching, rendering, splitting and captioning, without a network."""
+"""Fetching, matching, rendering, splitting, captioning and reading, without a network."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from runners.train_reference import main as train_reference
 from sdopt.errors import UsageError
-from sdopt.training.captions import caption, draw_background, on_background
+from sdopt.reference import MODEL
+from sdopt.training.captions import (
+    caption,
+    choose_prompts,
+    draw_background,
+    on_background,
+    real_pictures,
+    records_of,
+    write_references,
+)
 from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, render, svg
-from sdopt.training.packages import DataError, DrawingSet, Package, fetch
-from sdopt.training.prompts import choose_prompts, real_pictures, records_of, write_references
+from sdopt.training.packages import EMOJIBASE, DataError, DrawingSet, Package, fetch
+from sdopt.training.tokenizer import LENGTH, VOCABULARY, load_tokenizer, train_tokenizer
 
 RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
 
@@ -41,21 +51,18 @@ def test_a_data_set_survives_saving(dataset: Dataset, tmp_path: Path) -> None:
     assert np.array_equal(again.alphas, dataset.alphas)
 
 
-def test_a_missing_data_set_names_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stage=data"):
-        Dataset.load(tmp_path)
-
-
 def test_an_archive_that_is_not_the_pinned_one_is_refused(archives: tuple[Path, Package, list[DrawingSet]]) -> None:
     folder, names, _ = archives
     with pytest.raises(DataError, match="not the pinned"):
         fetch(replace(names, integrity="sha512-else"), folder)
 
 
-def test_without_npm_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_npm_the_command_ends_with_3_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=r"npm is needed to fetch some-thing@1\.0\.0"):
-        fetch(Package("some-thing", "1.0.0", "sha512-", "MIT", "nobody"), tmp_path / "packages")
+    assert train_reference([f"folder={tmp_path}", "stage=data"]) == 3
+    assert f"npm is needed to fetch {EMOJIBASE.name}@{EMOJIBASE.version}" in capsys.readouterr().err
 
 
 def test_aliases_are_followed_and_flipped() -> None:
@@ -115,3 +122,35 @@ def test_references_are_real_pictures_that_training_never_saw(dataset: Dataset, 
     assert np.array_equal(pictures, real_pictures(dataset, records))
     assert np.asarray(Image.open(tmp_path / "inputs/image.webp")).shape == (64, 64, 3)
     assert set(np.unique(np.asarray(Image.open(tmp_path / "inputs/mask.webp")))) == {0, 255}
+
+
+def pseudo_words(count: int) -> list[str]:
+    """Enough distinct words to fill the vocabulary."""
+    random = np.random.default_rng(0)
+    return ["".join(random.choice(list("abcdefghijklmnop"), 6)) for _ in range(count)]
+
+
+def test_training_fills_the_vocabulary_and_round_trips(tmp_path: Path) -> None:
+    words = pseudo_words(3000)
+    tokenizer = train_tokenizer([" ".join(words[i : i + 5]) for i in range(0, 3000, 5)], tmp_path / "tokenizer")
+    assert len(tokenizer) == VOCABULARY
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (2046, 2047, 2047)
+    ids = tokenizer("Abc, DEF ghi", padding="max_length", truncation=True, max_length=LENGTH).input_ids
+    assert len(ids) == LENGTH
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "abc , def ghi"
+
+
+def test_too_few_captions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="2048"):
+        train_tokenizer(["one two three"], tmp_path)
+
+
+@pytest.mark.parametrize("text", ["police officer", "a woman 's hat", "señor ångström 日本 🦊"])
+def test_the_packaged_tokenizer_round_trips_any_text(text: str) -> None:
+    tokenizer = load_tokenizer(MODEL / "tokenizer")
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+
+
+def test_a_missing_tokenizer_names_the_stage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stage=tokenizer"):
+        load_tokenizer(tmp_path)

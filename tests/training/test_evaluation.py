@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from sdopt.quality.features import FeatureExtractor
 from sdopt.reference import MODEL
-from sdopt.training.cards import write_card
-from sdopt.training.companion_evaluation import decoder_psnr, speed_up
+from sdopt.training.captions import choose_prompts
+from sdopt.training.cards import Figure, read_evaluation, write_card, write_evaluation
 from sdopt.training.data import Dataset
-from sdopt.training.evaluation import Figure, read_evaluation, write_evaluation
-from sdopt.training.generator_evaluation import concept_ranks, evaluate_generator
+from sdopt.training.evaluation import Evaluation, concept_ranks, decoder_psnr, speed_up
 from sdopt.training.networks import build_autoencoder, build_tiny_autoencoder
-from sdopt.training.prompts import choose_prompts
 
 
 class Thumbnails(FeatureExtractor):
@@ -91,7 +89,7 @@ def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scal
 @pytest.mark.slow
 def test_the_packaged_model_is_judged_as_a_whole(dataset: Dataset, pipeline: StableDiffusionPipeline) -> None:
     said: list[str] = []
-    figures = evaluate_generator(pipeline, dataset, choose_prompts(dataset, 0), Thumbnails(), note=said.append)
+    figures = Evaluation(pipeline, dataset, choose_prompts(dataset, 0), Thumbnails(), note=said.append).generator()
     named = {figure.figure: figure for figure in figures}
     assert len(named) == len(figures)
     assert named["autoencoder: PSNR of held-out pictures"].values[0] > 15

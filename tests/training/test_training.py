@@ -1,9 +1,10 @@
-"""The loop: schedule, resumption, averages; and every stage for a few steps (slow)."""
+"""The loop: schedule, resumption, averages; the LoRAs' updates; and every stage for a few steps (slow)."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,24 @@ from sdopt.config.training import training_config
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
 from sdopt.training.autoencoder import (
-    edge_loss,
     encode_all,
     load_autoencoder,
     normalise_latents,
     peak_signal_to_noise,
+    picture_loss,
     pixels,
     scaling_factor,
 )
-from sdopt.training.companion_evaluation import evaluate_loras, evaluate_tiny
 from sdopt.training.compute import generator, pick_device, pick_precision
-from sdopt.training.data import Dataset
+from sdopt.training.data import Dataset, Record, draw_style, icon_key
 from sdopt.training.denoiser import join, loss_weights
+from sdopt.training.evaluation import Evaluation
 from sdopt.training.loop import DivergenceError, Schedule, train
-from sdopt.training.networks import build_autoencoder
-from sdopt.training.packages import Style
+from sdopt.training.loras import TARGETS, add_lora
+from sdopt.training.networks import build_autoencoder, build_denoiser
+from sdopt.training.packages import STYLES, Style
 from sdopt.training.stages import run
+from tests.training.test_evaluation import Thumbnails
 
 
 def train_toy(
@@ -114,7 +117,8 @@ def test_losses_and_scores_by_hand() -> None:
     assert float(black.max()) == -1.0
     stripe = black.clone()
     stripe[..., 32:] = 1.0
-    assert float(edge_loss(stripe, black)) == pytest.approx(2 / 63)
+    # Half of the pixels are off by 2: a mean error of 1, a squared one of 2, and one of 63 differences by 2.
+    assert float(picture_loss(stripe, black, edge_weight=3.0)) == pytest.approx(3 + 3 * 2 / 63)
     assert float(peak_signal_to_noise(black + 0.2, black)) == pytest.approx(20.0, abs=1e-4)
     assert scaling_factor(torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 0.0])) == pytest.approx(1 / math.sqrt(2))
 
@@ -140,6 +144,48 @@ def test_device_and_precision_are_resolved(monkeypatch: pytest.MonkeyPatch) -> N
         pick_device("cuda")
     assert pick_precision("fp32", torch.device("cpu")) == "fp32"
     assert pick_precision("auto", torch.device("cpu")) in ("fp32", "bf16")
+
+
+STAR = Record("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
+
+
+def test_icons_are_found_by_todays_name_or_by_the_characters() -> None:
+    by_character, by_label = STYLES
+    assert icon_key(STAR, by_label) == "star"
+    assert icon_key(STAR, by_character) == "whitemediumstar"
+    assert icon_key(replace(STAR, concept="2B50-FE0F"), by_character) == "whitemediumstar"
+    assert icon_key(replace(STAR, concept="1F469-200D-2695-FE0F"), by_character) == ""
+
+
+def test_a_style_has_only_what_the_denoiser_knows(
+    dataset: Dataset, styles: tuple[Style, ...], work_folder: Path
+) -> None:
+    discs, triangles = (
+        draw_style(style, dataset, work_folder / "packages", held_out_concepts=3, seed=0, threads=1) for style in styles
+    )
+    known = {record.concept for record in dataset.records if not record.held_out}
+    assert {record.concept for record in discs.records} == known
+    assert len(discs) == len(triangles) == 12
+    assert len(discs.indices(held_out=True)) == 3
+    assert {record.style for record in discs.records} == {"fxemoji"}
+    assert tuple(discs.images[0][32, 32]) == (0, 0, 0)
+    assert tuple(triangles.images[0][32, 32]) == (0, 128, 0)
+    with pytest.raises(UsageError, match=r"loras.held_out_concepts=12: .* only 12 concepts"):
+        draw_style(styles[0], dataset, work_folder / "packages", held_out_concepts=12, seed=0)
+
+
+def test_only_the_updates_train_and_they_start_without_effect() -> None:
+    denoiser = build_denoiser().eval()
+    inputs = torch.randn(2, 8, 8, 8), torch.tensor([10, 900]), torch.randn(2, 24, 144)
+    with torch.no_grad():
+        before = denoiser(*inputs).sample
+    updates = add_lora(denoiser, rank=2)
+    trained = {name for name, parameter in denoiser.named_parameters() if parameter.requires_grad}
+    assert len(trained) == len(updates) > 0
+    assert all(".lora_" in name for name in trained)
+    assert all(any(f"{target}.lora_A" in name for name in trained) for target in TARGETS)
+    with torch.no_grad():
+        assert torch.allclose(denoiser(*inputs).sample, before)
 
 
 def losses(folder: Path) -> list[float]:
@@ -216,7 +262,8 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     }
     tiny, data = work_folder / "companions/tiny_autoencoder", Dataset.load(work_folder / "data")
     assert "40 steps of 8 pictures" in (tiny / "README.md").read_text()
-    assert len(evaluate_tiny(tiny, exported, data, data.labels(held_out=False)[:4], seed=0)) == 3
+    captions = {"training": data.labels(held_out=False)[:4]}
+    assert len(Evaluation(exported, data, captions, Thumbnails()).tiny_autoencoder(tiny)) == 3
 
 
 @pytest.mark.slow
@@ -227,7 +274,7 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
     from safetensors.torch import save_file
 
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("sdopt.training.companion_evaluation.COMPARED", 4)
+    monkeypatch.setattr("sdopt.training.evaluation.COMPARED", 4)
     packaged = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32)
     packaged.vae.save_pretrained(work_folder / "autoencoder/model")
     (work_folder / "denoiser/checkpoint").mkdir(parents=True)
@@ -243,7 +290,8 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
         assert log[-1] < 0.8 * log[0]
         assert recipe[style.name]["pictures"] == 10
     data = Dataset.load(work_folder / "data")
-    figures = {f.figure: f for f in evaluate_loras(exported, packaged, data, work_folder / "packages")}
+    evaluation = Evaluation(packaged, data, {}, Thumbnails())
+    figures = {f.figure: f for f in evaluation.loras(exported, work_folder / "packages")}
     for style in styles:
         before, after = figures[f"{style.name}, 4 concepts trained on: distance to the style's drawing"].values
         assert after < before
