@@ -41,6 +41,15 @@ class TestMistakes:
         words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
         assert {name: unknown for name, unknown in words.items() if unknown} == {}
 
+    def test_the_page_names_the_rules_that_catch_them(self) -> None:
+        page = (Path(gate.__file__).parent / "README.md").read_text()
+        table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
+        named = {
+            rule for words in re.findall(r"`(.+?)`", table) for rule in re.split(r", | or ", words.partition(":")[0])
+        }
+        caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
+        assert named == {*filter(None, "|".join(caught_by).split("|"))}
+
 
 class TestStudy:
     def test_mistakes_of_ones_own_join_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,22 +6,18 @@ of the process, times one of the round, plus the time that other work took from 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.record.comparisons import Comparison
-from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Environment, Status, StudyResult, VariantResult
-from sdopt.record.samples import Call, Interference, Measurement, ShapeSamples
+from sdopt.record.records import StudyResult
+from sdopt.record.samples import Call, Interference, Measurement
 from sdopt.schema import Protocol
 from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.statistics.precision import processes_needed
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
-from tests.records import retime, timed
-
-ROUND_DEVIATION = 0.03
-"""Deviation of a round's time, as a share: what two shared CPU cores show."""
+from tests.records import retime
+from tests.trial.simulation import ROUND_DEVIATION, Scenario, blank_study, measure_session, percent
 
 CONFIDENCE = 0.95
 
@@ -114,7 +110,7 @@ def _beside(
     between: float,
     random: np.random.Generator,
 ) -> _Study:
-    sides = [VariantResult(name, "variant", {}, [], RecordedConfig(), status=Status.OK) for name in ("option", "base")]
+    sides = _empty(protocol).variants
     processes, levels = [], []
     for side, level in zip(sides, (seconds / gain, seconds), strict=True):
         for replicate in range(protocol.replicates or 1):
@@ -164,7 +160,7 @@ def disturbed_rounds(studies: int) -> list[tuple[str, ...]]:
             for rule, limit in (("off", None), ("on", Protocol().interference)):
                 protocol = Protocol(replicates=3, interference=limit)
                 found = with_neighbour(Neighbour(chance), protocol, studies, gain)
-                shown = (_signed(found.bias), _percent(found.covered), f"±{_percent(found.width)}")
+                shown = (_signed(found.bias), percent(found.covered), f"±{percent(found.width)}")
                 rows.append((f"{gain:g}×", f"{chance:g}", rule, *shown, f"{found.rounds:.1f}"))
     return rows
 
@@ -197,24 +193,12 @@ def until_narrow(pilot: int, precision: float, between: float, random: np.random
 
 
 def _empty(protocol: Protocol) -> StudyResult:
-    config = replace(RecordedConfig(), protocol=protocol)
-    rows = [VariantResult(name, "variant", {}, [], config, status=Status.OK) for name in ("option", "base")]
-    environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
-    return StudyResult(
-        "simulated", "explicit", "", environment, config, rows, [Comparison("option", "base", "")], "base"
-    )
+    return blank_study(("option", "base"), "base", protocol)
 
 
-def _add(result: StudyResult, processes: int, between: float, random: np.random.Generator, rounds: int = 4) -> None:
+def _add(result: StudyResult, processes: int, between: float, random: np.random.Generator) -> None:
     """Adds processes to both variants, in one session."""
-    for row in result.variants:
-        begun = len(row.measurements)
-        for number in range(processes):
-            level = between * ROUND_DEVIATION * random.standard_normal()
-            times = np.exp(level + ROUND_DEVIATION * random.standard_normal(rounds))
-            row.measurements.append(
-                Measurement(begun + number, begun, shapes=[ShapeSamples(calls=timed(times.tolist()))])
-            )
+    measure_session(result, Scenario(between, processes), random)
 
 
 PILOTS = (MINIMUM_PROCESSES, 5, 8)
@@ -238,8 +222,8 @@ def stopping(studies: int) -> list[tuple[str, ...]]:
     for between in BETWEEN:
         for pilot in PILOTS:
             stein, naive = (precise(rule, pilot, PRECISION, between, studies) for rule in (two_stages, until_narrow))
-            shown = (_percent(stein.covered), f"±{_percent(stein.width)}", f"{stein.processes:.1f}")
-            rows.append((f"{between:g}", str(pilot), *shown, _percent(naive.covered), f"{naive.processes:.1f}"))
+            shown = (percent(stein.covered), f"±{percent(stein.width)}", f"{stein.processes:.1f}")
+            rows.append((f"{between:g}", str(pilot), *shown, percent(naive.covered), f"{naive.processes:.1f}"))
     return rows
 
 
@@ -253,10 +237,6 @@ def precise(
     """Simulates studies of an option without effect that stop by a rule, and summarises their speed-ups."""
     random = np.random.default_rng([11, pilot, round(10 * between)])
     return _summary([rule(pilot, precision, between, random) for _ in range(studies)], 1.0)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _signed(share: float) -> str:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from typing_extensions import override
@@ -221,34 +220,6 @@ class KeepsState(Mistake):
 
 
 @dataclass(frozen=True)
-class Remembers(Mistake):
-    """Returns the images of an earlier call if a prompt is repeated, from whatever noise."""
-
-    kind: ClassVar[str] = "calls that differ"
-
-    @override
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        answers: dict[str, tuple[Any, dict[str, Any]]] = {}
-
-        def remembered(call: Call, arguments: dict[str, Any]) -> Any:
-            asked, tell = repr(arguments["prompt"]), arguments.pop("callback_on_step_end")
-            if asked not in answers:
-                last: dict[str, Any] = {}
-
-                def keep(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-                    last.update(tensors)
-                    return tensors
-
-                answers[asked] = call(**arguments, callback_on_step_end=keep), last
-            found, last = answers[asked]
-            tell(pipe, 0, 0, last)
-            return found
-
-        handle_calls(pipe, remembered)
-        return super().apply(pipe)
-
-
-@dataclass(frozen=True)
 class OwnNoise(AroundCalls):
     """Ignores the seeds where it is given no noise."""
 
@@ -325,47 +296,6 @@ class CollectsGarbage(Mistake):
 
 
 @dataclass(frozen=True)
-class LeavesGarbage(Mistake):
-    """Keeps `objects` small objects of each call until the next, so that Python looks through all that there is."""
-
-    kind: ClassVar[str] = "time"
-    objects: int = 300_000
-
-    @override
-    @contextmanager
-    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
-        yield
-        pipe.kept_objects = [[] for _ in range(self.objects)]
-
-
-class _Later:
-    """Images that are computed only when they are read."""
-
-    def __init__(self, generate: Callable[[], Any]) -> None:
-        self._generate = generate
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self._generate().images, dtype=dtype)
-
-    def __len__(self) -> int:
-        return len(self.__array__())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.__array__())
-
-
-@dataclass(frozen=True)
-class Lazy(AroundCalls):
-    """Returns from a call at once, and generates the images when they are read."""
-
-    kind: ClassVar[str] = "time"
-
-    @override
-    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
-        return type("Output", (), {"images": _Later(lambda: call(**arguments))})()
-
-
-@dataclass(frozen=True)
 class MoreThreads(Neutral):
     """Computes with as many threads as there are cores, whatever the run grants it."""
 
@@ -381,21 +311,6 @@ class MoreThreads(Neutral):
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
-
-
-@dataclass(frozen=True)
-class Hog(Mistake):
-    """Holds `mib` MiB during each call."""
-
-    kind: ClassVar[str] = "memory"
-    mib: int = 256
-
-    @override
-    @contextmanager
-    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
-        held = torch.ones(self.mib * 2**18)
-        yield
-        del held
 
 
 @dataclass(frozen=True)
@@ -416,32 +331,32 @@ class MemoryInChild(Mistake):
 
 @dataclass(frozen=True)
 class Grows(AroundCalls):
-    """Keeps `mib` MiB more after every `every`-th call."""
+    """Keeps `mib` MiB more after every call."""
 
     kind: ClassVar[str] = "memory"
     mib: float = 4
-    every: int = 1
 
     @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
-        if number % self.every == 0:
-            _KEPT[number] = torch.ones(round(self.mib * 2**18))
+        for key in self.keys(arguments, number):
+            if key not in _KEPT:
+                _KEPT[key] = torch.ones(round(self.mib * 2**18))
         return call(**arguments)
+
+    def keys(self, arguments: dict[str, Any], number: int) -> list[Any]:
+        """Returns what a call keeps memory for."""
+        return [number]
 
 
 @dataclass(frozen=True)
-class GrowsByPrompt(AroundCalls):
+class GrowsByPrompt(Grows):
     """Keeps `mib` MiB of each new prompt: a cache of text embeddings without a bound."""
 
-    kind: ClassVar[str] = "memory"
     mib: float = 0.25
 
     @override
-    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
-        for prompt in arguments["prompt"]:
-            if prompt not in _KEPT:
-                _KEPT[prompt] = torch.ones(round(self.mib * 2**18))
-        return call(**arguments)
+    def keys(self, arguments: dict[str, Any], number: int) -> list[Any]:
+        return list(arguments["prompt"])
 
 
 _KEPT: dict[Any, torch.Tensor] = {}

@@ -18,7 +18,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.record.verdicts import Payoff, Verdict
-from sdopt.schema import Gate
+from sdopt.schema import Gate, Protocol
 from sdopt.statistics.ratios import compare
 from tests.records import timed
 
@@ -100,40 +100,34 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
 
 def empty_study(options: int) -> StudyResult:
     """Returns a study of a baseline, its control and some options that claim a gain, without times."""
-    names = ["baseline", *(f"option {number}" for number in range(options)), "control"]
-    rows = [
-        VariantResult(
-            name,
-            "control" if name == "control" else "variant",
-            {"speed": name},
-            [],
-            RecordedConfig(),
-            status=Status.OK,
-            promises={"speed": Promise(Contract.EXACT, ["latency"])} if name.startswith("option") else {},
-        )
-        for name in names
-    ]
+    result = blank_study(["baseline", *(f"option {number}" for number in range(options)), "control"], "baseline")
+    for row in result.variants:
+        row.role, row.choices = "control" if row.name == "control" else "variant", {"speed": row.name}
+        if row.name.startswith("option"):
+            row.promises = {"speed": Promise(Contract.EXACT, ["latency"])}
+    return result
+
+
+def blank_study(names: Sequence[str], baseline: str, protocol: Protocol | None = None) -> StudyResult:
+    """Returns a study of some variants, each compared with the baseline, without times."""
+    config = replace(RecordedConfig(), protocol=protocol or Protocol())
+    rows = [VariantResult(name, "variant", {}, [], config, status=Status.OK) for name in names]
     environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
-    edges = [Comparison(name, "baseline", "") for name in names[1:]]
-    return StudyResult("simulated", "explicit", "", environment, RecordedConfig(), rows, edges, "baseline")
+    edges = [Comparison(name, baseline, "") for name in names if name != baseline]
+    return StudyResult("simulated", "explicit", "", environment, config, rows, edges, baseline)
 
 
 def measure_session(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
     """Adds the processes of one session to every variant."""
     for row in result.variants:
         speed = scenario.gain if row.name == "option 0" else 1.0
+        begun = len(row.measurements)
         session = 1 + max((m.session for m in row.measurements), default=-1)
         for number in range(scenario.processes):
             process = scenario.between * ROUND_DEVIATION * random.standard_normal()
             rounds = ROUND_DEVIATION * random.standard_normal(scenario.rounds)
-            times = np.exp(process + rounds) / speed
-            row.measurements.append(
-                Measurement(
-                    session * scenario.processes + number,
-                    session,
-                    shapes=[ShapeSamples(calls=timed(times.tolist()), traced={row.name: 1.0})],
-                )
-            )
+            samples = ShapeSamples(calls=timed((np.exp(process + rounds) / speed).tolist()), traced={row.name: 1.0})
+            row.measurements.append(Measurement(begun + number, session, shapes=[samples]))
 
 
 BETWEEN = (0.3, 1.0, 3.0)
