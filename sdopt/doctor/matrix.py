@@ -99,39 +99,30 @@ class Matrix:
             shown: the findings of records; see `shown_in`.
             sheets: data sheets of cards, by name.
         """
-        found = {
-            (model, task): self._cells(model, task, device, shown, sheets)
+        label, found = _label(device.type, device.name, sheets), list[Cell]()
+        places = {
+            (model, task): {
+                key: replace(made, model=self._models[model], task=self._tasks[task])
+                for key, made in self._made.items()
+                if isinstance(made, Variant)
+            }
             for model, task in product(self._models, self._tasks)
         }
-        return [cell for row in zip(*found.values(), strict=True) for cell in row]
-
-    def _cells(
-        self,
-        model: str,
-        task: str,
-        device: Device,
-        shown: Shown,
-        sheets: Mapping[str, Sheet],
-    ) -> Iterator[Cell]:
-        variants = {
-            key: replace(made, model=self._models[model], task=self._tasks[task])
-            for key, made in self._made.items()
-            if isinstance(made, Variant)
-        }
-        label = _label(device.type, device.name, sheets)
         for (group, option), made in self._made.items():
-            outcomes = shown.get((group, option, model, task), {})
-            here = outcomes.get(label)
-            if isinstance(made, Variant):
-                fit = fit_on(device, group, variants[group, option], variants)
-                state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.remarks
-            else:
-                state, reasons = State.IMPOSSIBLE, made
-            if state is not State.IMPOSSIBLE and here is not None:
-                state = State(str(here.standing))
-                reasons = reasons if here.standing is Standing.PROVEN else [here.why]
-            standings = {device: str(outcome.standing) for device, outcome in outcomes.items()}
-            yield Cell(group, option, model, task, state, reasons, standings)
+            for (model, task), variants in places.items():
+                outcomes = shown.get((group, option, model, task), {})
+                if isinstance(made, Variant):
+                    fit = fit_on(device, group, variants[group, option], variants)
+                    state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.remarks
+                else:
+                    state, reasons = State.IMPOSSIBLE, made
+                here = outcomes.get(label)
+                if state is not State.IMPOSSIBLE and here is not None:
+                    state = State(str(here.standing))
+                    reasons = reasons if here.standing is Standing.PROVEN else [here.why]
+                standings = {name: str(outcome.standing) for name, outcome in outcomes.items()}
+                found.append(Cell(group, option, model, task, state, reasons, standings))
+        return found
 
 
 def _model(composer: Composer, name: str) -> Model | None:

@@ -41,12 +41,20 @@ def check_options(
     """
     made = compose_options(composer, options)
     variants = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
+    # What runs depends on a card's compute capability: one card of each is asked.
+    asked = {sheet.capability: sheet for sheet in sheets.values() if sheet.capability}
     reports = []
     for (group, option), variant in made.items():
-        if isinstance(variant, Variant):
-            reports.append(_check(group, option, variant, variants, device, sheets))
-        else:
+        if not isinstance(variant, Variant):
             reports.append(OptionReport(group, option, False, variant))
+            continue
+        fit, able = fit_on(device, group, variant, variants), list[str]()
+        if not fit.runs:
+            runs = {
+                kind for kind, sheet in asked.items() if fit_on(planned_device(sheet), group, variant, variants).runs
+            }
+            able = [name for name, sheet in sheets.items() if sheet.capability in runs]
+        reports.append(OptionReport(group, option, fit.runs, fit.remarks, _cards(able, sheets)))
     return reports
 
 
@@ -95,24 +103,6 @@ def _composed(composer: Composer, group: str, option: str, settings: Sequence[st
         return composer.variant(option, [f"+{group}={option}", *settings])
     except UsageError as error:
         return [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
-
-
-def _check(
-    group: str,
-    option: str,
-    variant: Variant,
-    variants: Mapping[tuple[str, str], Variant],
-    device: Device,
-    sheets: Mapping[str, Sheet],
-) -> OptionReport:
-    fit = fit_on(device, group, variant, variants)
-    if fit.runs:
-        return OptionReport(group, option, True, fit.remarks)
-    # What runs depends on a card's compute capability: one card of each is asked.
-    asked = {sheet.capability: sheet for sheet in sheets.values() if sheet.capability}
-    runs = {kind for kind, sheet in asked.items() if fit_on(planned_device(sheet), group, variant, variants).runs}
-    able = [name for name, sheet in sheets.items() if sheet.capability in runs]
-    return OptionReport(group, option, False, fit.remarks, _cards(able, sheets))
 
 
 def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sdopt.hardware.cards import BFLOAT16, FP8, TF32, has
+from sdopt.hardware.cards import BFLOAT16, FP8, INT8, TF32, has
 from sdopt.hardware.device import Device
 
 SAMPLES = 7
@@ -56,7 +56,7 @@ def measure_ceilings(device: Device) -> list[Ceiling]:
         "tf32": has(device, TF32),
         "bf16": has(device, BFLOAT16) or not device.is_cuda,
         "fp8": has(device, FP8),
-        "int8": not device.is_cuda or (device.capability or (0, 0)) >= (7, 5),
+        "int8": has(device, INT8) or not device.is_cuda,
     }
     measured = [_guarded(device, kind) for kind in kinds if possible.get(kind, True)]
     return [*measured, _guarded(device, COPY)]

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +39,40 @@ SLOWED_SHARE = 0.01
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
 
+@dataclass(frozen=True)
+class _Card:
+    """A CUDA device as NVML knows it.
+
+    Attributes:
+        nvml: the module, while NVML is open.
+        handle: of the device.
+        whole: of the card, of which the device may be a slice (MIG).
+        sliced: whether it is one.
+    """
+
+    nvml: Any
+    handle: Any
+    whole: Any
+    sliced: bool
+
+    def ask(self, name: str, *arguments: Any, handle: Any = None) -> Any:
+        """Returns the answer of `nvmlDeviceGet<name>` about the whole card, or a handle; None if there is none."""
+        try:
+            return getattr(self.nvml, f"nvmlDeviceGet{name}")(self.whole if handle is None else handle, *arguments)
+        except _errors(self.nvml):
+            return None
+
+    def milli(self, name: str) -> float | None:
+        """Returns an answer in thousandths as units, as milliwatts in watts; None if there is none."""
+        found = self.ask(name)
+        return None if found is None else float(found) / 1000
+
+    def processes(self) -> list[Any] | None:
+        """Returns the processes on the device; None if NVML does not list them."""
+        found: list[Any] | None = self.ask("ComputeRunningProcesses", handle=self.handle)
+        return found
+
+
 def ask_nvml(question: Callable[[Any], T]) -> T | None:
     """Returns NVML's answer; None if there is no NVML, or it gives no answer.
 
@@ -63,8 +97,8 @@ def _errors(nvml: Any) -> tuple[type[Exception], ...]:
     return nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
 
 
-def nvml_handle(nvml: Any, device: "Device") -> Any:
-    """Returns NVML's handle of a CUDA device, or of the slice (MIG) of a card that the device is.
+def _card_of(nvml: Any, device: "Device") -> _Card:
+    """Returns a CUDA device, or the slice (MIG) of a card that it is.
 
     It is found by UUID, because NVML does not know `CUDA_VISIBLE_DEVICES`. PyTorch's UUID has no prefix, and NVML's
     has: `GPU-` for a card, `MIG-` for a slice.
@@ -74,18 +108,15 @@ def nvml_handle(nvml: Any, device: "Device") -> Any:
     """
     uuid = str(torch.cuda.get_device_properties(device.index).uuid).removeprefix("GPU-").removeprefix("MIG-")
     try:
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except nvml.NVMLError:
-        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
-
-
-def _card_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """Returns the handle of the whole card, and whether the given handle is the handle of a slice of it."""
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
     try:
         sliced = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
-        return (nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if sliced else handle), sliced
+        whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if sliced else handle
     except nvml.NVMLError:  # a driver from before slices
-        return handle, False
+        whole, sliced = handle, False
+    return _Card(nvml, handle, whole, sliced)
 
 
 def process_gib(device: "Device", pids: Collection[int]) -> float | None:
@@ -98,11 +129,8 @@ def process_gib(device: "Device", pids: Collection[int]) -> float | None:
 
     def held(nvml: Any) -> float | None:
         # In a container the driver may report another pid namespace, or no figure at all.
-        found = [
-            process.usedGpuMemory
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(nvml, device))
-            if process.pid in pids and process.usedGpuMemory is not None
-        ]
+        running = _card_of(nvml, device).processes() or []
+        found = [p.usedGpuMemory for p in running if p.pid in pids and p.usedGpuMemory is not None]
         return sum(found) / 2**30 if found else None
 
     return ask_nvml(held) if pids else None
@@ -113,39 +141,30 @@ def describe_gpu(device: "Device") -> dict[str, Any]:
 
     `processes` holds pid and memory in GiB of each; in a container the driver may list none.
     """
-    return (ask_nvml(lambda nvml: _settings(nvml, device)) or {}) if device.is_cuda else {}
+    return (ask_nvml(lambda nvml: _settings(_card_of(nvml, device))) or {}) if device.is_cuda else {}
 
 
-def _settings(nvml: Any, device: "Device") -> dict[str, Any]:
-    handle = nvml_handle(nvml, device)
-    card, sliced = _card_of(nvml, handle)
-
-    def processes() -> list[dict[str, Any]]:
-        return [
+def _settings(card: _Card) -> dict[str, Any]:
+    mode, persistent, ecc = (card.ask(name) for name in ("ComputeMode", "PersistenceMode", "EccMode"))
+    running = card.processes()
+    found = {
+        "mig_slice": card.sliced,
+        "compute_mode": None if mode is None else _COMPUTE_MODES.get(mode, "unknown"),
+        "persistence_mode": None if persistent is None else bool(persistent),
+        "power_limit_w": card.milli("EnforcedPowerLimit"),
+        "default_power_limit_w": card.milli("PowerManagementDefaultLimit"),
+        "max_sm_clock_mhz": card.ask("MaxClockInfo", card.nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": card.ask("MaxClockInfo", card.nvml.NVML_CLOCK_MEM),
+        "ecc": None if ecc is None else bool(ecc[0]),
+        "processes": None
+        if running is None
+        else [
             {"pid": other.pid, "gib": None if other.usedGpuMemory is None else other.usedGpuMemory / 2**30}
-            for other in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            for other in running
             if other.pid != os.getpid()
-        ]
-
-    questions: dict[str, Callable[[], Any]] = {
-        "compute_mode": lambda: _COMPUTE_MODES.get(nvml.nvmlDeviceGetComputeMode(card), "unknown"),
-        "persistence_mode": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(card)),
-        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
-        "default_power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(card) / 1000,
-        "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
-        "max_memory_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_MEM),
-        "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(card)[0]),
-        "processes": processes,
+        ],
     }
-    answers = {name: _answer(nvml, question) for name, question in questions.items()}
-    return {"mig_slice": sliced} | {name: answer for name, answer in answers.items() if answer is not None}
-
-
-def _answer(nvml: Any, question: Callable[[], T]) -> T | None:
-    try:
-        return question()
-    except _errors(nvml):
-        return None
+    return {name: answer for name, answer in found.items() if answer is not None}
 
 
 class GpuMonitor:
@@ -158,21 +177,26 @@ class GpuMonitor:
         self._device = device
 
     @cached_property
-    def _opened(self) -> "_Opened | None":
+    def _card(self) -> _Card | None:
         # Not earlier than a process can report its errors: a card that cannot be used fails here.
-        return _open(self._device) if self._device.is_cuda else None
+        if not self._device.is_cuda:
+            return None
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        try:
+            pynvml.nvmlInit()
+            return _card_of(pynvml, self._device)
+        except pynvml.NVMLError:
+            return None
 
     def throttled_ns(self) -> Mapping[str, int]:
         """Returns for how long each policy has held the clocks down since the driver was loaded, in nanoseconds."""
-        if self._opened is None:
+        if self._card is None:
             return {}
-        nvml, card = self._opened.nvml, self._opened.card
-
-        def violated(policy: int) -> int:
-            return int(nvml.nvmlDeviceGetViolationStatus(card, policy).violationTime)
-
-        found = {name: _answer(nvml, partial(violated, policy)) for policy, name in _POLICIES.items()}
-        return {name: time for name, time in found.items() if time is not None}
+        found = {name: self._card.ask("ViolationStatus", policy) for policy, name in _POLICIES.items()}
+        return {name: int(answer.violationTime) for name, answer in found.items() if answer is not None}
 
     def state(self, before: Mapping[str, int], seconds: float) -> GpuState | None:
         """Returns the state of the device now, right after a call.
@@ -181,51 +205,43 @@ class GpuMonitor:
             before: `throttled_ns()` just before the call.
             seconds: how long the call took.
         """
-        if self._opened is None:
+        if (card := self._card) is None:
             return None
-        nvml, card = self._opened.nvml, self._opened.card
-        others = self._others(seconds)
-        power = _answer(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(card))
-        limit = _answer(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card))
+        others = self._others(card, seconds)
         return GpuState(
-            sm_clock_mhz=_answer(nvml, lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
-            memory_clock_mhz=_answer(nvml, lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM)),
-            temperature_c=_answer(nvml, lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)),
-            power_w=None if power is None else power / 1000,
-            power_limit_w=None if limit is None else limit / 1000,
-            throttled=self._throttled(before, seconds),
+            sm_clock_mhz=card.ask("ClockInfo", card.nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=card.ask("ClockInfo", card.nvml.NVML_CLOCK_MEM),
+            temperature_c=card.ask("Temperature", card.nvml.NVML_TEMPERATURE_GPU),
+            power_w=card.milli("PowerUsage"),
+            power_limit_w=card.milli("EnforcedPowerLimit"),
+            throttled=self._throttled(card, before, seconds),
             others=others,
         )
 
-    def _others(self, seconds: float) -> float | None:
+    def _others(self, card: _Card, seconds: float) -> float | None:
         """Returns the share of the last `seconds` in which processes outside the study ran kernels, as sampled.
 
         None if the driver does not list this process by its pid, as in a container: then the processes of the study
         cannot be told from others.
         """
-        assert self._opened is not None
-        nvml, handle = self._opened.nvml, self._opened.handle
-        running = _answer(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        if os.getpid() not in {process.pid for process in running or []}:
+        if os.getpid() not in {process.pid for process in card.processes() or []}:
             return None
         begun_us = int((time.time() - seconds) * 1e6)
         try:
-            samples = nvml.nvmlDeviceGetProcessUtilization(self._opened.card, begun_us)
-        except nvml.NVMLError as error:
-            return 0.0 if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # no process ran a kernel
+            samples = card.nvml.nvmlDeviceGetProcessUtilization(card.whole, begun_us)
+        except card.nvml.NVMLError as error:
+            return 0.0 if error.value == card.nvml.NVML_ERROR_NOT_FOUND else None  # no process ran a kernel
         busy: dict[int, list[int]] = {}
         for sample in samples:
             if sample.timeStamp >= begun_us and not _of_this_study(sample.pid):
                 busy.setdefault(sample.pid, []).append(sample.smUtil)
         return min(1.0, sum(sum(found) / len(found) for found in busy.values()) / 100)
 
-    def _throttled(self, before: Mapping[str, int], seconds: float) -> list[str]:
-        assert self._opened is not None
-        nvml, card = self._opened.nvml, self._opened.card
+    def _throttled(self, card: _Card, before: Mapping[str, int], seconds: float) -> list[str]:
         after = self.throttled_ns()
         lasting = [name for name, time in after.items() if time - before.get(name, time) > SLOWED_SHARE * seconds * 1e9]
         # The counters, if there are any, are exact; the present reasons are only a sample at the end of the call.
-        reasons = _answer(nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))) or 0
+        reasons = int(card.ask("CurrentClocksThrottleReasons") or 0)
         return sorted({*lasting, *(name for bit, name in _SLOWED.items() if reasons & bit)})
 
     def energy_j(self) -> float | None:
@@ -233,10 +249,9 @@ class GpuMonitor:
 
         It is not counted for a slice of a card: the card's counter includes the other slices.
         """
-        if self._opened is None or self._opened.sliced:
+        if self._card is None or self._card.sliced:
             return None
-        nvml, card = self._opened.nvml, self._opened.card
-        return _answer(nvml, lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(card)) / 1000)
+        return self._card.milli("TotalEnergyConsumption")
 
 
 def _of_this_study(pid: int) -> bool:
@@ -246,24 +261,3 @@ def _of_this_study(pid: int) -> bool:
     except (OSError, ValueError):
         return pid == os.getpid()
     return pid == os.getpid() or parent == os.getppid()
-
-
-@dataclass(frozen=True)
-class _Opened:
-    nvml: Any
-    handle: Any
-    card: Any
-    sliced: bool
-
-
-def _open(device: "Device") -> _Opened | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        handle = nvml_handle(pynvml, device)
-        return _Opened(pynvml, handle, *_card_of(pynvml, handle))
-    except pynvml.NVMLError:
-        return None

@@ -202,17 +202,12 @@ def _cpu() -> Device:
 
 
 def host_memory_gib() -> tuple[float, float]:
-    """Returns the host's memory, total and available, in GiB; at most the container's limit."""
+    """Returns the host's memory, total and available, in GiB; at most the container's limit (cgroup v2)."""
     memory = {
         line.split(":")[0]: int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     }
-    limit = _container_limit()
+    file = _GROUP / "memory.max"
+    text = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"
+    limit = float(text) if text.isdecimal() else float("inf")
     return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
-
-
-def _container_limit() -> float:
-    """Returns the memory limit of a container in bytes (cgroup v2); infinity without a limit."""
-    limit = _GROUP / "memory.max"
-    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
-    return float(text) if text.isdecimal() else float("inf")

@@ -10,7 +10,7 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.record.choices import as_override
 from sdopt.schema import bounded, wrong_name
-from sdopt.suite.archive import SUFFIX
+from sdopt.suite.record import SUFFIX
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
 

@@ -12,7 +12,6 @@ from sdopt.statistics.figures import Figures, figures_of, ratio_text
 from sdopt.statistics.noise import noise_of
 from sdopt.statistics.outcomes import option_of, outcomes_of
 from sdopt.statistics.words import gib_text
-from sdopt.suite.options import row_of
 from sdopt.suite.record import Ending, Finding
 
 _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
@@ -74,6 +73,11 @@ def noise_findings(result: StudyResult) -> list[Finding]:
             if name in noise.figures
         ),
     ]
+
+
+def row_of(option: str) -> str:
+    """Returns the name of an option's variant in a study of options."""
+    return option.replace("=", " ")
 
 
 def option_findings(result: StudyResult | None, tried: Sequence[str]) -> list[Finding]:

@@ -11,12 +11,11 @@ import sdopt
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.statistics.outcomes import Standing
-from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.findings import result_in
-from sdopt.suite.kinds import ENDS_WELL, Place, findings_of, job_of, obstacle_to, run_job
+from sdopt.suite.parts import ENDS_WELL, Job, job_of, obstacle_to
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
-from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
+from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 
 
 @dataclass(frozen=True)
@@ -114,63 +113,56 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         # Measurements from before the end of the budget are kept.
         yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
         return
-    subfolder = f"parts/{part.name}"
-    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=_now(), folder=f"{subfolder}/run")
+    folder = suite.folder / "parts" / part.name
+    folder.mkdir(parents=True, exist_ok=True)
+    began, now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=now, folder=f"parts/{part.name}/run")
     suite.tell(f"{part.name}: at most {limit_s:.0f} s")
-    (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     try:
-        job = job_of(part, suite.config, suite.device)
+        job = job_of(part, suite.config, suite.device, folder)
     except UsageError as error:
         entry.ending, entry.reason = Ending.FAILED, "; ".join(error.problems)
         yield entry
         return
-    entry.command, entry.findings = job.command, list(job.findings)
+    entry.command, entry.findings = job.command, list(job.left_out)
     if not job.command:
         entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing in this part can run here", 0.0
         yield entry
         return
     yield entry
-    folder, log = suite.folder / entry.folder, suite.folder / subfolder / "log.txt"
-    place = Place(folder, log, suite.config.retry)
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:
         left_s = began + limit_s - time.monotonic() - patience_s
-        return run_limited(arguments, log, max(1.0, left_s), patience_s, out)
+        return run_limited(arguments, job.log, max(1.0, left_s), patience_s, out)
 
     try:
-        ended = run_job(part.kind, job, place, run)
+        ended = job.run(run)
     except KeyboardInterrupt:
-        entry.ending, entry.reason = Ending.CUT, "interrupted"
-        entry.findings += findings_of(part.kind, place, job.tried)
+        entry.ending, entry.reason, entry.findings = Ending.CUT, "interrupted", job.findings()
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
-    entry.ending, entry.reason = _ending(part, ended, limit_s, folder, log)
-    entry.findings += findings_of(part.kind, place, job.tried)
+    entry.ending, entry.reason = _ending(part, ended, limit_s, job)
+    entry.findings = job.findings()
     yield entry
 
 
-def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tuple[Ending, str]:
+def _ending(part: Part, run: Run, limit_s: float, job: Job) -> tuple[Ending, str]:
     if run.stopped:
         if limit_s < part.limit_s:
             return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"
         return Ending.STOPPED, f"at its limit of {limit_s:.0f} s"
     if run.code in ENDS_WELL.get(part.kind, (0,)):
         return Ending.DONE, ""
-    result = result_in(folder) if run.code == 3 else None
+    result = result_in(job.folder) if run.code == 3 else None
     if result is not None and any(variant.status.measured for variant in result.variants):
         return Ending.DONE, "some variants could not be measured"  # the rows say why
-    message = last_words(log)
+    message = last_words(job.log)
     if result is not None:
         message = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), message)
     how = f"ended with exit code {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
     return Ending.FAILED, f"{how}: {message}" if message else how
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def slug_of(device: str) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from runners.option_matrix import option_matrix
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
+from sdopt.config.paths import CONF
 from sdopt.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.doctor.tables import matrix_table
 from sdopt.hardware.cards import planned_device
@@ -195,8 +196,7 @@ class TestCommand:
 
 
 def test_the_page_depends_on_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = option_matrix()
     for module in ("conflicts", "compiler.toolchain", "compiler.blade"):
         monkeypatch.setattr(f"sdopt.options.{module}.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert option_matrix.__wrapped__() == page
+    assert option_matrix.__wrapped__() in (CONF / "README.md").read_text()

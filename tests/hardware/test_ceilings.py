@@ -1,12 +1,15 @@
-"""Ceilings: a product that a library lacks leaves the others alone, and a GPU is warmed up first."""
+"""Ceilings: a product that a library lacks leaves the others alone, a GPU is warmed up first. TF32 is seen in sums."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from sdopt.doctor import tables
 from sdopt.hardware import ceilings
+from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.ceilings import COPY, Ceiling, measure_ceilings
 from tests.fixtures import CPU
 
@@ -61,3 +64,33 @@ def test_what_failed_stands_below_the_table_and_in_no_data_sheet(monkeypatch: py
     console.print(tables._ceilings_table(diagnosis))
     assert "int8: not measured: RuntimeError: no such product" in console.export_text()
     assert "int8" not in tables.sheet_yaml(diagnosis)
+
+
+def to_tf32(value: torch.Tensor) -> torch.Tensor:
+    """Keeps 10 of 23 bits of mantissa, as tensor cores do."""
+    return (value.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose convolutions are rounded where the settings allow it, as an A100's are."""
+    conv2d: Callable[..., Any] = torch.conv2d
+
+    def rounded(images: torch.Tensor, weights: torch.Tensor, *more: Any) -> Any:
+        return conv2d(to_tf32(images) if torch.backends.cudnn.allow_tf32 else images, weights, *more)
+
+    monkeypatch.setattr(torch, "conv2d", rounded)
+
+
+def test_a_cpu_rounds_neither() -> None:
+    with tf32(allowed=True):
+        assert not convolutions_are_rounded(torch.device("cpu"))
+    assert not products_are_rounded(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("rounding")
+def test_rounded_convolutions_are_seen() -> None:
+    with tf32(allowed=True):
+        assert convolutions_are_rounded(torch.device("cpu"))
+    with tf32(allowed=False):
+        assert not convolutions_are_rounded(torch.device("cpu"))

@@ -14,8 +14,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.suite.config import INTERVALS, Part, suite_config
-from sdopt.suite.kinds import study_overrides
-from sdopt.suite.options import option_study
+from sdopt.suite.parts import option_study, study_overrides
 from tests.fixtures import CPU
 
 H200 = planned_device(data_sheets()["h200"])
@@ -171,9 +170,7 @@ def test_an_option_that_is_none_is_named() -> None:
     ("override", "expected"),
     [
         ("budget=1", "budget: unknown key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
-        ("budget_s=0", "budget_s=0.0: must be above 0"),
         ("archive=suite.zip", "archive=suite.zip: must end in .tar.xz"),
-        ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
         ("only=[nois]", "only: unknown part 'nois'; choose from environment, fastest_sd15_compiled"),
         ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: choose one of doctor, tests"),

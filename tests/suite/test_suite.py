@@ -23,12 +23,11 @@ from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.noise import noise_of
 from sdopt.suite import run as running
-from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.findings import machine_findings, option_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
-from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
+from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
 from tests.fakes import fake_workers
@@ -98,27 +97,26 @@ def test_without_a_card_ends_before_anything_is_measured(tmp_path: Path) -> None
 
 
 class TestCall:
-    def test_a_part_that_fails_is_a_row_with_its_reason(self, called: Finished) -> None:
-        wrong = entry(called, "wrong")
-        assert wrong.ending is Ending.FAILED
-        assert "ended with exit code 2" in wrong.reason
-        assert "nonsense" in wrong.reason
+    @pytest.mark.parametrize(
+        ("part", "ending", "reasons", "findings"),
+        [
+            ("wrong", Ending.FAILED, ["ended with exit code 2", "nonsense"], []),
+            ("slow", Ending.STOPPED, ["at its limit of 3 s"], []),
+            ("late", Ending.STOPPED, ["at its limit of 1 s"], [("layout=channels_last", "not run")]),
+            ("large", Ending.NOT_RUN, ["needs at least 80000 s"], []),
+            ("blade_sd15_lora", Ending.LEFT_OUT, ["needs a CUDA device"], []),
+        ],
+    )
+    def test_each_part_says_how_it_ended(
+        self, called: Finished, part: str, ending: Ending, reasons: list[str], findings: list[tuple[str, str]]
+    ) -> None:
+        found = entry(called, part)
+        assert found.ending is ending
+        assert [reason for reason in reasons if reason not in found.reason] == []
+        assert [(finding.name, finding.state) for finding in found.findings] == findings
 
-    def test_a_part_is_ended_at_its_limit(self, called: Finished) -> None:
-        slow = entry(called, "slow")
-        assert slow.ending is Ending.STOPPED
-        assert slow.reason == "at its limit of 3 s"
-
-    def test_options_of_a_part_that_was_ended_are_listed(self, called: Finished) -> None:
-        late = entry(called, "late")
-        assert late.ending is Ending.STOPPED
-        assert [(found.name, found.state) for found in late.findings] == [("layout=channels_last", "not run")]
-
-    def test_what_does_not_fit_or_says_nothing_is_listed(self, called: Finished) -> None:
-        large, lora, unable = (entry(called, name) for name in ("large", "blade_sd15_lora", "unable"))
-        assert large.ending is Ending.NOT_RUN
-        assert "needs at least 80000 s" in large.reason
-        assert (lora.ending, lora.reason) == (Ending.LEFT_OUT, "needs a CUDA device")
+    def test_options_that_cannot_run_are_listed(self, called: Finished) -> None:
+        unable = entry(called, "unable")
         assert unable.ending is Ending.DONE
         assert {finding.state for finding in unable.findings} == {"cannot run"}
 

@@ -1,0 +1,235 @@
+"""What a part of each kind runs, and what it has found; a study of some options, each alone."""
+
+import shutil
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import sdopt
+from sdopt.config.composer import composer_of
+from sdopt.config.overrides import merge_overrides, quoted
+from sdopt.config.paths import options_of
+from sdopt.doctor.options import compose_options, fit_on
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
+from sdopt.statistics.outcomes import Standing
+from sdopt.suite import findings as found
+from sdopt.suite.config import INTERVALS, Part, SuiteConfig
+from sdopt.suite.process import Run
+from sdopt.suite.record import Finding
+from sdopt.variant import Variant
+
+ENDS_WELL = {"tests": (0, 1, 5)}
+"""Exit codes of a command that did all that it could, by kind, where it is not 0 alone: of pytest, 1 and 5 say that
+tests failed, or that none were left."""
+
+_USAGE = 2
+"""The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
+
+_TEST_S = 120
+"""Seconds that one test may take, if pytest-timeout is installed: one that hangs would take the part's whole limit, and
+one that compiles takes most of a minute."""
+
+CHECKOUT = Path(sdopt.__file__).parents[1]
+"""Where the tests are, if sdopt runs from a checkout."""
+
+_TESTS = CHECKOUT / "tests"
+
+BASELINE = "baseline"
+
+Runner = Callable[..., Run]
+"""Runs a command within what is left of the part's time; its standard output goes to the log, or to the file `out`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a part runs.
+
+    Attributes:
+        kind: the part's kind.
+        folder: the folder of its results.
+        log: the file with its output.
+        retry: whether what failed in an earlier call runs again.
+        command: the command; empty if nothing of the part can run here.
+        left_out: options that are known beforehand not to run.
+        tried: the options that the command tries.
+    """
+
+    kind: str
+    folder: Path
+    log: Path
+    retry: bool
+    command: list[str]
+    left_out: Sequence[Finding] = ()
+    tried: Sequence[str] = ()
+
+    def run(self, run: Runner) -> Run:
+        """Runs the command, as far as an earlier call has not done it."""
+        if self.kind == "doctor":
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return run(self.command, self.folder / "doctor.json")
+        if self.kind == "tests":
+            ended = found.tests_in(self.log).items()
+            done = [test for test, outcome in ended if outcome == "PASSED" or not self.retry]
+            return run([*self.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
+        if (self.folder / "result.json").is_file():
+            # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
+            failed = ["retry_failed=true"] if self.retry else []
+            resumed = run(_sdopt("run", f"resume={self.folder}", "tracking=none", *failed))
+            if resumed.code != _USAGE:
+                return resumed
+            # Earlier results of another machine or other versions are kept.
+            beside = self.folder.parent
+            self.folder.rename(beside / f"earlier-{1 + sum(1 for _ in beside.glob('earlier-*'))}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return run([*self.command, f"hydra.run.dir={quoted(str(self.folder))}"])
+
+    def findings(self) -> list[Finding]:
+        """Returns what the part has found, as far as it ran."""
+        if self.kind in ("doctor", "tests"):
+            with suppress(OSError, ValueError, KeyError):
+                doctor = self.kind == "doctor"
+                return found.machine_findings(self.folder / "doctor.json") if doctor else found.test_findings(self.log)
+            return []
+        result = found.result_in(self.folder)
+        if self.kind == "options":
+            return [*self.left_out, *found.option_findings(result, self.tried)]
+        if result is None:
+            return []
+        return found.noise_findings(result) if self.kind == "noise" else found.study_findings(result)
+
+
+def obstacle_to(part: Part, device: Device) -> str:
+    """Says why a part is left out on this machine; "" if it is not."""
+    if part.cuda and not device.is_cuda:
+        return "needs a CUDA device"
+    there = {"pytest": find_spec("pytest") is not None, "tests": _TESTS.is_dir()}
+    lacking = [what for what, present in there.items() if not present]
+    return f"no {' and no '.join(lacking)} here ({CHECKOUT})" if lacking and part.kind == "tests" else ""
+
+
+def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> Job:
+    """Returns what a part runs, with its files in `folder`. Raises UsageError if its configuration is not valid."""
+    place = (part.kind, folder / "run", folder / "log.txt", config.retry)
+    if part.kind == "doctor":
+        return Job(*place, _sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
+    if part.kind == "tests":
+        return Job(*place, _pytest(device))
+    overrides = study_overrides(part, config, device)
+    if part.kind != "options":
+        return Job(*place, _sdopt("run", *overrides))
+    study = option_study(overrides, part.options, part.settings, device, part.settled)
+    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
+    return Job(*place, command, study.left_out, study.tried)
+
+
+def _pytest(device: Device) -> list[str]:
+    # Without a GPU, the tests are only collected, which imports them. Slow ones compile kernels; the options that they
+    # test have parts of their own.
+    shown = ["-v", "--tb=short"] if device.is_cuda else ["--collect-only", "-q"]
+    if find_spec("pytest_timeout"):
+        shown.append(f"--timeout={_TEST_S}")
+    # A warning of a library of another version is no failure.
+    plain = ["-o", "addopts=", "-W", "default", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    # To import all other files takes longer than some of these tests. Those that compile come last: a limit then costs
+    # none of the short ones.
+    files = [path for path in _TESTS.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
+    files.sort(key=lambda path: (path.name == "test_compilers.py", path))
+    return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *map(str, files)]
+
+
+def _from_checkout(test: str) -> str:
+    """Returns a test's id as pytest compares it, relative to the checkout; a log has it relative to a folder."""
+    path, mark, rest = test.partition("::")
+    return f"{_TESTS.name}/{path.rpartition(f'{_TESTS.name}/')[2]}{mark}{rest}"
+
+
+def study_overrides(part: Part, config: SuiteConfig, device: Device) -> list[str]:
+    """Returns the overrides of a part's study."""
+    overrides = merge_overrides([f"hardware.device={device.torch_name}", *config.common], part.overrides)
+    if part.name.endswith(INTERVALS):
+        overrides = merge_overrides(overrides, config.precise)
+    elif part.kind != "noise":
+        overrides = merge_overrides(merge_overrides(overrides, config.first), part.first)
+    return overrides if device.is_cuda else merge_overrides(overrides, config.on_cpu)
+
+
+def _sdopt(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sdopt.cli", *arguments]
+
+
+@dataclass(frozen=True)
+class OptionStudy:
+    """The overrides of a study of options, and the options that it leaves out."""
+
+    overrides: tuple[str, ...]
+    """Empty where nothing is left to measure."""
+    left_out: tuple[Finding, ...]
+    tried: tuple[str, ...]
+    """The options that it measures, as in `memory=vae_tiling`."""
+
+
+def option_study(
+    overrides: Sequence[str],
+    options: Sequence[str],
+    settings: Mapping[str, Sequence[str]],
+    device: Device,
+    settled: Collection[str] = (),
+) -> OptionStudy:
+    """Returns the study of each of some options against the configuration without it.
+
+    An option that needs another one is compared with that one alone.
+
+    Args:
+        overrides: the configuration that the options are tried on.
+        options: what is tried: whole groups or single options, as in `layout` or `memory=vae_tiling`.
+        settings: overrides to try an option with, by option, as in `memory=vae_tiling`.
+        device: the device that they run on.
+        settled: options to leave out, as in `memory=vae_tiling`.
+
+    Raises:
+        UsageError: the configuration is not valid, or there is no such option.
+    """
+    groups = dict.fromkeys(named.partition("=")[0] for named in options)
+    known = {f"{group}={option}": (group, option) for group in groups for option in options_of(group)}
+    if unknown := [named for named in options if named not in known and not options_of(named)]:
+        raise UsageError([f"{named}: no option or group of options" for named in unknown])
+    with composer_of(overrides) as composer:
+        # All of the groups, because an option may need another one beside it.
+        made = compose_options(composer, [pair for name, pair in known.items() if name not in settled], settings)
+        baseline = composer.variant(BASELINE)
+    everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
+    rows: dict[str, list[str]] = {}
+    beside: dict[str, str] = {}
+    left_out: list[Finding] = []
+    tried: list[str] = []
+    for (group, option), variant in made.items():
+        name = f"{group}={option}"
+        if name not in options and group not in options:
+            continue
+        if isinstance(variant, list):
+            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
+            continue
+        if variant.choices == baseline.choices:
+            continue  # the baseline's own trace proves it
+        fit = fit_on(device, group, variant, everything)
+        if not fit.runs or fit.reasons:
+            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
+            continue
+        own = [name, *settings.get(name, ())]
+        tried.append(name)
+        rows[found.row_of(name)] = [fit.beside, *own] if fit.beside else own
+        if fit.beside:
+            beside[found.row_of(name)] = fit.beside
+    references = {other: f"with {found.row_of(other)}" for other in beside.values()}
+    variants = {BASELINE: [], **{name: [other] for other, name in references.items()}, **rows}
+    edges = [(name, references[beside[name]] if name in beside else BASELINE) for name in variants if name != BASELINE]
+    listed = {name: ", ".join(f'"{override}"' for override in given) for name, given in variants.items()}
+    written = ", ".join(f"{name}: [{given}]" for name, given in listed.items())
+    compared = ", ".join(f"{{candidate: {candidate}, reference: {reference}}}" for candidate, reference in edges)
+    study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
+    overrides = (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if rows else ()
+    return OptionStudy(overrides, tuple(left_out), tuple(tried))
