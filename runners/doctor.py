@@ -69,7 +69,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.hardware.probe import list_cards
     from sdopt.locks import reserve
     from sdopt.terminal import console as terminal
-    from sdopt.worker.calls import in_process
+    from sdopt.worker.child import in_process
 
     console = terminal()
     add_working_folder()

@@ -4,8 +4,9 @@ The command line, the Python API, launchers in other processes and tests all run
 """
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
 from sdopt.foresight.plan import predict, predict_here, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
+from sdopt.locks import reserve
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.hub import fetch_models
@@ -35,17 +37,15 @@ from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
-from sdopt.study.missing import missing_of
 from sdopt.study.plan import plan_result, refused, require_room, runnable_of
 from sdopt.study.progress import Progress
-from sdopt.study.reservation import reserved
-from sdopt.study.resume import is_elsewhere, merge_resumed
+from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
 from sdopt.terminal import console as terminal
 from sdopt.tracking.store import require_mlflow, require_store, start_ahead
 from sdopt.variant import Variant
-from sdopt.worker.calls import in_process
+from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 from sdopt.worker.process import WorkerProcess
@@ -54,6 +54,10 @@ _UNTRAINED = (
     "model.weights=random: untrained weights draw nothing that a prompt names, so CLIP score and all metrics of what "
     "images show are left out; leave model.weights away to fetch trained ones"
 )
+
+
+_POLL_S = 1.0
+"""Seconds between two looks whether a device that another study measures on is free."""
 
 
 def awaits_clip(composer: HydraComposer) -> bool:
@@ -302,8 +306,29 @@ class Experiment:
         nothing_runs = self._all_refused(plan, machine)
         if self.config.dry_run or nothing_runs or not hardware.exclusive:
             return machine
-        others = partial(self._other_cards, machine)
-        return until_done.enter_context(reserved(machine, others, str(self.folder), self._say_waiting))
+        return until_done.enter_context(self.reserved(machine))
+
+    @contextmanager
+    def reserved(self, machine: Machine) -> Iterator[Machine]:
+        """Keeps a device for this study, because concurrent timings disturb each other; waits until one is free.
+
+        Yields:
+            the machine; with another card of it, if that would do as well and the first one is taken.
+        """
+        machines, asked, announced = [machine], False, False
+        while True:
+            for found in machines:
+                with reserve(found.device, str(self.folder)) as holder:
+                    if not holder:
+                        yield found
+                        return
+            if not asked:
+                machines, asked = [machine, *self._other_cards(machine)], True
+                continue
+            if not announced:
+                self._say_waiting(holder, found)
+                announced = True
+            time.sleep(_POLL_S)
 
     def _fetch(self, variants: Sequence[Variant]) -> None:
         """Downloads or builds the models, and downloads what options and metrics read. Raises UsageError."""

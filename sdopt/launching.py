@@ -41,7 +41,7 @@ from sdopt.errors import (
 from sdopt.experiment import Experiment
 from sdopt.guard import explained
 from sdopt.locks import lock_folder
-from sdopt.record.folders import JobError, read_error, write_error
+from sdopt.record.files import JobError, read_error, write_error
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.scratch import scratch_folder

@@ -35,7 +35,7 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw, timed_draw
-from sdopt.worker.failures import describe_error
+from sdopt.worker.host import describe_error
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
 from sdopt.worker.protocol import (

@@ -20,8 +20,7 @@ from sdopt.pipelines.latents import require_latents
 from sdopt.pipelines.prompts import negative_prompts, resolve_prompts
 from sdopt.pipelines.sampling import require_options
 from sdopt.pipelines.tasks import require_inputs
-from sdopt.quality.metrics import features_of
-from sdopt.quality.settings import require_quality
+from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import (
     Gate,

@@ -10,14 +10,12 @@ from sdopt.config.composer import composer_of, with_gate
 from sdopt.config.groups import data_sheets
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.exchange.study import Given, import_study, judgeable
-from sdopt.quality.metrics import features_of
-from sdopt.quality.settings import require_quality
+from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.files import write_result
-from sdopt.record.records import StudyResult
+from sdopt.record.records import StudyResult, now
 from sdopt.report.sweep import exit_code
 from sdopt.statistics.ratios import compare
 from sdopt.study.environment import describe_environment
-from sdopt.study.status import now
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.machine import find_machine
 

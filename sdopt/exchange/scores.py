@@ -16,7 +16,7 @@ from sdopt.exchange.study import TIMES
 from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.inputs import by_prompt
 from sdopt.quality.metrics import slug
-from sdopt.record.folders import inside
+from sdopt.record.files import inside
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import ImageRecord
 

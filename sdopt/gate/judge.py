@@ -30,13 +30,22 @@ from sdopt.gate.rulings import (
     exact,
     find_scores,
     percent,
+    precision_of,
     problem_of,
     rarely,
     two_sided,
     unjudged,
 )
-from sdopt.gate.trust import disturbances, repeated_prompts, trust_rulings, uncounted
-from sdopt.gate.work import comparable, effect_seen, same_work, tripwires
+from sdopt.gate.trust import (
+    comparable,
+    disturbances,
+    effect_seen,
+    repeated_prompts,
+    same_work,
+    tripwires,
+    trust_rulings,
+    uncounted,
+)
 from sdopt.quality.metrics import family_of
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
@@ -45,7 +54,6 @@ from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
-from sdopt.statistics.changes import changes_of
 from sdopt.statistics.measures import (
     FIRST_IMAGE,
     MEASURES,
@@ -57,7 +65,7 @@ from sdopt.statistics.measures import (
     with_shape,
 )
 from sdopt.statistics.ratios import exceeds
-from sdopt.statistics.rounding import precision_of
+from sdopt.statistics.summary import changes_of
 
 
 def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:

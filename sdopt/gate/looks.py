@@ -7,10 +7,9 @@ data again is the same look. A look beyond the fixed number cannot pass.
 
 import hashlib
 import json
-from datetime import UTC, datetime
 
 from sdopt.record.comparisons import Comparison
-from sdopt.record.records import StudyResult
+from sdopt.record.records import StudyResult, now
 from sdopt.record.verdicts import Look, Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.statistics.ratios import paired
@@ -31,7 +30,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
         candidate=candidate.name,
         reference=reference.name,
         gate=gate.name,
-        judged=datetime.now(UTC).isoformat(timespec="seconds"),
+        judged=now(),
         data=data,
         number=number,
         allowed=allowed,

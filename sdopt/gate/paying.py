@@ -14,7 +14,6 @@ from enum import StrEnum
 
 from sdopt.gate.rulings import level_of, percent
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
-from sdopt.statistics.claims import holm
 from sdopt.statistics.measures import SPEEDUP, Measure, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 
@@ -157,7 +156,7 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
 
     Args:
         results: the answer to each claim.
-        changes: how the option's trace differs from the reference's (`sdopt.statistics.changes`); None if not known.
+        changes: how the option's trace differs from the reference's (`sdopt.statistics.summary`); None if not known.
     """
     reason = "; ".join(result.reason for result in results)
     doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
@@ -177,3 +176,14 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
 
 def _ruling(verdict: Verdict, payoff: Payoff, reason: str) -> Ruling:
     return Ruling("must pay", "", verdict, f"{payoff}: {reason}", payoff=payoff)
+
+
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Returns which claims hold together, so that the chance of any false one is at most `level` (Holm 1979)."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    held = [False] * len(p_values)
+    for rank, index in enumerate(order):
+        if p_values[index] > level / (len(p_values) - rank):
+            break
+        held[index] = True
+    return held

@@ -10,10 +10,10 @@ from pathlib import Path
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import read_calibration
+from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
-from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from sdopt.study.designs import Plan
 
 _THRESHOLDS = {

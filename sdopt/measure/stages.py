@@ -1,8 +1,11 @@
-"""Names the stages of a pipeline call, and lets code run before and after each."""
+"""Names the stages of a pipeline call, lets code run before and after each, and times them."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -54,3 +57,38 @@ def _observed_method(vae: Any, name: str, stage: str, enter: Enter, leave: Leave
             del vae.__dict__[name]
         else:
             vae.__dict__[name] = own
+
+
+class StageClock:
+    """Times the stages of one call, which do not overlap: by the wall clock, or on CUDA between events on its stream.
+
+    Events do not serialise the call; they are read after a synchronise.
+    """
+
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+        self._entered: Any = None
+        self._spans: dict[str, list[tuple[Any, Any]]] = {}
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def enter(self, stage: str) -> None:
+        """Starts the time of a stage."""
+        self._entered = self._mark()
+
+    def leave(self, stage: str, _output: Any) -> None:
+        """Ends the time of the stage that was entered last."""
+        self._spans.setdefault(stage, []).append((self._entered, self._mark()))
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Returns the seconds of each stage, a value per entry of the stage."""
+
+        def between(start: Any, end: Any) -> float:
+            return float(start.elapsed_time(end) / 1000 if self._cuda else end - start)
+
+        return {stage: [between(*span) for span in spans] for stage, spans in self._spans.items()}

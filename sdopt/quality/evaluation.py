@@ -13,15 +13,13 @@ from sdopt.errors import UsageError
 from sdopt.guard import explained
 from sdopt.hardware.arithmetic import tf32
 from sdopt.quality.inputs import Inputs, Networks, Pictures
-from sdopt.quality.metrics import QualityMetric, measured_metrics
-from sdopt.quality.settings import reference_of
+from sdopt.quality.metrics import QualityMetric, measured_metrics, reference_of
 from sdopt.quality.tripwires import tripped
 from sdopt.record.records import REDRAWN, StudyResult
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.schema import Model, Quality
 from sdopt.statistics.bounds import pseudo_values, subtract
-from sdopt.worker.calls import call_apart
-from sdopt.worker.child import ChildDiedError
+from sdopt.worker.child import ChildDiedError, call_apart
 
 if TYPE_CHECKING:
     from sdopt.worker.forkserver import StartContext

@@ -14,7 +14,7 @@ from sdopt.quality.features import FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
-from sdopt.record.folders import inside
+from sdopt.record.files import inside
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 

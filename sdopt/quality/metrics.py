@@ -3,22 +3,23 @@
 A metric over features carries their name in its own, everywhere: `fid_emojiclip` and `fid_inception` are two metrics.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.ndimage import convolve
 from torch.nn import functional
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.quality.appearance import brightness, contrast, fine_detail, palette
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
 from sdopt.quality.features import PUBLISHED, ClipFeatures, is_in_cache, is_installed
 from sdopt.quality.inputs import Inputs, finite
 from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db, require_lpips
 from sdopt.record.scores import Score
-from sdopt.schema import Model, Quality
+from sdopt.schema import Gate, Model, Quality
 
 
 @dataclass(frozen=True)
@@ -318,3 +319,85 @@ def slug(features: str) -> str:
 def kind_of(features: str) -> str:
     """Returns the kind of features, as in `Family.over`: `clip` for each CLIP, else the name of the features."""
     return "clip" if features == "emojiclip" else features.partition(":")[0]
+
+
+_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+"""Weights of linear red, green and blue in the luminance (ITU-R BT.709)."""
+
+_FINE = np.array([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
+"""Difference of two Laplacians, which is 0 on planes and straight edges (Immerkær 1996)."""
+
+
+def brightness(images: np.ndarray) -> np.ndarray:
+    """Returns the mean luminance of uint8 images (n, height, width, 3), gamma-coded: float64 (n,) from 0 to 1."""
+    means: np.ndarray = _luminance(images).mean(axis=(1, 2))
+    return means
+
+
+def contrast(images: np.ndarray) -> np.ndarray:
+    """Returns the root mean square contrast: the standard deviation of the luminance, float64 (n,) from 0 to 0.5."""
+    deviations: np.ndarray = _luminance(images).std(axis=(1, 2))
+    return deviations
+
+
+def fine_detail(images: np.ndarray) -> np.ndarray:
+    """Returns the amount of fine structure, float64 (n,): Immerkær's estimate of the noise deviation, from 0 to 1.
+
+    It is √(π/2) / 6 times the mean absolute response to Immerkær's mask. Noise and ringing raise it, blur lowers it.
+    """
+    responses = np.stack([convolve(image, _FINE, mode="nearest") for image in _luminance(images)])
+    means: np.ndarray = np.abs(responses).mean(axis=(1, 2))
+    return means * (math.sqrt(math.pi / 2) / 6)
+
+
+def palette(images: np.ndarray) -> np.ndarray:
+    """Returns the colours of uint8 images (n, height, width, 3) in five figures each: float64 (n, 5).
+
+    They are the means of red, green and blue, gamma-coded from 0 to 1, and the standard deviations of the two opponent
+    colours, red − green and yellow − blue (Hasler and Süsstrunk 2003). A cast moves the means, a loss of colour the
+    deviations, also of an image whose colours balance.
+    """
+    colours = images.astype(np.float64) / 255
+    red, green, blue = np.moveaxis(colours, -1, 0)
+    opponents = np.stack([red - green, (red + green) / 2 - blue])
+    return np.column_stack([colours.mean(axis=(1, 2)), opponents.std(axis=(2, 3)).T])
+
+
+def _luminance(images: np.ndarray) -> np.ndarray:
+    luminance: np.ndarray = images.astype(np.float64) @ _LUMINANCE / 255
+    return luminance
+
+
+def reference_of(quality: Quality, model: Model) -> str:
+    """Returns the reference set of FID, KID and CMMD."""
+    if quality.reference is not None:
+        return quality.reference
+    return "packaged" if (PACKAGED / model.name).is_dir() else "baseline"
+
+
+def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
+    """Raises UsageError if features or networks are missing, or if a gate judges images and none is scored."""
+    from sdopt.quality.features import require_features
+    from sdopt.quality.paired import require_lpips
+
+    problems = []
+    if gate.judges and not quality.metrics:
+        problems.append(
+            f"gate={gate.name}: judges images, but quality.metrics=false computes no metrics; leave one of them out"
+        )
+    for name in features_of(quality, model) if quality.metrics else ():
+        try:
+            require_features(name)
+        except UsageError as error:
+            problems += [f"quality.features: {problem}" for problem in error.problems]
+    try:
+        measured_metrics(quality, model)
+    except UsageError as error:
+        problems += [f"quality.features: {problem}" for problem in error.problems]
+    if quality.lpips:
+        try:
+            require_lpips()
+        except UsageError as error:
+            problems += [f"quality.lpips: {problem}" for problem in error.problems]
+    if problems:
+        raise UsageError(problems)

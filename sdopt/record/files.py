@@ -1,12 +1,15 @@
-"""Reads and writes `result.json`, whole or not at all."""
+"""Reads and writes the files of a run's folder: `result.json`, whole or not at all, and why a job has no result."""
 
+import json
 import os
+import re
 import signal
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import Any
 
@@ -14,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from sdopt.errors import ENDINGS, UsageError, command_line, without_passwords
-from sdopt.record.checks import problems_of
-from sdopt.record.records import SCHEMA_VERSION, StudyResult
+from sdopt.record.records import SCHEMA_VERSION, Status, StudyResult
+from sdopt.schema import wrong_name
 
 _ADAPTER = TypeAdapter(StudyResult)
 
@@ -155,3 +158,70 @@ def _require_schema(document: Any) -> None:
         f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}: read it with the sdopt that wrote it "
         f"({wrote}), or measure again"
     )
+
+
+def problems_of(result: StudyResult) -> Iterator[str]:
+    """Yields what is wrong with the names and the paths of a result, one line each."""
+    if wrong := wrong_name(result.name):
+        yield f"name={result.name!r}: {wrong}"
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
+        yield f"id={result.id!r}: not the id of a study"
+    names = [row.name for row in result.variants]
+    sides = [name for edge in result.comparisons for name in (edge.candidate, edge.reference)]
+    yield from (f"{name}: no variant has this name" for name in (result.baseline, *sides) if name not in names)
+    images = [record.path for row in result.variants for record in row.images]
+    images += [record.path for records in result.redrawn.values() for record in records]
+    trips = [trip.path for row in result.variants for trip in row.trips if trip.path]
+    for path in dict.fromkeys([*images, *trips]):
+        if not stays_within(path):
+            yield f"images: {path!r}: not a file of the run's folder"
+
+
+def stays_within(path: str) -> bool:
+    """Returns whether a relative path, as text, stays within the folder that it starts from."""
+    parts = PurePosixPath(path)
+    return path.isprintable() and bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts
+
+
+def inside(folder: Path, path: str) -> Path:
+    """Returns a file of a run's or a sweep's folder: one that a result names, or a report.
+
+    Raises:
+        UsageError: the path leads out of the folder, by itself or by a symbolic link.
+    """
+    if not stays_within(path) or not (folder / path).resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"{folder}: {path!r} is not a file of that folder")
+    return folder / path
+
+
+@dataclass(frozen=True)
+class JobError:
+    """The reason why a job has no result, as kept in its folder's `error.json`."""
+
+    exit_code: int
+    problems: list[str]
+    status: Status = Status.FAILED
+
+
+def write_error(error: JobError, folder: Path) -> None:
+    """Writes `error.json`. Raises OSError if the folder cannot be written."""
+    write_atomically(folder / "error.json", json.dumps(asdict(error), indent=1).encode())
+
+
+def read_error(folder: Path) -> JobError | None:
+    """Returns why the job of a folder has no result; None without an `error.json`.
+
+    Raises:
+        UsageError: its `error.json` cannot be read; one line says why.
+    """
+    file = folder / "error.json"
+    if not file.is_file():
+        return None
+    try:
+        return TypeAdapter(JobError).validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise UsageError(f"{file}: not a valid error.json: {where}{first['msg']}") from error
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from error

@@ -2,6 +2,7 @@
 
 import uuid
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -13,16 +14,18 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.samples import Evidence, Measurement
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Look
-from sdopt.schema import (
-    Shape,
-    Sheet,
-)
+from sdopt.schema import Shape, Sheet
 
 SCHEMA_VERSION = 5
 """Version of the schema, raised with every change that breaks earlier readers. A result of another one is refused."""
 
 IMPORTED = "imported"
 """The design of a study whose images and times other programs made."""
+
+
+def now() -> str:
+    """Returns the current time in UTC, in the format of records."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Status(StrEnum):

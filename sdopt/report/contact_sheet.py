@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from sdopt.record.folders import inside
+from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.scores import ImageRecord
 from sdopt.report.tables import images_cell

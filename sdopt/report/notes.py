@@ -10,8 +10,8 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.gpu import gpu_notes
 from sdopt.statistics.measures import TAIL_RATIO
+from sdopt.statistics.noise import unsettled
 from sdopt.statistics.precision import kept_going
-from sdopt.statistics.settling import unsettled
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, sampling_text, seconds_text, shortened, start_words
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.gate.judge import left_unjudged, worst_code
-from sdopt.record.files import read_result
-from sdopt.record.folders import JobError, read_error
+from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table

@@ -15,8 +15,7 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.experiment import awaits_clip, fetch_clip, foreseen
 from sdopt.locks import lock_folder
-from sdopt.record.files import write_atomically
-from sdopt.record.folders import inside
+from sdopt.record.files import inside, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.blocks import Chart
 from sdopt.schema import Tracking

@@ -17,13 +17,12 @@ from sdopt.gate.rule_checks import require_measured
 from sdopt.launching import InterruptedStudy, launch
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import as_override
-from sdopt.record.files import read_result
-from sdopt.record.folders import read_error
+from sdopt.record.files import read_error, read_result
 from sdopt.record.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.record import FINAL
 from sdopt.search.space import BASELINE, Candidate
-from sdopt.study.missing import missing_of
+from sdopt.study.resume import missing_of
 from sdopt.variant import Variant
 
 _OTHER_NOISE = 500_000

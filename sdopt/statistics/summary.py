@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.adoption import command_of, lines_of
-from sdopt.statistics.changes import changes_of
 from sdopt.statistics.figures import Figures, Ratio, figures_of, first_rows
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
@@ -509,3 +508,34 @@ def _notes(result: StudyResult) -> list[str]:
     if (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
         advice = "measure again with gate=default, which generates more of them"
     return [f"The images were not judged: {advice}."]
+
+
+def changes_of(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str] | None:
+    """Returns what differs between the traces of two variants, in words; None where one of them has none.
+
+    Omits differences that also occur between the two identical baselines. Of calls that another program made, the
+    change is that program's own word.
+    """
+    if result.is_imported:
+        return [f"{candidate.name}, as whoever made it says"]
+    mine, other = traced(candidate), traced(reference)
+    if not mine or not other:
+        return None
+    first, again = (traced(row) if row else {} for row in (result.variant(result.baseline), result.control))
+    chance = _differing(first, again) if first and again else set()
+    names = sorted(_differing(mine, other) - chance)
+    return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+
+
+def traced(variant: VariantResult) -> dict[str, float]:
+    """Returns what ran in the traced call of a variant, with the graphs that its first call compiled."""
+    found = next((measurement for measurement in variant.measurements if measurement.shapes[0].traced), None)
+    if found is None:
+        return {}
+    return found.shapes[0].traced | (
+        {"compiled graphs": float(found.shapes[0].graphs)} if found.shapes[0].graphs else {}
+    )
+
+
+def _differing(mine: dict[str, float], other: dict[str, float]) -> set[str]:
+    return {name for name in mine.keys() | other.keys() if mine.get(name, 0) != other.get(name, 0)}

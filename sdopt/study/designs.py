@@ -13,7 +13,7 @@ from typing_extensions import override
 from sdopt.errors import UsageError
 from sdopt.record.choices import NONE, as_override, listed
 from sdopt.schema import ExplicitEdge, wrong_label
-from sdopt.statistics.article import Published, require_published
+from sdopt.statistics.published import Published, require_published
 from sdopt.variant import Variant
 
 BASELINE = "baseline"

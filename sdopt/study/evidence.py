@@ -1,13 +1,23 @@
 """Takes the measurements that would disturb timings: energy, operation counts, images, stages and evidence."""
 
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sdopt.record.records import append_reason
-from sdopt.study.image_pass import draw_floors, draw_images, hold_against_drawn
-from sdopt.study.session import Session, VariantProcess, batched
+import numpy as np
+
+from sdopt.errors import UsageError
+from sdopt.quality.images import read_image
+from sdopt.record.records import REDRAWN, append_reason
+from sdopt.record.samples import TimedImage
+from sdopt.record.scores import BrokenImage, ImageRecord
+from sdopt.study.session import Session, Study, VariantProcess, batched
+from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
+from sdopt.worker.protocol import Batch, SampledImage, WorkerError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,3 +127,138 @@ class Inspection:
 def _inspected(process: VariantProcess) -> bool:
     """Returns whether an earlier first process of the variant was inspected."""
     return any(other.complete for other in process.row.measurements if not other.replicate)
+
+
+class ImagePass:
+    """One pass of a process over prompts.
+
+    Args:
+        study: the study.
+        process: the process that draws the images.
+        draw: the images to draw.
+        name: the name of their folder, below the study's images.
+    """
+
+    def __init__(self, study: Study, process: VariantProcess, draw: Draw, name: str) -> None:
+        self.process, self.draw = process, draw
+        self._study = study
+        self._subfolder = Path("images") / name
+        self._folder = study.folder / self._subfolder
+        self._batches: list[Batch] = []
+
+    def wants(self, batch: int) -> bool:
+        """Returns whether a batch is to be drawn, and can be."""
+        return batch < self.draw.calls and self.process.living
+
+    def begin(self, batch: int) -> Callable[[], Batch]:
+        """Begins one batch; returns a function that waits for it. Both raise WorkerError."""
+        return self.process.worker.begin(PipelineHost.generate, batch, self.draw, self._folder)
+
+    def receive(self, batch: Batch) -> None:
+        """Notes images that were drawn."""
+        self._batches.append(batch)
+        self._study.progress.advance()
+
+    def record_times(self) -> None:
+        """Records the time and memory of the calls, if the process drew every image."""
+        if len(self._batches) == self.draw.calls and self.process.living:
+            measurement = self.process.measurement
+            measurement.pass_s = [batch.seconds for batch in self._batches]
+            measurement.pass_held_gib = [batch.held_gib for batch in self._batches]
+
+    def images(self) -> list[ImageRecord]:
+        """Returns the drawn images, by their paths in the run."""
+        return [
+            replace(record, path=str(self._subfolder / record.path))
+            for batch in self._batches
+            for record in batch.records
+        ]
+
+    def discard(self) -> None:
+        """Deletes the drawn images."""
+        self._batches = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
+    """Draws the images of variants side by side."""
+    study = session.study
+    passes = [
+        ImagePass(
+            study,
+            process,
+            draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads),
+            study.slug(process.row),
+        )
+        for process in group
+        if process.living
+    ]
+    for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
+        asked = {drawing.process: drawing for drawing in passes if drawing.wants(batch)}
+        requests = [(process, partial(drawing.begin, batch)) for process, drawing in asked.items()]
+        for process, answer in session.ask_each("images", requests, lenient=True):
+            asked[process].receive(answer)
+    for drawing in passes:
+        drawing.record_times()
+        if drawing.process.living:
+            drawing.process.row.images = drawing.images()
+
+
+def draw_floors(session: Session, process: VariantProcess) -> None:
+    """Draws the baseline's images once more for each floor.
+
+    A floor that cannot be drawn is left out and noted; the control and its timings stay valid.
+    """
+    study = session.study
+    drawn = draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
+    floors = floor_draws(drawn, process.variant, study.quality.floor_prompts, study.sharing.threads)
+    for kind, draws in floors.items():
+        problems = []
+        for draw in draws:
+            drawing = ImagePass(study, process, draw, f"floor-{kind}")
+            try:
+                for batch in range(draw.calls):
+                    study.progress.phase(process.row.name, "images")
+                    drawing.receive(drawing.begin(batch)())
+                study.result.redrawn[kind] = drawing.images()
+                break
+            except WorkerError as error:
+                drawing.discard()
+                problems.append(f"in batches of {draw.batch_size}: {error.reason}")
+                if not process.worker.alive:
+                    break
+        if problems:
+            how = "drawn in smaller batches" if kind in study.result.redrawn else "not drawn"
+            process.row.reason = append_reason(process.row, f"{REDRAWN[kind]}: {how}; {'; '.join(problems)}")
+        if not process.worker.alive:
+            return
+
+
+def hold_against_drawn(study: Study, process: VariantProcess) -> None:
+    """Compares the sampled images of a process's timed calls with those that the variant's first process drew."""
+    row = process.row
+    if not row.images and row.is_control:
+        row = study.result.variant(study.result.baseline)  # whose images are the control's too
+    drawn = {(record.prompt_index, record.image_index): record for record in row.images}
+
+    def error(image: SampledImage) -> float | None:
+        record = drawn.get((image.prompt_index, image.image_index))
+        return None if record is None else _squared_difference(image.pixels, study.folder / record.path)
+
+    timed_images = process.measurement.shapes[0].timed_images
+    timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    if not study.quality.metrics:  # else all tripwires look at the images
+        paths = [record.path for record in process.row.images if not record.finite]
+        paths = paths or ["" for image in process.images if not image.finite][:1]
+        found = [BrokenImage("non_finite", path, "pixels are NaN or infinite") for path in paths]
+        process.row.trips = process.row.trips or found
+    process.images = []
+
+
+def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
+    """Returns the mean squared difference of pixels in 0…1 to a file; None if that has no image of the same size."""
+    try:
+        other = read_image(file)
+    except UsageError:
+        return None
+    return float(np.mean(np.square(pixels / 255 - other / 255))) if pixels.shape == other.shape else None

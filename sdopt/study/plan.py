@@ -14,14 +14,13 @@ from sdopt.options.base import loading_arguments
 from sdopt.pipelines.components import count_weights
 from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Promise, Status, StudyResult, VariantResult
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult, now
 from sdopt.schema import Model, Protocol
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.environment import describe_environment
 from sdopt.study.fingerprint import inputs_of, of_model
-from sdopt.study.status import now
 from sdopt.variant import Variant
-from sdopt.worker.calls import in_process
+from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 

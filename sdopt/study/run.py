@@ -1,20 +1,21 @@
 """Runs a study: measures its missing parts, session by session, and keeps its result up to date."""
 
+import time
 from pathlib import Path
 
+from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.files import write_at_last
-from sdopt.record.records import Schedule, Status, StudyResult, append_reason
+from sdopt.record.records import Precision, Schedule, Status, StudyResult, VariantResult, append_reason, now
 from sdopt.schema import Protocol, Quality
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.effects import effects_of
+from sdopt.statistics.precision import processes_needed
 from sdopt.statistics.ratios import compare
 from sdopt.study.designs import Plan
-from sdopt.study.missing import missing_of
-from sdopt.study.precision import PrecisionPlan
 from sdopt.study.progress import Progress
+from sdopt.study.resume import missing_of
 from sdopt.study.rounds import Blocks, Rounds
 from sdopt.study.session import DoesNotFitError, Session, Study
-from sdopt.study.status import now, progress_of, set_final_statuses
 from sdopt.study.warmup import Warmup
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import StartWorker
@@ -40,12 +41,13 @@ def run_study(
         OSError: the file could not be written at the end; the message says where the result is instead.
     """
     result.status, result.finished = "running", None
+    begun = time.monotonic()
     try:
         with scratch_folder("study") as scratch:
             study = Study(plan, result, protocol, quality, machine, start_worker, folder, scratch, progress)
-            precision = PrecisionPlan(result, protocol)
+            before_s = result.precision.spent_s if result.precision else 0.0
             measure_missing(study, first_schedule(protocol, machine))
-            while precision.grant():
+            while more_processes(result, protocol, before_s + time.monotonic() - begun):
                 measure_missing(study, Schedule(result.sessions[-1].schedule, result.schedule.reason))
         set_final_statuses(result)
         result.status = "finished"
@@ -54,7 +56,7 @@ def run_study(
         lacking = missing_of(result).variants
         for row in result.variants:
             if row.status is Status.PENDING and row.name in lacking:
-                row.status, row.reason = Status.INTERRUPTED, append_reason(row, progress_of(row, protocol))
+                row.status, row.reason = Status.INTERRUPTED, append_reason(row, _progress_of(row, protocol))
         set_final_statuses(result)
         raise
     finally:
@@ -91,3 +93,80 @@ def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
     if protocol.schedule == "auto" and mode.startswith("exclusive"):
         return Schedule("blocks", f"the device is in compute mode {mode}, and takes one process at a time")
     return Schedule()
+
+
+def more_processes(result: StudyResult, protocol: Protocol, spent_s: float) -> bool:
+    """Grants the next processes to speed-ups that are not precise enough, as many at a time as the pilot had.
+
+    Args:
+        result: the study, whose pilot is measured.
+        protocol: says how precise, and for how long.
+        spent_s: the seconds that measuring took so far.
+
+    Returns:
+        False where none is needed, or the budget has no room for it.
+    """
+    if protocol.precision is None:
+        return False
+    result.precision = precision = result.precision or Precision(granted=result.config.replicates)
+    precision.needed, precision.spent_s = precision.needed or processes_needed(result), spent_s
+    running = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
+    needed = max((n for name, n in precision.needed.items() if name in running), default=0)
+    if needed <= precision.granted:
+        return False
+    granted = min(needed, precision.granted + result.config.replicates)
+    if protocol.budget_s is not None:
+        timed = sum(len(row.samples) for row in result.variants)
+        # The baseline and the control of each session too.
+        more = (granted - precision.granted) * (2 + sum(n > precision.granted for n in precision.needed.values()))
+        if spent_s * (1 + more / max(timed, 1)) > protocol.budget_s:
+            precision.stopped = f"protocol.budget_s={protocol.budget_s:g} was spent"
+            return False
+    precision.granted = granted
+    return True
+
+
+def _progress_of(row: VariantResult, protocol: Protocol) -> str:
+    """Returns how far an interrupted variant had come, in words."""
+    done = min((len(times) for times in row.samples.values()), default=0)
+    return f"interrupted after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
+
+
+def set_final_statuses(result: StudyResult) -> None:
+    """Sets the final status of each fully measured variant."""
+    for row in result.variants:
+        if row.status is Status.PENDING or row.status.measured:
+            row.status, row.reason = _engagement(row)
+
+
+_UNDONE = " (if the function undoes it, leave one of the two out)"
+
+
+def _engagement(row: VariantResult) -> tuple[Status, str]:
+    """Returns status and reason: without evidence of every option in every replicate at every shape, not engaged."""
+    if not row.measurements:
+        return row.status, row.reason
+    shapes = row.config.shapes
+    found = [
+        (evidence, f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{where}")
+        for measurement in row.measurements
+        for shape, samples in zip(shapes, measurement.shapes, strict=True)
+        for evidence in samples.evidence
+        for where in [f" (at {shape})" if len(shapes) > 1 else ""]
+        if not evidence.engaged
+    ]
+    idle = {
+        f"{text}{_UNDONE if row.is_patched and evidence.axis != PATCH else ''}"
+        for evidence, text in found
+        if row.lacks(evidence)
+    }
+    changed = {f"the function changed what {text}" for evidence, text in found if not row.lacks(evidence)}
+    # A process that was killed before it showed evidence is replaced by another of the same replicate.
+    shown = {
+        measurement.replicate
+        for measurement in row.measurements
+        if all(samples.evidence for samples in measurement.shapes)
+    }
+    silent = shown != {measurement.replicate for measurement in row.measurements}
+    status = Status.NOT_ENGAGED if idle or silent else Status.OK
+    return status, append_reason(row, *sorted(idle), *([] if idle else sorted(changed)))

@@ -13,18 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.record.files import write_result
-from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
-from sdopt.record.samples import Measurement, ShapeSamples
+from sdopt.record.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason, now
+from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.forecast import calls_ahead
-from sdopt.study.memory_plan import footprint_gib
-from sdopt.study.missing import Missing
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
-from sdopt.study.sharing import Sharing
-from sdopt.study.status import now
+from sdopt.study.resume import Missing
 from sdopt.variant import Variant
 from sdopt.worker.draws import drawing_batch, timed_draw
 from sdopt.worker.host import PipelineHost
@@ -33,6 +31,44 @@ from sdopt.worker.process import StartWorker, Worker, answers_of
 from sdopt.worker.protocol import SampledImage, TimedCall, WorkerError
 
 T = TypeVar("T")
+
+_SIDE_BY_SIDE = 2
+"""Number of processes that work at once on a CPU: one process does not use all of it."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How many processes work at once, and with how many threads.
+
+    Attributes:
+        cores: the number of cores that a process may use.
+        threads: the number of threads of a timed call.
+        on_gpu: whether calls run on a GPU, which serves one process at a time.
+    """
+
+    cores: int
+    threads: int
+    on_gpu: bool
+
+    @property
+    def processes(self) -> int:
+        """How many processes may work at once."""
+        return 1 if self.on_gpu else _SIDE_BY_SIDE
+
+    @property
+    def calls(self) -> int:
+        """How many processes may make calls at once with as many threads as timed calls have.
+
+        A call waits for all its threads many times a second. With more threads than cores, two calls at once take far
+        longer than one after the other.
+        """
+        return max(1, min(self.processes, self.cores // self.threads))
+
+    @property
+    def drawing_threads(self) -> int | None:
+        """The number of threads with which a process draws images beside others; None is that of timed calls."""
+        count = max(1, self.threads // self.processes)
+        return None if count == self.threads else count
 
 
 @dataclass
@@ -472,3 +508,14 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yields items in groups of a size; the last may be smaller. From Python 3.12 on it is in itertools."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def footprint_gib(memory: Memory) -> dict[str, float]:
+    """Returns how many GiB a worker needs at its peak, for each memory that may run out."""
+    # In a sandbox, the kernel may not report the peak.
+    host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
+    if memory.cuda_peak_reserved_gib is None:
+        return {"host": host}
+    counted = memory.cuda_peak_reserved_gib + (memory.cuda_elsewhere_gib or 0.0)
+    on_card = memory.nvml_process_gib or counted + CUDA_CONTEXT_GIB
+    return {"host": host, "device": on_card}

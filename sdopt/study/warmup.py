@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from functools import partial
 
-from sdopt.study.memory_plan import excess, memory_budget_gib
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import host_memory_gib
 from sdopt.study.session import Session, VariantProcess
 from sdopt.worker.host import PipelineHost
 
@@ -113,3 +114,20 @@ class Warmup:
             for _, call in self._session.call([process], "first call", shape_index, 0, memory=not self._calls):
                 process.measurement.shapes[shape_index].memory = call.memory
                 self._study.progress.advance()
+
+
+def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
+    """Returns how many GiB all processes together may fill, for each memory that may run out."""
+    free = {"host": device.memory_free_gib}
+    if device.is_cuda:
+        free = {"host": host_memory_gib()[1], "device": device.memory_free_gib}
+    return {kind: gib * fraction for kind, gib in free.items()}
+
+
+def excess(footprints_gib: Sequence[dict[str, float]], budget_gib: dict[str, float], more: int = 1) -> str | None:
+    """Returns why no `more` processes as large as the largest would fit beside those that live; None if they would."""
+    for kind, budget in budget_gib.items():
+        needs = [footprint.get(kind, 0.0) for footprint in footprints_gib]
+        if needs and sum(needs) + more * max(needs) > budget:
+            return f"{len(needs) + more} processes of {max(needs):.2f} GiB exceed {budget:.2f} GiB of {kind} memory"
+    return None

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.record.files import read_result, write_atomically
-from sdopt.record.folders import read_error
+from sdopt.record.files import read_error, read_result, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.markdown import markdown_page

@@ -11,8 +11,7 @@ import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
 from sdopt.quality.metrics import is_imported
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.files import to_json
-from sdopt.record.folders import inside
+from sdopt.record.files import inside, to_json
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report.catalog import markdown_table
 from sdopt.report.verdicts import verdict_markdown, verdicts_of

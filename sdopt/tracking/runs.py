@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.record.files import parse_result, to_json
-from sdopt.record.folders import inside
+from sdopt.record.files import inside, parse_result, to_json
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN

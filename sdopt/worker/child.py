@@ -1,4 +1,4 @@
-"""Runs a process at the other end of a pipe: messages, notes on progress, time limits, its death, and its end."""
+"""Runs a process, or one function in it, at the other end of a pipe: messages, notes, time limits, death and end."""
 
 import os
 import pickle
@@ -14,8 +14,9 @@ from multiprocessing import process as multiprocessing_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from sdopt.errors import UsageError
 from sdopt.measure.processes import end, started_by
 from sdopt.worker.forkserver import StartContext, start
 
@@ -244,3 +245,57 @@ def _end_with_the_parent(life: Connection, scratch: Path | None) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
     end(started_by(os.getpid()))
     os.killpg(0, signal.SIGKILL)
+
+
+T = TypeVar("T")
+
+_PROBE_LIMIT_S = 300
+
+
+def call_apart(
+    context: StartContext,
+    function: Callable[..., T],
+    *arguments: Any,
+    timeout_s: float | None = None,
+    note: Callable[[Any], None] | None = None,
+) -> T:
+    """Runs `function` in a fresh process; returns its result or re-raises its error.
+
+    Args:
+        context: starts the process.
+        function: a function of a module; its arguments, its result and its notes are pickled.
+        arguments: the arguments of `function`.
+        timeout_s: limit in seconds; None waits for as long as the process lives.
+        note: if given, `function` gets a keyword argument `note`; each of its calls there calls `note` here.
+
+    Raises:
+        ChildTimeoutError: `function` took too long.
+        ChildDiedError: the process ended without a result.
+    """
+    child = ChildProcess(context, _serve, function, arguments, note is not None)
+    try:
+        result: T = child.receive(timeout_s, note or _ignore)
+    except BaseException:
+        child.kill()
+        raise
+    child.stop()
+    return result
+
+
+def in_process(context: StartContext, function: Callable[..., T], *arguments: Any, what: str) -> T:
+    """Runs `function`, which may touch the device, in a fresh process; returns its result or re-raises its error.
+
+    Raises:
+        UsageError: the process died, or gave no answer; the message begins with `what`.
+    """
+    try:
+        return call_apart(context, function, *arguments, timeout_s=_PROBE_LIMIT_S)
+    except ChildTimeoutError:
+        raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?") from None
+    except ChildDiedError as died:
+        raise UsageError(f"{what}: the process that should answer has ended ({died})") from None
+
+
+def _serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], notes: bool) -> None:
+    keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
+    send_answer(connection, lambda: function(*arguments, **keywords))

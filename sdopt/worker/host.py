@@ -25,18 +25,17 @@ from sdopt.errors import os_problem
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import usable_cores
-from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far, note_cost, packages_so_far
 from sdopt.measure.garbage import garbage_of_block_collected
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.processes import waited_s
-from sdopt.measure.settings import changed_settings, process_settings
-from sdopt.measure.stages import DENOISER, observed
+from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
-from sdopt.pipelines.latents import read_latents
-from sdopt.pipelines.tasks import noise_in_float32
+from sdopt.pipelines.latents import read_latents, take
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
@@ -44,8 +43,6 @@ from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
-from sdopt.worker.failures import describe_error
-from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.protocol import (
     Asked,
     Batch,
@@ -269,15 +266,8 @@ class PipelineHost:
         graphs = compiled_so_far()[1]
         filled = [*asked, *[asked[-1]] * (batch_size - len(asked))]
         negatives = None if asked[0].negative is None else [image.negative or "" for image in filled]
-        inputs = asked_inputs(
-            self._variant,
-            self._pipe,
-            self._device.torch_name,
-            self._variant.size,
-            [image.prompt for image in filled],
-            negatives,
-            [image.seed for image in filled],
-        )
+        prompts, seeds = [image.prompt for image in filled], [image.seed for image in filled]
+        inputs = self._asked_inputs(self._variant.size, prompts, negatives, seeds)
         images, pixels, seconds = self._read_inputs(inputs, self._variant.size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
         found = int(compiled_so_far()[1] - graphs)
@@ -320,11 +310,10 @@ class PipelineHost:
     def time_stages(self) -> StagedCall:
         """Times each stage of one instrumented call; of the denoiser, each step.
 
-        The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise. On CUDA,
-        the times are between events on the device's stream, so that observing does not serialise the call.
+        The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise.
         """
         self._use_threads(None)
-        clock = EventClock() if self._device.is_cuda else WallClock()
+        clock = StageClock(self._device.is_cuda)
         draw = timed_draw(self._variant)
         number = draw.calls // 2  # not the first: a pipeline that ignores seeds may use the same default seed
         inputs = self._prompts_and_noise(number, draw)
@@ -393,10 +382,53 @@ class PipelineHost:
             torch.set_num_threads(wanted)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
-        """Returns the prompts and the initial noise of one call."""
-        if self._given is None and self._variant.workload.latents is not None:
-            self._given = read_latents(self._variant.workload.latents)
-        return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
+        """Returns the prompts and the initial noise of one call; a last, short batch is filled up from the start."""
+        count = self._variant.workload.images_per_prompt
+        chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
+        numbers = [prompt * count + image for prompt in chosen for image in range(count)]
+        negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
+        seeds = [draw.seed + number for number in numbers]
+        return self._asked_inputs(draw.size, [draw.prompts[i] for i in chosen], negatives, seeds, numbers)
+
+    def _asked_inputs(
+        self,
+        size: int,
+        prompts: list[str],
+        negatives: list[str] | None,
+        seeds: list[int],
+        numbers: list[int] | None = None,
+    ) -> Inputs:
+        """Returns the prompts and the initial noise of one call for images that are named one by one.
+
+        The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
+        batch size and device do not change where an image starts.
+
+        Args:
+            size: height and width in pixels.
+            prompts: one or more images are drawn of each.
+            negatives: the negative prompt of each prompt; None if there are none.
+            seeds: the seed of each image.
+            numbers: the number of each image in a file of latents that replaces the noise (`workload.latents`).
+        """
+        variant, pipe = self._variant, self._pipe
+        inputs = inputs_of(variant.task, variant.model, size, len(seeds)) | {"prompt": prompts}
+        if negatives is not None:
+            inputs["negative_prompt"] = negatives
+        # Some schedulers draw noise at every step: each image has its own seed for that, too.
+        inputs["generator"] = generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        if variant.task.kind != "txt2img":
+            # The call itself makes the initial latents, from the encoded input image and noise that it draws.
+            return inputs
+        side = size // pipe.vae_scale_factor
+        shape = (1, pipe.vae.config.latent_channels, side, side)
+        if numbers is not None and (file := variant.workload.latents) is not None:
+            self._given = read_latents(file) if self._given is None else self._given
+            noise = take(self._given, numbers, shape[1:], file)
+        else:
+            noise = [torch.randn(shape, generator=generator) for generator in generators]
+        # Not the type of the parameters, which may be stored in fewer bits than they compute in.
+        dtype = unwrapped(denoiser_of(pipe)).dtype
+        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
 
     def _read(
         self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any
@@ -454,3 +486,64 @@ def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:
     """Turns facts into plain JSON, so that no value in a proof prevents the result from being written."""
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
+
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "status_alloc_failed",  # of cuBLAS and of cuDNN
+    "device_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "workspace can't be allocated",  # of DeepSpeed
+    "workspace is null",  # of DeepSpeed, too
+)
+
+_MAYBE_OUT_OF_MEMORY = (
+    "cublas_status_not_initialized",
+    "cudnn_status_not_initialized",
+    "cudnn_status_internal_error",
+    "unable to find an engine",
+    "busy or unavailable",  # also raised in exclusive compute mode, for all processes but one
+    "api call failed at",  # raised by AOTInductor's code, which only prints the cause
+    "failed to map segment",  # raised on loading a library; also if its folder is mounted noexec
+)
+"""Messages of libraries that could not allocate a handle or a workspace; some have other causes, too."""
+
+
+def describe_error(error: Exception) -> WorkerError:
+    """Returns the WorkerError for an error; recognises running out of memory even if a compiler wrapped it."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+    texts = [str(link).lower() for link in chain]
+    out_of_memory = any(isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain) or any(
+        words in text for words in _OUT_OF_MEMORY for text in texts
+    )
+    maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return WorkerError(Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED, reason, may_be_memory=maybe)
+
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+def process_settings() -> dict[str, object]:
+    """Returns settings that affect not only a pipeline but the whole program."""
+    return {
+        "Python's garbage collection": gc.isenabled(),
+        "the thresholds of Python's garbage collection": gc.get_threshold(),
+        "PyTorch's default type": torch.get_default_dtype(),
+        "PyTorch's mode of gradients": torch.is_grad_enabled(),
+        "the cores that the process may use": sorted(os.sched_getaffinity(0)),
+        "the priority of the process": os.getpriority(os.PRIO_PROCESS, 0),
+    }
+
+
+def changed_settings(before: dict[str, object]) -> list[str]:
+    """Returns the settings that have changed since `before`, each with both values."""
+    return [
+        f"{name} ({before[name]} before, {now} now)" for name, now in process_settings().items() if now != before[name]
+    ]

@@ -15,7 +15,7 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import describe_gpu
 from sdopt.hardware.probe import describe_cpu, probe_device
 from sdopt.schema import Hardware, Sheet
-from sdopt.worker.calls import in_process
+from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import ServerError, StartContext
 
 

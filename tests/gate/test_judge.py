@@ -15,9 +15,10 @@ from sdopt.contract import Contract
 from sdopt.gate.calibration import Calibration, Fit
 from sdopt.gate.judge import exit_code, judge
 from sdopt.gate.paying import Answer, Claim, answer_claims
+from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.folders import JobError
+from sdopt.record.files import JobError
 from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples, TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
@@ -27,7 +28,6 @@ from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import LogRatio, compare
-from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from sdopt.statistics.summary import summary_of
 from tests.records import disturb, reconfigure, retime, timed
 

@@ -9,11 +9,11 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import FOLDER
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured, require_rules
+from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Model, Rule
-from sdopt.statistics.rounding import UNIT_ROUNDOFF
 from tests.command import sdopt
 from tests.gate.test_judge import study, variant, verdict
 

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from sdopt.measure.settings import changed_settings, process_settings
+from sdopt.worker.host import changed_settings, process_settings
 
 
 def test_what_changed_is_named_with_both_values() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sdopt.record.files import read_result
-from sdopt.record.folders import JobError
+from sdopt.record.files import JobError, read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.sweep import Sweep
 from sdopt.report.terminal import shown

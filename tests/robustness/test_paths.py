@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.record.files import parse_result, read_result
-from sdopt.record.folders import inside
+from sdopt.record.files import inside, parse_result, read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
 from tests.command import SMOKE, sdopt

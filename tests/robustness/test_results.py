@@ -12,8 +12,7 @@ import pytest
 import sdopt as library
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
-from sdopt.record.files import parse_result
-from sdopt.record.folders import read_error
+from sdopt.record.files import parse_result, read_error
 from sdopt.record.records import StudyResult
 from sdopt.report.sweep import exit_code, read_sweep
 from sdopt.schema import Tracking

@@ -13,8 +13,18 @@ from sdopt.record.samples import Memory
 from sdopt.report.blocks import Table
 from sdopt.report.catalog import published_markdown
 from sdopt.report.page.sections import study_page
-from sdopt.statistics.article import Printed, Published, PublishedTable, read_figure, require_published
-from sdopt.statistics.published import MEMORY, Claim, Reproduction, claims_of, published_of
+from sdopt.statistics.published import (
+    MEMORY,
+    Claim,
+    Printed,
+    Published,
+    PublishedTable,
+    Reproduction,
+    claims_of,
+    published_of,
+    read_figure,
+    require_published,
+)
 from sdopt.statistics.summary import summary_of
 
 Article = Callable[..., list[Claim]]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sdopt.gate.paying import holm
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Environment, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
-from sdopt.statistics.claims import holm
 from sdopt.statistics.ratios import (
     LogRatio,
     compare,

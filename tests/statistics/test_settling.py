@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sdopt.report.notes import caveats_of
-from sdopt.statistics.settling import unsettled
+from sdopt.statistics.noise import unsettled
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant
 from tests.records import retime

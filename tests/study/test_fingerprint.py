@@ -13,8 +13,7 @@ from PIL import Image
 from sdopt.options.memory import PrecomputedEmbeddings
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
-from sdopt.study.fingerprint import code, inputs_of, of_model
-from sdopt.study.sources import own_files
+from sdopt.study.fingerprint import code, inputs_of, of_model, own_files
 from tests import sabotage
 from tests.fixtures import Compose
 from tests.sabotage import Harmless

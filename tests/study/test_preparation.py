@@ -5,9 +5,10 @@ import pytest
 from sdopt.hardware.device import Device
 from sdopt.record.samples import Memory
 from sdopt.schema import Protocol
-from sdopt.study.memory_plan import excess, footprint_gib, memory_budget_gib
 from sdopt.study.plan import warmup_calls
 from sdopt.study.run import first_schedule
+from sdopt.study.session import footprint_gib
+from sdopt.study.warmup import excess, memory_budget_gib
 from sdopt.worker.machine import Machine
 from tests.fixtures import Compose
 

@@ -11,7 +11,6 @@ from sdopt.experiment import Experiment
 from sdopt.hardware.device import Device
 from sdopt.locks import reserve
 from sdopt.schema import Hardware
-from sdopt.study.reservation import reserved
 from sdopt.study.timeline import Timeline
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine
@@ -26,29 +25,15 @@ def machine(index: int) -> Machine:
     )
 
 
-def test_waits_until_the_device_is_free() -> None:
-    told: list[str] = []
-    with elsewhere("reserve(Device('cpu'), 'theirs')") as other:
-
-        def waiting(holder: str, _machine: Machine) -> None:
-            told.append(holder)
-            other.kill()
-
-        cpu = Machine(Device("cpu"), {}, True, False)
-        with reserved(cpu, list, "ours", waiting) as found:
-            assert found is cpu
-    assert told == [f"theirs (process {other.pid})"]
-
-
-def test_takes_a_card_that_is_free() -> None:
+def test_takes_a_card_that_is_free(
+    composer: type[HydraComposer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = machine(0), machine(1)
-
-    def never(holder: str, _machine: Machine) -> None:
-        raise AssertionError(holder)
-
-    with reserved(first, lambda: [second], "ours", never) as found:
+    monkeypatch.setattr("sdopt.experiment.find_machine", lambda context, *_: (second, context))
+    experiment = Experiment(composer([]), tmp_path, start_fork_server(), Timeline())
+    with experiment.reserved(first) as found:
         assert found is first
-        with reserved(first, lambda: [second], "theirs", never) as other:
+        with experiment.reserved(first) as other:
             assert other is second
     with reserve(first.device, "mine") as holder:
         assert holder == ""

@@ -20,7 +20,7 @@ from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.ratios import paired_rounds
 from sdopt.study.designs import CONTROL
-from sdopt.study.missing import missing_of
+from sdopt.study.resume import missing_of
 from tests.command import SMALL, SMOKE, Finished, fork, sdopt
 from tests.fakes import Fakes, failing, fake_workers
 from tests.records import reconfigure
@@ -377,7 +377,7 @@ class TestPrecision:
         refused = resume(found.folder, "protocol.replicates=5")
         assert refused.code == 2
         assert "protocol.replicates: cannot change in a study with protocol.precision" in refused.err
-        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
+        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
         more = resume(found.folder, "protocol.budget_s=9999")
         assert more.code == 0, more.shown
         assert [m.replicate for m in more.result.variants[1].measurements] == [0, 1, 2, 3]

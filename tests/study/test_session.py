@@ -14,8 +14,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Interference
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.study.designs import CONTROL
-from sdopt.study.missing import missing_of
-from sdopt.study.resume import merge_resumed
+from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.worker.protocol import WorkerError
 from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake
 
@@ -367,7 +366,7 @@ class TestMissing:
     def test_precision_takes_as_many_processes_as_the_pilot_says(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"it": 4})
+        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"it": 4})
         result, _ = run_fake(tmp_path, fake_study(rounds=2, replicates=3, precision=0.03))
         expected = [(0, 0, 2), (0, 1, 2), (0, 2, 2), (1, 3, 2)]
         assert calls_of(result) == dict.fromkeys(("baseline", "it", CONTROL), expected)
@@ -375,7 +374,7 @@ class TestMissing:
         assert result.precision.stopped == ""
 
     def test_precision_ends_when_the_budget_is_spent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"it": 4})
+        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"it": 4})
         result, _ = run_fake(tmp_path, fake_study(rounds=2, replicates=3, precision=0.03, budget_s=1e-9))
         assert len(result.sessions) == 1
         assert result.precision is not None

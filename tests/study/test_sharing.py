@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdopt.study.sharing import Sharing
+from sdopt.study.session import Sharing
 
 
 @pytest.mark.parametrize(

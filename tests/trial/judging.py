@@ -30,7 +30,7 @@ from sdopt.record.scores import ImageRecord
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.statistics.measures import RULED
 from sdopt.variant import Variant
-from sdopt.worker.calls import call_apart
+from sdopt.worker.child import call_apart
 from sdopt.worker.draws import LATENTS, draw_of, drawing_batch
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost

@@ -14,8 +14,7 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.worker import child as child_module
-from sdopt.worker.calls import call_apart, in_process
-from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, send_answer
+from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, call_apart, in_process, send_answer
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from tests.command import ROOT, eventually, state_of, workers
 

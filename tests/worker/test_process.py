@@ -15,9 +15,8 @@ import torch
 from sdopt.hardware.device import Device
 from sdopt.record.records import Status
 from sdopt.scratch import CACHES
-from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.host import PipelineHost, variables
+from sdopt.worker.host import PipelineHost, describe_error, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 from tests.command import parents

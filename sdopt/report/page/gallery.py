@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from sdopt.quality.metrics import in_reading_order, known_family
-from sdopt.record.folders import inside
+from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report.blocks import Gallery, Picture, PromptImages
