@@ -7,7 +7,6 @@ differences between optimizations.
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -77,21 +76,6 @@ _ROWS = 2048
 """Rows of a kernel matrix that are in memory at a time."""
 
 
-@dataclass(frozen=True, eq=False)
-class LeaveOneOut:
-    """A figure computed with all groups and without each of them, for a block jackknife.
-
-    Attributes:
-        value: the figure with all groups.
-        groups: the groups' labels, sorted, (G,).
-        without: the figure without each group, float64 (G,).
-    """
-
-    value: float
-    groups: np.ndarray
-    without: np.ndarray
-
-
 class SquaredMMD:
     """Unbiased estimates of the squared maximum mean discrepancy to a reference (Gretton et al. 2012, eq. 3).
 
@@ -119,10 +103,10 @@ class SquaredMMD:
 
     def __call__(self, features: Tensor) -> float:
         """Returns the distance of features (n, d), n ≥ 2; NaN if a feature is not finite."""
-        return self._estimate(features, None).value
+        return self._estimate(features, None)[0]
 
-    def leave_one_out(self, features: Tensor, groups: Sequence[Hashable]) -> LeaveOneOut:
-        """Returns the distance with all groups and without each (in sdopt, a group is a prompt).
+    def leave_one_out(self, features: Tensor, groups: Sequence[Hashable]) -> tuple[float, list[float]]:
+        """Returns the distance with all groups, and without each in sorted order (in sdopt, a group is a prompt).
 
         Args:
             features: (n, d)
@@ -133,7 +117,7 @@ class SquaredMMD:
         """
         return self._estimate(features, groups)
 
-    def _estimate(self, features: Tensor, groups: Sequence[Hashable] | None) -> LeaveOneOut:
+    def _estimate(self, features: Tensor, groups: Sequence[Hashable] | None) -> tuple[float, list[float]]:
         features = features.double()
         if features.ndim != 2 or features.shape[1] != self._reference.shape[1]:
             raise ValueError(f"features {tuple(features.shape)} against {tuple(self._reference.shape)}")
@@ -154,14 +138,14 @@ class SquaredMMD:
             skipped = (x * x, y * y, x * y)
         value = float(self._combine((xx.sum(), yy.sum(), xy.sum()), n, m, *(pairs.sum() for pairs in skipped)))
         if labels is None:
-            return LeaveOneOut(value, np.empty(0), np.empty(0))
+            return value, []
         if paired:
             rest = _without(xx), _without(yy), _without(xy)
             without = self._combine(rest, n - x, m - y, *(pairs.sum() - pairs for pairs in skipped))
         else:
             rest = _without(xx), yy.sum(), xy.sum() - xy.sum(dim=1)
             without = self._combine(rest, n - x, m, n - x, m, torch.zeros(1))
-        return LeaveOneOut(value, labels, without.numpy())
+        return value, without.tolist()
 
     def _combine(
         self, sums: tuple[Tensor, Tensor, Tensor], n: Tensor, m: Tensor, in_x: Tensor, in_y: Tensor, across: Tensor

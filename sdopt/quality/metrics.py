@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.ndimage import convolve
@@ -15,7 +16,7 @@ from torch.nn import functional
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
-from sdopt.quality.features import PUBLISHED, ClipFeatures, is_in_cache, is_installed
+from sdopt.quality.features import PUBLISHED, ClipFeatures, is_in_cache, is_installed, require_features
 from sdopt.quality.inputs import Inputs, finite
 from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db, require_lpips
 from sdopt.record.scores import Score
@@ -31,7 +32,7 @@ class Family:
         meaning: one line for tables.
         higher_is_better: the direction; None if neither way is better.
         compute: computes the score of some inputs, over the named features ("" for none); None if there is no score for
-            them. It is a function of a module, because it is sent to another process.
+            them. It is sent to another process, so it can be pickled.
         unit: unit of its values; "" if they have none.
         over: the kinds of features that it can be computed over (`clip`, `dinov2`, `effnet`, …); the name of such a
             metric ends with the name of the features.
@@ -93,16 +94,58 @@ def _ssim(given: Inputs, _features: str) -> Score:
     return given.by_prompt(given.pixels.ssim)
 
 
-def _brightness(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(brightness(given.pictures.images))
+# Features that are trained to recognise objects hardly change if all images become a little noisier, softer or paler.
+# Appearance is measured per image and compared pair by pair, so that even a small shift shows if all images share it.
+
+_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+"""Weights of linear red, green and blue in the luminance (ITU-R BT.709)."""
+
+_FINE = np.array([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
+"""Difference of two Laplacians, which is 0 on planes and straight edges (Immerkær 1996)."""
 
 
-def _contrast(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(contrast(given.pictures.images))
+def brightness(images: np.ndarray) -> np.ndarray:
+    """Returns the mean luminance of uint8 images (n, height, width, 3), gamma-coded: float64 (n,) from 0 to 1."""
+    means: np.ndarray = _luminance(images).mean(axis=(1, 2))
+    return means
 
 
-def _fine_detail(given: Inputs, _features: str) -> Score:
-    return given.by_prompt(fine_detail(given.pictures.images))
+def contrast(images: np.ndarray) -> np.ndarray:
+    """Returns the root mean square contrast: the standard deviation of the luminance, float64 (n,) from 0 to 0.5."""
+    deviations: np.ndarray = _luminance(images).std(axis=(1, 2))
+    return deviations
+
+
+def fine_detail(images: np.ndarray) -> np.ndarray:
+    """Returns the amount of fine structure, float64 (n,): Immerkær's estimate of the noise deviation, from 0 to 1.
+
+    It is √(π/2) / 6 times the mean absolute response to Immerkær's mask. Noise and ringing raise it, blur lowers it.
+    """
+    responses = np.stack([convolve(image, _FINE, mode="nearest") for image in _luminance(images)])
+    means: np.ndarray = np.abs(responses).mean(axis=(1, 2))
+    return means * (math.sqrt(math.pi / 2) / 6)
+
+
+def palette(images: np.ndarray) -> np.ndarray:
+    """Returns the colours of uint8 images (n, height, width, 3) in five figures each: float64 (n, 5).
+
+    They are the means of red, green and blue, gamma-coded from 0 to 1, and the standard deviations of the two opponent
+    colours, red − green and yellow − blue (Hasler and Süsstrunk 2003). A cast moves the means, a loss of colour the
+    deviations, also of an image whose colours balance.
+    """
+    colours = images.astype(np.float64) / 255
+    red, green, blue = np.moveaxis(colours, -1, 0)
+    opponents = np.stack([red - green, (red + green) / 2 - blue])
+    return np.column_stack([colours.mean(axis=(1, 2)), opponents.std(axis=(2, 3)).T])
+
+
+def _luminance(images: np.ndarray) -> np.ndarray:
+    luminance: np.ndarray = images.astype(np.float64) @ _LUMINANCE / 255
+    return luminance
+
+
+def _of_images(appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _features: str) -> Score:
+    return given.by_prompt(appearance(given.pictures.images))
 
 
 def _colour_error(given: Inputs, _features: str) -> Score:
@@ -110,19 +153,7 @@ def _colour_error(given: Inputs, _features: str) -> Score:
     return given.by_prompt(np.linalg.norm(mine - other, axis=1))
 
 
-def _brightness_error(given: Inputs, _features: str) -> Score:
-    return _change(given, brightness)
-
-
-def _contrast_error(given: Inputs, _features: str) -> Score:
-    return _change(given, contrast)
-
-
-def _detail_error(given: Inputs, _features: str) -> Score:
-    return _change(given, fine_detail)
-
-
-def _change(given: Inputs, appearance: Callable[[np.ndarray], np.ndarray]) -> Score:
+def _change(appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _features: str) -> Score:
     """Returns the mean absolute change, image by image, so that changes of both signs do not cancel."""
     return given.by_prompt(np.abs(appearance(given.pictures.images) - appearance(given.other.images)))
 
@@ -159,19 +190,10 @@ def _fid(given: Inputs, features: str) -> Score:
     return Score(finite(fid(given.features(features), reference)), note=f"against {reference.name}")
 
 
-def _kid(given: Inputs, features: str) -> Score:
-    return _kernel_distance(given, features, kid)
-
-
-def _cmmd(given: Inputs, features: str) -> Score:
-    return _kernel_distance(given, features, cmmd)
-
-
-def _kernel_distance(given: Inputs, features: str, distance: Callable[..., SquaredMMD]) -> Score:
+def _kernel_distance(distance: Callable[..., SquaredMMD], given: Inputs, features: str) -> Score:
     reference = given.reference(features)
-    found = distance(reference, given.groups).leave_one_out(given.features(features), given.pictures.prompts)
-    without = [finite(value) for value in found.without.tolist()]
-    return Score(finite(found.value), leave_one_out=without, note=f"against {reference.name}")
+    value, without = distance(reference, given.groups).leave_one_out(given.features(features), given.pictures.prompts)
+    return Score(finite(value), leave_one_out=list(map(finite, without)), note=f"against {reference.name}")
 
 
 def _imported(given: Inputs, features: str) -> None:
@@ -195,13 +217,16 @@ FAMILIES = (
         unit="dB", needs_pair=True, on_random_weights=True, headline=True, equal_text="equal",
     ),
     Family("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
-    Family("brightness", "mean luminance", None, _brightness, tabulated=False),
-    Family("contrast", "standard deviation of the luminance", None, _contrast, tabulated=False),
-    Family("fine_detail", "mean response to Immerkær's mask", True, _fine_detail),
+    Family("brightness", "mean luminance", None, partial(_of_images, brightness), tabulated=False),
+    Family("contrast", "standard deviation of the luminance", None, partial(_of_images, contrast), tabulated=False),
+    Family("fine_detail", "mean response to Immerkær's mask", True, partial(_of_images, fine_detail)),
     Family("colour_error", "distance of mean colours and their spread", False, _colour_error, needs_pair=True),
-    Family("brightness_error", "change of mean luminance, either way", False, _brightness_error, needs_pair=True),
-    Family("contrast_error", "change of contrast, either way", False, _contrast_error, needs_pair=True),
-    Family("detail_error", "change of fine detail, either way", False, _detail_error, needs_pair=True),
+    Family(
+        "brightness_error", "change of mean luminance, either way", False, partial(_change, brightness),
+        needs_pair=True,
+    ),
+    Family("contrast_error", "change of contrast, either way", False, partial(_change, contrast), needs_pair=True),
+    Family("detail_error", "change of fine detail, either way", False, partial(_change, fine_detail), needs_pair=True),
     Family(
         "latents_error", "relative L2 error of final latents", False, _latents_error,
         needs_pair=True, on_random_weights=True,
@@ -216,8 +241,11 @@ FAMILIES = (
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
     Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
-    Family("kid", "kernel distance, cubic kernel", False, _kid, over=_ALL, least=3),
-    Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3, headline=True),
+    Family("kid", "kernel distance, cubic kernel", False, partial(_kernel_distance, kid), over=_ALL, least=3),
+    Family(
+        "cmmd", "kernel distance, Gaussian kernel", False, partial(_kernel_distance, cmmd),
+        over=_ALL, least=3, headline=True,
+    ),
     # Their names end with that of the metric: `score_imagereward`.
     Family("score", "score by another program", True, _imported, over=_ELSEWHERE, headline=True),
     Family("penalty", "score by another program", False, _imported, over=_ELSEWHERE, headline=True),
@@ -321,53 +349,6 @@ def kind_of(features: str) -> str:
     return "clip" if features == "emojiclip" else features.partition(":")[0]
 
 
-_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
-"""Weights of linear red, green and blue in the luminance (ITU-R BT.709)."""
-
-_FINE = np.array([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
-"""Difference of two Laplacians, which is 0 on planes and straight edges (Immerkær 1996)."""
-
-
-def brightness(images: np.ndarray) -> np.ndarray:
-    """Returns the mean luminance of uint8 images (n, height, width, 3), gamma-coded: float64 (n,) from 0 to 1."""
-    means: np.ndarray = _luminance(images).mean(axis=(1, 2))
-    return means
-
-
-def contrast(images: np.ndarray) -> np.ndarray:
-    """Returns the root mean square contrast: the standard deviation of the luminance, float64 (n,) from 0 to 0.5."""
-    deviations: np.ndarray = _luminance(images).std(axis=(1, 2))
-    return deviations
-
-
-def fine_detail(images: np.ndarray) -> np.ndarray:
-    """Returns the amount of fine structure, float64 (n,): Immerkær's estimate of the noise deviation, from 0 to 1.
-
-    It is √(π/2) / 6 times the mean absolute response to Immerkær's mask. Noise and ringing raise it, blur lowers it.
-    """
-    responses = np.stack([convolve(image, _FINE, mode="nearest") for image in _luminance(images)])
-    means: np.ndarray = np.abs(responses).mean(axis=(1, 2))
-    return means * (math.sqrt(math.pi / 2) / 6)
-
-
-def palette(images: np.ndarray) -> np.ndarray:
-    """Returns the colours of uint8 images (n, height, width, 3) in five figures each: float64 (n, 5).
-
-    They are the means of red, green and blue, gamma-coded from 0 to 1, and the standard deviations of the two opponent
-    colours, red − green and yellow − blue (Hasler and Süsstrunk 2003). A cast moves the means, a loss of colour the
-    deviations, also of an image whose colours balance.
-    """
-    colours = images.astype(np.float64) / 255
-    red, green, blue = np.moveaxis(colours, -1, 0)
-    opponents = np.stack([red - green, (red + green) / 2 - blue])
-    return np.column_stack([colours.mean(axis=(1, 2)), opponents.std(axis=(2, 3)).T])
-
-
-def _luminance(images: np.ndarray) -> np.ndarray:
-    luminance: np.ndarray = images.astype(np.float64) @ _LUMINANCE / 255
-    return luminance
-
-
 def reference_of(quality: Quality, model: Model) -> str:
     """Returns the reference set of FID, KID and CMMD."""
     if quality.reference is not None:
@@ -377,27 +358,21 @@ def reference_of(quality: Quality, model: Model) -> str:
 
 def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
     """Raises UsageError if features or networks are missing, or if a gate judges images and none is scored."""
-    from sdopt.quality.features import require_features
-    from sdopt.quality.paired import require_lpips
-
     problems = []
     if gate.judges and not quality.metrics:
         problems.append(
             f"gate={gate.name}: judges images, but quality.metrics=false computes no metrics; leave one of them out"
         )
-    for name in features_of(quality, model) if quality.metrics else ():
+    features = features_of(quality, model) if quality.metrics else ()
+    checks: list[tuple[str, Callable[[], object]]] = [
+        ("features", partial(require_features, name)) for name in features
+    ]
+    checks += [("features", partial(measured_metrics, quality, model))]
+    checks += [("lpips", require_lpips)] if quality.lpips else []
+    for key, check in checks:
         try:
-            require_features(name)
+            check()
         except UsageError as error:
-            problems += [f"quality.features: {problem}" for problem in error.problems]
-    try:
-        measured_metrics(quality, model)
-    except UsageError as error:
-        problems += [f"quality.features: {problem}" for problem in error.problems]
-    if quality.lpips:
-        try:
-            require_lpips()
-        except UsageError as error:
-            problems += [f"quality.lpips: {problem}" for problem in error.problems]
+            problems += [f"quality.{key}: {problem}" for problem in error.problems]
     if problems:
         raise UsageError(problems)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -129,79 +129,62 @@ def _inspected(process: VariantProcess) -> bool:
     return any(other.complete for other in process.row.measurements if not other.replicate)
 
 
+@dataclass
 class ImagePass:
-    """One pass of a process over prompts.
+    """One pass of a process over the prompts of a draw; its images are in a folder of this name, below the study's."""
 
-    Args:
-        study: the study.
-        process: the process that draws the images.
-        draw: the images to draw.
-        name: the name of their folder, below the study's images.
-    """
+    study: Study
+    process: VariantProcess
+    draw: Draw
+    name: str
+    batches: list[Batch] = field(default_factory=list)
+    """Those that were drawn."""
 
-    def __init__(self, study: Study, process: VariantProcess, draw: Draw, name: str) -> None:
-        self.process, self.draw = process, draw
-        self._study = study
-        self._subfolder = Path("images") / name
-        self._folder = study.folder / self._subfolder
-        self._batches: list[Batch] = []
-
-    def wants(self, batch: int) -> bool:
-        """Returns whether a batch is to be drawn, and can be."""
-        return batch < self.draw.calls and self.process.living
+    @property
+    def folder(self) -> Path:
+        """The folder of the images."""
+        return self.study.folder / "images" / self.name
 
     def begin(self, batch: int) -> Callable[[], Batch]:
         """Begins one batch; returns a function that waits for it. Both raise WorkerError."""
-        return self.process.worker.begin(PipelineHost.generate, batch, self.draw, self._folder)
+        return self.process.worker.begin(PipelineHost.generate, batch, self.draw, self.folder)
 
     def receive(self, batch: Batch) -> None:
         """Notes images that were drawn."""
-        self._batches.append(batch)
-        self._study.progress.advance()
+        self.batches.append(batch)
+        self.study.progress.advance()
 
-    def record_times(self) -> None:
-        """Records the time and memory of the calls, if the process drew every image."""
-        if len(self._batches) == self.draw.calls and self.process.living:
-            measurement = self.process.measurement
-            measurement.pass_s = [batch.seconds for batch in self._batches]
-            measurement.pass_held_gib = [batch.held_gib for batch in self._batches]
-
+    @property
     def images(self) -> list[ImageRecord]:
-        """Returns the drawn images, by their paths in the run."""
-        return [
-            replace(record, path=str(self._subfolder / record.path))
-            for batch in self._batches
-            for record in batch.records
-        ]
-
-    def discard(self) -> None:
-        """Deletes the drawn images."""
-        self._batches = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """The drawn images, by their paths in the run."""
+        drawn = [record for batch in self.batches for record in batch.records]
+        return [replace(record, path=str(Path("images", self.name, record.path))) for record in drawn]
 
 
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
     study = session.study
     passes = [
-        ImagePass(
-            study,
-            process,
-            draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads),
-            study.slug(process.row),
-        )
-        for process in group
-        if process.living
+        ImagePass(study, process, _draw(study, process), study.slug(process.row)) for process in group if process.living
     ]
     for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
-        asked = {drawing.process: drawing for drawing in passes if drawing.wants(batch)}
+        wanted = [drawing for drawing in passes if batch < drawing.draw.calls and drawing.process.living]
+        asked = {drawing.process: drawing for drawing in wanted}
         requests = [(process, partial(drawing.begin, batch)) for process, drawing in asked.items()]
         for process, answer in session.ask_each("images", requests, lenient=True):
             asked[process].receive(answer)
     for drawing in passes:
-        drawing.record_times()
-        if drawing.process.living:
-            drawing.process.row.images = drawing.images()
+        if not drawing.process.living:
+            continue
+        drawing.process.row.images = drawing.images
+        if len(drawing.batches) == drawing.draw.calls:
+            measurement = drawing.process.measurement
+            measurement.pass_s = [batch.seconds for batch in drawing.batches]
+            measurement.pass_held_gib = [batch.held_gib for batch in drawing.batches]
+
+
+def _draw(study: Study, process: VariantProcess) -> Draw:
+    return draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
 
 
 def draw_floors(session: Session, process: VariantProcess) -> None:
@@ -210,8 +193,8 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
     A floor that cannot be drawn is left out and noted; the control and its timings stay valid.
     """
     study = session.study
-    drawn = draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
-    floors = floor_draws(drawn, process.variant, study.quality.floor_prompts, study.sharing.threads)
+    prompts, threads = study.quality.floor_prompts, study.sharing.threads
+    floors = floor_draws(_draw(study, process), process.variant, prompts, threads)
     for kind, draws in floors.items():
         problems = []
         for draw in draws:
@@ -220,10 +203,10 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
                 for batch in range(draw.calls):
                     study.progress.phase(process.row.name, "images")
                     drawing.receive(drawing.begin(batch)())
-                study.result.redrawn[kind] = drawing.images()
+                study.result.redrawn[kind] = drawing.images
                 break
             except WorkerError as error:
-                drawing.discard()
+                shutil.rmtree(drawing.folder, ignore_errors=True)
                 problems.append(f"in batches of {draw.batch_size}: {error.reason}")
                 if not process.worker.alive:
                     break
