@@ -133,28 +133,24 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     files = [Path(path)] if path else sorted(shipped)
     found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
     ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
-    for calibration in found:
-        if not _other_digests(calibration, ours):
+    other = [_other_digests(calibration, ours) for calibration in found]
+    for calibration, digests in zip(found, other, strict=True):
+        if not digests:
             return fit_of(calibration, result.config, named=path is not None)
-    return Fit(refusal=_of_other_weights(found[0], ours, result.config, path)) if found else Fit()
+    if not found:
+        return Fit()
+    weights = ", ".join(
+        f"{name} {mine[:12]} (here {digest[:12] or 'unknown'})" for name, (mine, digest) in other[0].items()
+    )
+    named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
+    how = how_to_calibrate(result.config, found[0].differing(result.config))
+    return Fit(refusal=f"{named} is of other weights, {weights}: {how}")
 
 
 def _other_digests(calibration: Calibration, ours: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Returns the digests of weights that differ, by name: the calibration's and the study's."""
     mine = calibration.digests
     return {name: (mine[name], digest) for name, digest in ours.items() if mine.get(name, digest) != digest}
-
-
-def _of_other_weights(
-    calibration: Calibration, ours: Mapping[str, str], config: RecordedConfig, path: str | None
-) -> str:
-    """Returns which weights differ between a calibration and a study, and what to do."""
-    weights = ", ".join(
-        f"{name} {mine[:12]} (here {digest[:12] or 'unknown'})"
-        for name, (mine, digest) in _other_digests(calibration, ours).items()
-    )
-    named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
-    return f"{named} is of other weights, {weights}: {how_to_calibrate(config, _theirs(calibration, config))}"
 
 
 def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
@@ -175,23 +171,21 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
     measured = f"the calibration was measured with {settings}"
     if named:
         return Fit(calibration, note=measured)
-    return Fit(refusal=f"{measured}: {how_to_calibrate(config, _theirs(calibration, config))}")
+    return Fit(refusal=f"{measured}: {how_to_calibrate(config, other)}")
 
 
-def _theirs(calibration: Calibration, config: RecordedConfig) -> dict[str, Any]:
-    return {key: theirs for key, (_, theirs) in calibration.differing(config).items()}
-
-
-def how_to_calibrate(config: RecordedConfig, changed: Mapping[str, Any] | None = None) -> str:
+def how_to_calibrate(config: RecordedConfig, other: Mapping[str, tuple[Any, Any]] | None = None) -> str:
     """Returns how to get a calibration that fits a study.
 
     Args:
         config: the study's configuration.
-        changed: its settings that differ from those of the calibration at hand; None if there is none.
+        other: its settings that differ from those of the calibration at hand, as `Calibration.differing` returns them;
+            None if there is none.
     """
     features = config.quality.features
-    if changed is None:
-        changed = {f"workload.{key}": value for key, value in work_of(config).items() if "." not in key}
+    changed = {f"workload.{key}": value for key, value in work_of(config).items() if "." not in key}
+    if other is not None:
+        changed = {key: theirs for key, (_, theirs) in other.items()}
     overrides = list(_model_words(config.model))
     if config.task.kind != _TXT2IMG:
         given = {key: value for key, value in asdict(config.task).items() if key != "kind" and value is not None}

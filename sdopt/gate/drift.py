@@ -4,7 +4,7 @@ Speed is compared as each result's own speed-up over its own baseline, because t
 are compared prompt by prompt.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
         found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
     work = later.config.differing(earlier.config, WORK)
     found += [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
-    everywhere = {variant.name for variant in later.variants} & {variant.name for variant in earlier.variants}
+    everywhere = {variant.name for variant, _ in _of_both(later, earlier)}
     for what, names in changed_choices(later, earlier).items():
         # Speed-ups are relative to the baseline, so a change of it can only be waived if all variants changed alike.
         waivable = later.baseline not in names or everywhere <= {*names}
@@ -81,11 +81,8 @@ def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[
     Each has the names of the variants in which it differs. Differences between the studies as a whole are left out.
     """
     of_study = later.config.differing(earlier.config, WORK)
-    before = {variant.name: variant for variant in earlier.variants}
     found: dict[str, list[str]] = {}
-    for now in later.variants:
-        if (then := before.get(now.name)) is None:
-            continue
+    for now, then in _of_both(later, earlier):
         settings = now.config.differing(then.config, (*WORK, "hardware"))
         differing = {key: values for key, values in settings.items() if key.startswith(CHOICES)} | _options(now, then)
         differing |= {key: values for key, values in _contents(now.inputs, then.inputs).items() if key in _OF_OPTIONS}
@@ -100,11 +97,8 @@ def _other_inputs(later: StudyResult, earlier: StudyResult) -> dict[str, list[st
 
     Those are weights, prompts, start images and noise; and the prompts and seeds of the images, which every result has.
     """
-    before = {variant.name: variant for variant in earlier.variants}
     found: dict[str, list[str]] = {}
-    for now in later.variants:
-        if (then := before.get(now.name)) is None:
-            continue
+    for now, then in _of_both(later, earlier):
         for key, (mine, other) in _contents(now.inputs, then.inputs).items():
             if key not in _OF_OPTIONS:
                 found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
@@ -112,6 +106,12 @@ def _other_inputs(later: StudyResult, earlier: StudyResult) -> dict[str, list[st
         if any((mine.prompt, mine.seed) != (other.prompt, other.seed) for mine, other in pairs):
             found.setdefault("images: drawn from other prompts or seeds", []).append(now.name)
     return found
+
+
+def _of_both(later: StudyResult, earlier: StudyResult) -> Iterator[tuple[VariantResult, VariantResult]]:
+    """Yields the variants that both results have, the repeated baseline among them."""
+    before = {variant.name: variant for variant in earlier.variants}
+    yield from ((now, before[now.name]) for now in later.variants if now.name in before)
 
 
 def _contents(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -171,7 +171,7 @@ def judge_drift(
         problems = [f"not comparable: {difference.what}" for difference in refused]
         raise UsageError([*problems[:-1], problems[-1] + advice])
     contract = Contract.LOSSY if found else Contract.EQUIVALENT
-    names = [v.name for v in later.variants if not v.is_control and any(o.name == v.name for o in earlier.variants)]
+    names = [variant.name for variant, _ in _of_both(later, earlier) if not variant.is_control]
     if not names:
         raise UsageError("not comparable: the two results have no variant in common")
     notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
@@ -188,59 +188,33 @@ def judge_drift(
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     notes += filter(None, (fit.note, fit.refusal))
-    drift = _Drift(later, earlier, judged, contract, fit, "; ".join(notes), folders if paired else None)
-    return [*(drift.judge(name) for name in names), *drift.of_one_alone()]
+    note, shown = "; ".join(notes), folders if paired else None
+
+    def of(name: str, rulings: list[Ruling], note: str = "") -> Judgement:
+        comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
+        return judgement(comparison, contract, rulings, note)
+
+    # An option that is gone must not pass.
+    now, then = ([v.name for v in result.variants if not v.is_control] for result in (later, earlier))
+    alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
+    return [
+        *(of(name, rulings_of(_contexts(later, earlier, name, fit, shown), judged, contract), note) for name in names),
+        *(of(name, [unjudged("variant", f"only the {which} result has it")]) for name, which in alone),
+    ]
 
 
-@dataclass(frozen=True)
-class _Drift:
-    """Two comparable results, and how their variants are judged.
+def _contexts(
+    later: StudyResult, earlier: StudyResult, name: str, fit: Fit, folders: tuple[Path, Path] | None
+) -> list[RuleContext]:
+    """Returns a variant of both results at each shape, as the candidate and the reference of rules."""
+    paired = _paired(later.variant(name), earlier.variant(name), folders) if folders else {}
 
-    Attributes:
-        later: the result to judge.
-        earlier: the result to compare it with.
-        gate: holds the rules that apply.
-        contract: the contract by which every variant is judged.
-        fit: the calibration for margins.
-        note: what the reader of each judgement has to know.
-        folders: the folders of both results, if their images are compared.
-    """
-
-    later: StudyResult
-    earlier: StudyResult
-    gate: Gate
-    contract: Contract
-    fit: Fit
-    note: str
-    folders: tuple[Path, Path] | None
-
-    def judge(self, name: str) -> Judgement:
-        """Returns the judgement of a variant that both results have."""
-        now, then = self.later.variant(name), self.earlier.variant(name)
-        paired = _paired(now, then, self.folders) if self.folders else {}
-        contexts = [self._context(name, paired, shape_index) for shape_index in range(len(self.later.shapes))]
-        rulings = rulings_of(contexts, self.gate, self.contract)
-        return judgement(self._comparison(name), self.contract, rulings, self.note)
-
-    def of_one_alone(self) -> list[Judgement]:
-        """Returns a judgement for each variant that one of the results lacks: an option that is gone must not pass."""
-        both = (self.later, self.earlier)
-        now, then = ({v.name: None for v in result.variants if not v.is_control} for result in both)
-        alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
-        return [
-            judgement(self._comparison(name), self.contract, [unjudged("variant", f"only the {which} result has it")])
-            for name, which in alone
-        ]
-
-    def _comparison(self, name: str) -> Comparison:
-        return Comparison(name, f"{name} of {self.earlier.started}", "everything since")
-
-    def _context(self, name: str, paired: Mapping[str, Score], shape_index: int) -> RuleContext:
-        views = self.later.at(shape_index), self.earlier.at(shape_index)
+    def at(shape_index: int) -> RuleContext:
+        views = later.at(shape_index), earlier.at(shape_index)
         pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
 
         def ratio(metric: str, confidence: float) -> Interval | None:
-            if name == self.later.baseline:
+            if name == later.baseline:
                 return Interval(1.0, 1.0, 1.0, confidence)
             return speedup_drift(pairs[0], pairs[1], confidence)
 
@@ -254,14 +228,16 @@ class _Drift:
             pairs[0][0],
             pairs[1][0],
             paired,
-            self.fit,
+            fit,
             ratio,
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
             trust=() if shape_index else _trust(views, pairs),
-            shape=pairs[0][0].config.shapes[0].name if len(self.later.shapes) > 1 else "",
-            floors=_floors(self.later, self.earlier),
+            shape=pairs[0][0].config.shapes[0].name if len(later.shapes) > 1 else "",
+            floors=_floors(later, earlier),
         )
+
+    return [at(shape_index) for shape_index in range(len(later.shapes))]
 
 
 def _floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:

@@ -1,5 +1,6 @@
 """Defines the ratios of two variants that a gate can judge and a table can show, besides quality metrics."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,10 +12,10 @@ from sdopt.statistics.ratios import (
     log_memory_ratio,
     log_speedup,
     log_tail,
-    memory_floor,
     peak_memory_gib,
-    tail_floor,
 )
+
+LogRatioOf = Callable[[VariantResult, VariantResult], LogRatio | None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Measure:
     name: str
     claim: str
     higher_is_better: bool
-    log_ratio: Callable[[VariantResult, VariantResult], LogRatio | None]
+    log_ratio: LogRatioOf
     floor: Callable[[StudyResult, Comparison], float | None]
 
     def ratio(self, candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
@@ -50,26 +51,25 @@ class Measure:
         return found
 
 
+def _floor(result: StudyResult, log_ratio: LogRatioOf, fully: bool) -> float | None:
+    """Returns the ratio, at least 1, by which the two baselines differed; with `fully`, not of an interrupted study."""
+    control = result.control
+    if control is None or not (control.status.measured if fully else control.status.timed):
+        return None
+    found = log_ratio(control, result.variant(result.baseline))
+    return math.exp(abs(found.mean)) if found else None
+
+
 SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.shapes[0].floor)
 
 MEMORY_RATIO = Measure(
-    "memory_ratio",
-    "memory",
-    False,
-    log_memory_ratio,
-    lambda result, _: memory_floor(result),
+    "memory_ratio", "memory", False, log_memory_ratio, lambda result, _: _floor(result, log_memory_ratio, fully=True)
 )
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
 """The measures that an option may claim, by name, in the order of display."""
 
-TAIL_RATIO = Measure(
-    "tail_ratio",
-    "",
-    False,
-    log_tail,
-    lambda result, _: tail_floor(result),
-)
+TAIL_RATIO = Measure("tail_ratio", "", False, log_tail, lambda result, _: _floor(result, log_tail, fully=False))
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
 """All measures of a ratio, by name: a gate's rules may name them besides quality metrics."""

@@ -176,15 +176,6 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
     return _one_sample(mine - other, "process") if _beside_their_own(flat) else _two_samples(mine, other)
 
 
-def tail_floor(result: StudyResult) -> float | None:
-    """Returns the ratio, at least 1, by which the largest calls of the two baselines differed."""
-    control = result.control
-    if control is None or not control.status.timed:
-        return None
-    found = log_tail(control, result.variant(result.baseline))
-    return math.exp(abs(found.mean)) if found else None
-
-
 def paired(
     candidate: VariantResult, reference: VariantResult, sessions: Collection[int] | None = None
 ) -> dict[int, list[tuple[Measurement, Measurement]]]:
@@ -246,15 +237,6 @@ def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[
     """
     logs = [float(values.mean()) for values in _logs_of(paired(control, baseline, sessions))]
     return math.exp(abs(float(np.mean(logs)))) if logs else None
-
-
-def memory_floor(result: StudyResult) -> float | None:
-    """Returns the ratio, at least 1, by which the peak memory of the two baselines differed."""
-    control = result.control
-    if control is None or not control.status.measured:
-        return None
-    found = log_memory_ratio(control, result.variant(result.baseline))
-    return math.exp(abs(found.mean)) if found else None
 
 
 def ratios_between(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> ShapeRatios:
