@@ -45,9 +45,6 @@ class Calibration:
     def differing(self, config: RecordedConfig) -> dict[str, tuple[Any, Any]]:
         """Returns the settings that affect the spread and that differ between the calibration and a study.
 
-        Args:
-            config: the study's configuration.
-
         Returns:
             for each key, its value in the calibration and its value in the study. Omits keys that the calibration does
             not record, and keys that both leave to the model.
@@ -158,11 +155,6 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
 
     Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
     calibration with other settings does not fit. One whose file the user named is applied nevertheless, with a note.
-
-    Args:
-        calibration: the calibration found for the study.
-        config: the study's configuration.
-        named: whether the user named the calibration's file.
     """
     other = calibration.differing(config)
     if not other:

@@ -71,12 +71,7 @@ from sdopt.statistics.summary import changes_of
 def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """Fills in `result.judgements`: one for each of `judged_comparisons`.
 
-    Records each comparison's look in `result.looks`.
-
-    Args:
-        result: the study.
-        gate: holds the rules.
-        fit: the calibration for margins; see `calibration_for`.
+    Records each comparison's look in `result.looks`. `fit` is the calibration for margins: see `calibration_for`.
     """
     result.gate = gate.name
     gate = applicable(gate, result.config.quality, result.config.model)
@@ -227,14 +222,9 @@ def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
 
 
 def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract) -> list[Ruling]:
-    """Applies the gate's rules for a contract and those for all contracts; if not comparable, returns why.
+    """Applies the gate's rules for a contract at each shape, and those for all; if not comparable, returns why.
 
     Does not rule on whether the candidate pays: that depends on all claims of the study.
-
-    Args:
-        contexts: the comparison at each shape; images are generated at the first alone.
-        gate: holds the rules.
-        contract: the contract to judge by.
     """
     first = contexts[0]
     rulings = comparable(first.candidate, first.reference)

@@ -152,11 +152,7 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
 
     The option fails for a harm, or if every claim excludes a gain that counts. An open claim makes the ruling
     inconclusive unless another claim gains. A speed-up is unproven if the traces of option and reference do not differ;
-    lower memory needs no trace, because sdopt itself measures it.
-
-    Args:
-        results: the answer to each claim.
-        changes: how the option's trace differs from the reference's (`sdopt.statistics.summary`); None if not known.
+    lower memory needs no trace, because sdopt itself measures it. `changes` are None if they are not known.
     """
     reason = "; ".join(result.reason for result in results)
     doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))

@@ -361,9 +361,7 @@ def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
 def effect_seen(changes: Sequence[str] | None, paired: Mapping[str, Score]) -> list[Ruling]:
     """Rules on options whose evidence is only their own word, such as that a hook is attached.
 
-    Args:
-        changes: how the trace of the candidate differs from the reference's (`sdopt.statistics.summary`).
-        paired: distances between the images of both, pair by pair.
+    `changes` are those between the traces of both, and `paired` the distances between their images.
     """
     errors = [error for score in find_scores(paired, "mse").values() for error in score.per_prompt]
     if changes is None or changes or not errors or any(error != 0 for error in errors):

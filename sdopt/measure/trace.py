@@ -326,11 +326,6 @@ def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int
     Device work runs after its launch, so the launch gives its stage. CUDA gives both the same correlation id. Kineto's
     operator id does not link them: for a graph that no operator launched, Kineto writes CUDA's id in its place, which
     may equal the id of any operator (`ChromeTraceLogger::handleActivity` in output_json.cpp).
-
-    Args:
-        events: all events of the profile.
-        stages: the stages of launches, and of operators, by their ids.
-        trace: the trace that receives the counts.
     """
     busy = []
     for event in events:

@@ -105,10 +105,7 @@ class FeatureExtractor(nn.Module, ABC):
 class ClipFeatures(FeatureExtractor):
     """Projected embeddings of a `transformers.CLIPModel`, not normalised. d is its `projection_dim`.
 
-    Args:
-        name: the name of the features.
-        source: a folder or a hub id.
-        local_files_only: if False, files that are not in the cache are downloaded from the hub.
+    `source` is a folder or a hub id, whose files are downloaded unless `local_files_only`.
 
     Raises:
         UsageError: the files are missing or cannot be loaded.
@@ -169,11 +166,6 @@ class DinoFeatures(FeatureExtractor):
     """The class token of a `transformers.Dinov2Model` (Oquab et al. 2023), after its last norm. d is its hidden size.
 
     A Fréchet distance over it, FD-DINOv2, agrees with people better than one over Inception (Stein et al. 2023).
-
-    Args:
-        name: the name of the features.
-        source: a folder or a hub id.
-        local_files_only: if False, files that are not in the cache are downloaded from the hub.
 
     Raises:
         UsageError: the files are missing or cannot be loaded.

@@ -156,13 +156,9 @@ class Inputs:
 
 
 def by_prompt(prompts: Sequence[int], values: Sequence[float | None] | np.ndarray) -> Score:
-    """Returns the mean over the images of each prompt, their largest, and the mean over all prompts.
+    """Returns the mean of a value of each image over the images of each prompt, their largest, and the mean of all.
 
     None stands for what is not finite.
-
-    Args:
-        prompts: the prompt's number for each image.
-        values: the value of each image.
     """
     found: dict[int, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):

@@ -19,14 +19,9 @@ def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bo
 
 
 def rounds_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
-    """Returns the indices of the rounds to leave out: all but the `rounds` least disturbed ones.
+    """Returns the indices of the rounds to leave out: all but the `rounds` least disturbed; none without a limit.
 
     Rounds within the limit count as equally good, so the earliest of them are kept.
-
-    Args:
-        worst: the largest share of each round.
-        rounds: how many decide.
-        limit: share up to which a round is clean; None leaves out none.
     """
     if limit is None:
         return []

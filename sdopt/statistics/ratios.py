@@ -181,10 +181,7 @@ def paired(
 ) -> dict[int, list[tuple[Measurement, Measurement]]]:
     """Returns, by replicate, the measurements of two variants that share a session and have rounds to pair.
 
-    Args:
-        candidate: one variant.
-        reference: the other.
-        sessions: numbers of sessions; all others are left out.
+    With `sessions`, all sessions of other numbers are left out.
     """
     found: dict[int, list[tuple[Measurement, Measurement]]] = {}
     others = {(measurement.replicate, measurement.session): measurement for measurement in reference.measurements}
@@ -227,13 +224,8 @@ def peak_memory_gib(variant: VariantResult) -> float | None:
 def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[int] | None = None) -> float | None:
     """Returns the ratio, at least 1, by which the control and the baseline, which are identical, differed.
 
-    Both are geometric means over as many processes as a speed-up uses. The worst pair of processes would be a wrong
-    measure: it grows with their number, while the error of a speed-up shrinks.
-
-    Args:
-        control: the second baseline.
-        baseline: the first one.
-        sessions: numbers of sessions; all others are left out.
+    Both are geometric means, over `sessions` if they are given, of as many processes as a speed-up uses. The worst pair
+    would be a wrong measure: it grows with their number, while the error of a speed-up shrinks.
     """
     logs = [float(values.mean()) for values in _logs_of(paired(control, baseline, sessions))]
     return math.exp(abs(float(np.mean(logs)))) if logs else None

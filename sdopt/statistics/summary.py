@@ -425,12 +425,7 @@ def _none_of(candidates: Sequence[Row]) -> str:
 def described(row: Row, baseline: Row | None, name: str = "") -> str:
     """Returns what a variant does in one line: speed, memory where it changes, and images.
 
-    A trade is said as one: what it gains first, then what it costs.
-
-    Args:
-        row: the variant.
-        baseline: the baseline.
-        name: the variant's name where it is not that of the row.
+    A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
     """
     ratio, name = row.speedup, name or row.name
     if ratio is None or row.speed is None:

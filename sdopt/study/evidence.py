@@ -28,10 +28,6 @@ class Inspection:
 
     Every process shows evidence at every shape. Only the first process of each variant gives stages, energy and images;
     the images of all processes' timed calls are compared with those.
-
-    Args:
-        session: the session.
-        group: the processes.
     """
 
     def __init__(self, session: Session, group: Sequence[VariantProcess]) -> None:

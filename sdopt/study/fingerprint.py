@@ -32,11 +32,9 @@ _BLOCK, _ROW = 4 * 2**20, 4096
 
 
 def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]:
-    """Returns digests of a variant's inputs, by input. `code()` covers the code of sdopt's own options.
+    """Returns digests of a variant's inputs, by input; that of its model by `of_model` or a cached version of it.
 
-    Args:
-        variant: the variant.
-        model: `of_model`, or a cached version of it.
+    `code()` covers the code of sdopt's own options.
     """
     own = own_files(type(option) for option in variant.optimizations.values())
     own += [file for function in variant.functions if (file := Path(function.rpartition(":")[0])).is_file()]
@@ -113,9 +111,6 @@ def own_files(options: Iterable[type]) -> list[Path]:
 
     Includes the files of their base classes. Follows every import statement, whether it runs or not; misses modules
     that are imported by a name computed at run time.
-
-    Args:
-        options: the classes of the options.
     """
     found: dict[Path, None] = {}
     waiting = [base.__module__ for option in options for base in option.__mro__]

@@ -59,12 +59,9 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
 
 
 def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) -> Forecast:
-    """Returns the expected cost of a study.
+    """Returns the expected cost of a study whose baseline is the first of `variants` and, once more, their last.
 
-    Args:
-        variants: the variants that would run, the baseline first and once more as the repeated baseline.
-        result: the plan.
-        records: the folder that holds earlier results.
+    `result` is its plan, and `records` the folder that holds earlier results.
     """
     config = result.config
     processes = len(variants) * config.replicates

@@ -39,18 +39,11 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 class Progress:
-    """Shows variant, phase, round and time left. Use as a context manager around a study.
+    """Shows variant, phase, round and time left. Use as a context manager around a study."""
 
-    Args:
-        console: the console that shows it.
-        timeline: records the time of each phase.
-        quiet: shows nothing.
-    """
-
-    def __init__(self, console: Console, timeline: Timeline, quiet: bool = False) -> None:
+    def __init__(self, console: Console, timeline: Timeline) -> None:
         self.timeline = timeline
         self._console = console
-        self._quiet = quiet
         self._overwrites = os.environ.get(OVERWRITES) == "1"
         self._rounds = 0
         self._last = ""
@@ -69,7 +62,7 @@ class Progress:
             _TimeLeft(),
             console=console,
             expand=True,
-            disable=quiet or not console.is_terminal,
+            disable=not console.is_terminal,
             transient=True,
         )
         self._task = self._bar.add_task("", total=None, variant="", phase="starting")
@@ -83,7 +76,7 @@ class Progress:
         self._clear()
 
     def _clear(self) -> None:
-        if self._overwrites and not self._quiet:
+        if self._overwrites:
             print(f"\r{'':{_WIDTH}}\r", end="", flush=True)
 
     def start(self, calls: int, rounds: int) -> None:
@@ -114,7 +107,7 @@ class Progress:
 
     def _say(self) -> None:
         """Prints a line where there is no live display: what is worked on, what is done, and what remains."""
-        if self._quiet or self._console.is_terminal:
+        if self._console.is_terminal:
             return
         self._last, self._said = self._line, time.monotonic()
         task, seconds = self._bar.tasks[self._task], self._said - self._begun
@@ -132,8 +125,7 @@ class Progress:
     def warn(self, text: str) -> None:
         """Prints a warning that cannot wait until the end of the study."""
         self._clear()
-        if not self._quiet:
-            self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, calls: int = 1) -> None:
         """Counts finished calls of the pipeline; the total grows if they exceed it."""

@@ -24,11 +24,7 @@ _Samples = Callable[[], Sequence[ShapeSamples]]
 
 
 class _Timing:
-    """Times calls of a session, and selects the rounds that decide.
-
-    Args:
-        session: the session; its processes are prepared.
-    """
+    """Times calls of a session whose processes are prepared, and selects the rounds that decide."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._study = session, session.study

@@ -194,11 +194,7 @@ class VariantProcess:
 
 
 class DoesNotFitError(Exception):
-    """Processes ran out of memory beside others, and were ended.
-
-    Args:
-        starved: these processes, each with the reason.
-    """
+    """Processes ran out of memory beside others, and were ended; each with the reason."""
 
     def __init__(self, starved: Sequence[tuple[VariantProcess, str]]) -> None:
         self.starved = starved
@@ -206,13 +202,7 @@ class DoesNotFitError(Exception):
 
 
 class Session:
-    """One session of a study, with new processes for all variants that take part.
-
-    Args:
-        study: the study.
-        missing: what it still has to measure.
-        schedule: how the rounds are to be laid out.
-    """
+    """One session of a study, with new processes for all variants that take part."""
 
     def __init__(self, study: Study, missing: Missing, schedule: Schedule) -> None:
         self.study, self.result, self.protocol, self.progress = study, study.result, study.protocol, study.progress
@@ -351,12 +341,7 @@ class Session:
     ) -> list[tuple[VariantProcess, TimedCall]]:
         """Lets the living workers of a group make one call, as many at once as there are cores for.
 
-        Args:
-            group: the processes of the workers.
-            phase: the name of the phase in the progress display.
-            shape_index: the index of the shape.
-            call: how many calls each worker has made at that shape.
-            memory: whether to measure the peak memory, too.
+        `call` is how many each has made at that shape; `memory` says whether to measure the peak memory, too.
         """
         found: list[tuple[VariantProcess, TimedCall]] = []
         for part in batched([process for process in group if process.living], self.study.sharing.calls):
@@ -371,13 +356,10 @@ class Session:
     def next_batch(self, process: VariantProcess, shape_index: int, call: int) -> int:
         """Returns the number of the batch for a call of a process, the same for all variants, and records it as given.
 
+        `call` is the index of the worker's call at that shape; 0 is its first.
+
         While there are enough prompts, no two calls of a variant, in one process or in several, get the same prompts
         and noise: an option must not gain by remembering earlier calls.
-
-        Args:
-            process: the process that makes the call.
-            shape_index: the index of the shape.
-            call: the index of the worker's call at that shape; 0 is its first.
         """
         calls_per_process = 2 + self.study.warmup + self.rounds + self.extra_rounds
         number = process.measurement.replicate * calls_per_process + call
@@ -438,11 +420,7 @@ class Session:
                 self.retire(other)
 
     def give_up_slow(self, warm: Callable[[ShapeSamples], Sequence[float]]) -> None:
-        """Ends the variants whose warm calls take more than `protocol.give_up` times the baseline's.
-
-        Args:
-            warm: returns the seconds of a process's warm calls at a shape.
-        """
+        """Ends the variants whose last `warm` calls take more than `protocol.give_up` times the baseline's."""
         limit = self.protocol.give_up
         if limit is None:
             return

@@ -10,13 +10,10 @@ from sdopt.worker.host import PipelineHost
 
 
 class Warmup:
-    """Prepares all processes of a session, and measures their memory.
+    """Prepares all processes of a session, and measures their memory; changes to blocks if they will not fit together.
 
     The first process of each variant loads, and makes its first call, while no other process works. On a CPU, further
     processes load two at a time if memory allows it, and make calls two at a time if there are cores for both.
-
-    Args:
-        session: the session. It changes to blocks if its processes will not fit in memory together.
     """
 
     def __init__(self, session: Session) -> None:

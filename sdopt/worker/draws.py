@@ -56,12 +56,7 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
     One call for several small images takes little longer than one for a single image. All variants use the same batch
     size, because another batch size computes in another order. If a variant compiles or captures a graph for its batch,
     or computes in 8 bits, all keep the batch of their workload. If a gate judges, too: an error in every eighth call
-    must not be hidden by making only two large calls.
-
-    Args:
-        variants: the variants of the study that run.
-        wanted: `quality.batch_size`.
-        judged: whether the study has a gate.
+    must not be hidden by making only two large calls. `wanted` is `quality.batch_size`.
     """
     if wanted is not None:
         return wanted

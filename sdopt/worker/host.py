@@ -95,12 +95,7 @@ def _fail(error: Exception) -> None:
 
 
 def variables(device: Device, cache: Path) -> dict[str, str]:
-    """Returns the environment variables that libraries in a worker read.
-
-    Args:
-        device: the worker's device.
-        cache: the folder of its compiler caches.
-    """
+    """Returns the environment variables that libraries in a worker read; compilers keep what they make in `cache`."""
     # Compilers and libraries with Triton kernels keep these, and their tuning results, in folders of the user, so the
     # cold start would depend on earlier runs. A folder that the user named is used, and is recorded with the study.
     own = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache / "triton"}
@@ -122,12 +117,7 @@ def _handle(connection: Connection, host: "PipelineHost", request: str, args: An
 
 
 class PipelineHost:
-    """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`.
-
-    Args:
-        variant: the variant whose pipeline it holds.
-        device: the device that the pipeline runs on.
-    """
+    """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`."""
 
     def __init__(self, variant: Variant, device: Device) -> None:
         self._variant = variant
@@ -289,11 +279,7 @@ class PipelineHost:
         return None if after is None else (after - before) / calls
 
     def prove(self, shape_index: int = 0) -> TracedCall:
-        """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
-
-        Args:
-            shape_index: the index of the call's shape among the variant's shapes.
-        """
+        """Traces a call of as few steps as show every optimization, and asks each whether it took effect."""
         self._use_threads(None)
         steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
 

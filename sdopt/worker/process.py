@@ -57,22 +57,12 @@ class Worker(Protocol):
         """Ends it and everything it started, at once."""
 
 
-class StartWorker(Protocol):
-    """Starts the worker of a variant, as `WorkerProcess` does with its first three arguments given."""
-
-    def __call__(
-        self,
-        variant: Variant,
-        log: Path,
-        scratch: Path,
-        called: Callable[[float], None],
-        warn: Callable[[str], None],
-    ) -> Worker:
-        """Starts it. Raises OSError."""
+StartWorker = Callable[[Variant, Path, Path, Callable[[float], None], Callable[[str], None]], Worker]
+"""Starts the worker of a variant, as `WorkerProcess` does with its first three arguments given. Raises OSError."""
 
 
-class WorkerProcess(Worker):
-    """Starts the process of a variant, and sends it requests.
+class WorkerProcess(ChildProcess, Worker):
+    """The process of a variant, to which it sends requests.
 
     Args:
         context: starts the process.
@@ -105,17 +95,7 @@ class WorkerProcess(Worker):
         self._log = log
         self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
         cache = scratch / log.stem
-        self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
-
-    @property
-    @override
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
-    @override
-    def alive(self) -> bool:
-        return self._child.alive
+        super().__init__(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
 
     @override
     def begin(
@@ -125,11 +105,11 @@ class WorkerProcess(Worker):
 
         def answer() -> R:
             with self._reporting_deaths(name):
-                found: R = self._child.receive(self._timeout_s, self._called)
+                found: R = self.receive(self._timeout_s, self._called)
             return found
 
         with self._reporting_deaths(name):
-            self._child.send((name, args, kwargs))
+            self.send((name, args, kwargs))
         return answer
 
     @contextmanager
@@ -146,14 +126,6 @@ class WorkerProcess(Worker):
                 may_be_memory = died.signal in self._memory_signals
                 raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory) from None
             raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
-
-    @override
-    def stop(self) -> None:
-        self._child.stop()
-
-    @override
-    def kill(self) -> None:
-        self._child.kill()
 
 
 def answers_of(requests: Sequence[Callable[[], Callable[[], R]]]) -> list[R | WorkerError]:
