@@ -2,10 +2,18 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import Call, GpuState, Interference, ShapeSamples
+
+T = TypeVar("T")
+
+
+def known(found: T | None) -> T:
+    """Returns what must be there."""
+    assert found is not None
+    return found
 
 
 def reconfigure(owner: StudyResult | VariantResult, section: str, **changes: Any) -> None:

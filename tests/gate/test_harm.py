@@ -6,7 +6,7 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
-from tests.records import retime
+from tests.records import known, retime
 from tests.trial.tails import Slow, verdicts_of
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
@@ -137,8 +137,7 @@ class TestEvidence:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         fast.measurements[0].shapes[0].traced = {"operators": 1.0, "by chance": 3.0}
         result = study(fast)
-        control = result.control
-        assert control is not None
+        control = known(result.control)
         control.measurements[0].shapes[0].traced = {"operators": 1.0, "by chance": 2.0}
         found = verdict(result, Rule("speedup", "at_least", limit=0.5))
         assert paying(found).verdict is Verdict.INCONCLUSIVE

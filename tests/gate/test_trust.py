@@ -16,7 +16,7 @@ from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from tests.command import SMALL, Finished, sdopt
 from tests.gate.test_judge import FIT, study, variant
-from tests.records import reconfigure, retime
+from tests.records import known, reconfigure, retime
 from tests.trial import CONF
 
 FAST = Rule("speedup", "at_least", limit=0.95)
@@ -116,8 +116,7 @@ class TestGrowth:
         for measurement in candidate.measurements:
             assert measurement.shapes[0].memory
             measurement.memory_after = replace(measurement.shapes[0].memory, children_peak_gib=1.0)
-        found = study(candidate).comparisons[0].shapes[0].memory_ratio
-        assert found is not None
+        found = known(study(candidate).comparisons[0].shapes[0].memory_ratio)
         assert found.estimate == pytest.approx(2, abs=0.01)
 
 

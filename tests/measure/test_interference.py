@@ -15,6 +15,7 @@ import pytest
 
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.samples import Interference
+from tests.records import known
 
 
 def burn(seconds: float = 60.0) -> None:
@@ -50,8 +51,7 @@ def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:
         meter = InterferenceMeter(os.getpid())
         assert meter.off == ""
         burn(0.5)
-        found = meter.stop(0.5)
-    assert found is not None
+        found = known(meter.stop(0.5))
     assert found.waited > 0.3
     assert found.switched_out > 5
 
@@ -60,8 +60,7 @@ def test_sleeping_waits_for_no_core() -> None:
     with one_core(), neighbour():
         meter = InterferenceMeter(os.getpid())
         time.sleep(0.5)
-        found = meter.stop(0.5)
-    assert found is not None
+        found = known(meter.stop(0.5))
     assert found.waited < 0.3
 
 
@@ -83,11 +82,10 @@ def test_what_a_process_started_counts_too() -> None:
         with one_core(), neighbour():
             meter = InterferenceMeter(pid)
             time.sleep(1.0)
-            found = meter.stop(1.0)
+            found = known(meter.stop(1.0))
     finally:
         os.killpg(pid, signal.SIGKILL)
         program.join()
-    assert found is not None
     assert found.waited > 0.2
 
 
@@ -135,9 +133,8 @@ def test_counts_are_those_of_the_stretch_over_all_threads(kernel: Kernel) -> Non
     kernel.ticks(busy=400, stolen=100, idle=0)
     kernel.thread(1, ran_ns=SECOND, waited_ns=3 * SECOND // 2, faults=5, switches=10)
     kernel.thread(2, ran_ns=SECOND // 2, waited_ns=SECOND // 4, faults=1, switches=1)
-    found = meter.stop(seconds=1.0)
+    found = known(meter.stop(seconds=1.0))
     # They ran for 1.5 s and waited for 0.75 s, of the 2.5 s for which others ran on the core.
-    assert found is not None
     assert replace(found, cores=None) == Interference(round(0.75 / 2.25, 5), 0.2, 3, 7, 2400.5)
     assert found.cores is not None
     assert found.cores > 0
@@ -147,8 +144,7 @@ def test_of_a_call_that_mostly_sleeps_it_is_a_share_of_the_calls_time(kernel: Ke
     meter = kernel.meter()
     kernel.ticks(busy=100, stolen=0, idle=900)
     kernel.thread(1, ran_ns=SECOND // 10, waited_ns=SECOND // 10)
-    found = meter.stop(seconds=10.0)
-    assert found is not None
+    found = known(meter.stop(seconds=10.0))
     assert found.waited == 0.01
 
 
@@ -157,8 +153,7 @@ def test_waiting_counts_as_far_as_others_ran(kernel: Kernel, others_ticks: int, 
     meter = kernel.meter()
     kernel.ticks(busy=200 + others_ticks, stolen=0)
     kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
-    found = meter.stop(seconds=1.0)
-    assert found is not None
+    found = known(meter.stop(seconds=1.0))
     assert found.waited == pytest.approx(waited, abs=1e-5)
 
 
@@ -166,8 +161,7 @@ def test_own_helpers_are_no_others(kernel: Kernel) -> None:
     meter = kernel.meter()
     kernel.ticks(busy=700, stolen=0)
     kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
-    found = meter.stop(1.0, own_s=4.0)
-    assert found is not None
+    found = known(meter.stop(1.0, own_s=4.0))
     assert found.waited == pytest.approx(1 / 3, abs=1e-5), "of the 5 s in which others ran, 4 were its own"
 
 
@@ -175,8 +169,7 @@ def test_the_frequency_is_the_governors_where_there_is_one(kernel: Kernel) -> No
     folder = kernel.cpus / "cpu1" / "cpufreq"
     folder.mkdir(parents=True)
     (folder / "scaling_cur_freq").write_text("3100000\n")
-    found = kernel.meter().stop(1.0)
-    assert found is not None
+    found = known(kernel.meter().stop(1.0))
     assert found.cpu_mhz == 3100.0
 
 

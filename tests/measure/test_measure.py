@@ -20,7 +20,7 @@ from sdopt.record.samples import GpuState
 from sdopt.statistics.figures import flat_figures
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load, operations_of
-from tests.records import reconfigure, retime
+from tests.records import known, reconfigure, retime
 
 
 def stages_of(session: PipelineHost, **changes: Any) -> list[str]:
@@ -169,9 +169,7 @@ class TestMemory:
         memory = PeakMemory(CPU)
 
         def peak() -> float:
-            found = memory.read().process_peak_gib
-            assert found is not None
-            return found
+            return known(memory.read().process_peak_gib)
 
         memory.loaded()
         memory.reset()

@@ -24,6 +24,7 @@ from sdopt.record.scores import ImageRecord, Score
 from sdopt.schema import Model, Quality
 from sdopt.statistics.figures import figures_by_variant
 from tests.command import SMOKE, sdopt
+from tests.records import known
 
 PACKAGED, FULL_SIZE, UNTRAINED = Model(), Model("sd15", "hub"), Model("sd15", "random")
 
@@ -100,10 +101,9 @@ def test_the_clip_score_is_a_cosine_that_is_not_negative(clip: ClipFeatures, dra
     vars(pictures)["images"] = drawings[:4]
     networks = Networks("cpu", None)
     networks._extractors["emojiclip"] = clip
-    found = family_of("clip_score").compute(Inputs(pictures, pictures, networks), "emojiclip")
+    found = known(family_of("clip_score").compute(Inputs(pictures, pictures, networks), "emojiclip"))
     alone = torch.cat([clip.embed_texts([prompt]) for prompt in prompts])
     cosines = torch.cosine_similarity(clip(channels_first(drawings[:4])), alone)
-    assert found is not None
     np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), 100 * cosines.clamp(min=0), atol=1e-3)
 
 
@@ -126,8 +126,7 @@ def test_pickscore_is_the_score_by_its_weights(clip_folder: Path, tmp_path: Path
         expected = model(**words, **looks).logits_per_image.diagonal()
     pictures = Pictures(Path(), [ImageRecord(prompt, n, 0, 0, "x.png") for n, prompt in enumerate(prompts)])
     vars(pictures)["images"] = drawings[:2]
-    found = family_of("clip_score").compute(Inputs(pictures, pictures, Networks("cpu", None)), f"clip:{folder}")
-    assert found is not None
+    found = known(family_of("clip_score").compute(Inputs(pictures, pictures, Networks("cpu", None)), f"clip:{folder}"))
     np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), expected.clamp(min=0), atol=1e-2)
 
 

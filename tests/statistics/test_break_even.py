@@ -13,6 +13,7 @@ from sdopt.statistics.break_even import break_even, break_even_text, start_text,
 from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
+from tests.records import known
 
 
 def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) -> None:
@@ -24,9 +25,7 @@ def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) 
 
 def level(result: StudyResult, speedup: Interval) -> BreakEven:
     candidate, reference = result.variant("bfloat16"), result.variant("baseline")
-    found = break_even(candidate, reference, Interval(2.0), speedup)
-    assert found is not None
-    return found
+    return known(break_even(candidate, reference, Interval(2.0), speedup))
 
 
 class TestBreakEven:
@@ -82,8 +81,7 @@ class TestBreakEven:
         started(result, "baseline", 1.0, 2.0)
         started(result, "bfloat16", 1.0, 200.0)
         compare(result)
-        comparison = result.first_comparison("bfloat16")
-        assert comparison is not None
+        comparison = known(result.first_comparison("bfloat16"))
         assert comparison.break_even is not None
         said = "bfloat16 takes 198 s longer than baseline before the first image, "
         # Which of the two was faster is chance: both run the same kernels here.

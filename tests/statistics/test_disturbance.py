@@ -10,7 +10,7 @@ from sdopt.statistics.disturbance import count_rounds, enough_clean, rounds_left
 from sdopt.statistics.figures import figures_by_variant
 from sdopt.statistics.ratios import log_speedup, paired_rounds
 from sdopt.statistics.summary import summary_of
-from tests.records import reconfigure, retime, timed
+from tests.records import known, reconfigure, retime, timed
 
 
 def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
@@ -62,14 +62,12 @@ def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> No
 class TestStudy:
     def test_rounds_that_were_left_out_decide_nothing(self, result: StudyResult) -> None:
         candidate, baseline = result.variant("bfloat16"), result.variant("baseline")
-        before = log_speedup(candidate, baseline)
+        before = known(log_speedup(candidate, baseline))
         disturb(result, 2, 0.5, left_out=True)
         for found in candidate.measurements:
             found.shapes[0].calls[2].seconds *= 100
         assert paired_rounds(candidate, baseline, 0) == 5
-        after = log_speedup(candidate, baseline)
-        assert before is not None
-        assert after is not None
+        after = known(log_speedup(candidate, baseline))
         assert abs(after.mean - before.mean) < np.log(100) / 6
         for found in candidate.measurements:
             retime(found.shapes[0], left_out=[])
@@ -77,8 +75,7 @@ class TestStudy:
 
     def test_are_counted_and_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=True)
-        counts = count_rounds(result)
-        assert counts is not None
+        counts = known(count_rounds(result))
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
         said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
         assert said in notes_of(summary_of(result))

@@ -5,13 +5,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sdopt.record.comparisons import Interval
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Environment, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.effects import effects_of
-from tests.records import retime, timed
+from tests.records import known, retime, timed
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
 TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}
@@ -59,11 +58,6 @@ def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int =
     return StudyResult(
         "factorial", "factorial", "2026-01-01T00:00:00", environment, RecordedConfig(), variants, [], "baseline"
     )
-
-
-def known(interval: Interval | None) -> Interval:
-    assert interval is not None
-    return interval
 
 
 def test_known_effects_are_found() -> None:

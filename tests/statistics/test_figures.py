@@ -21,7 +21,7 @@ from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import seconds_text
 from sdopt.tracking.projection import logged_metrics
 from tests.command import Finished
-from tests.records import reconfigure, retime
+from tests.records import known, reconfigure, retime
 
 
 class TestRatio:
@@ -60,8 +60,7 @@ class TestOneFigureEverywhere:
             edge.shapes[0].speedup.low,
             edge.shapes[0].speedup.high,
         )
-        row = summary_of(result).row(edge.candidate)
-        assert row is not None
+        row = known(summary_of(result).row(edge.candidate))
         assert row.speedup is not None
         assert row.speedup.text == ratio_text(edge.shapes[0].speedup)
         frame = to_dataframe(summary_of(result)).set_index("variant")
@@ -89,8 +88,7 @@ class TestOneFigureEverywhere:
         assert edge.shapes[0].memory_ratio is not None
         flat = flat_figures(result, result.variant(edge.candidate))
         assert flat["memory_ratio"] == edge.shapes[0].memory_ratio.estimate
-        headline = figures_by_variant(result)[edge.candidate].headline_memory
-        assert headline is not None
+        headline = known(figures_by_variant(result)[edge.candidate].headline_memory)
         assert flat[f"memory/{headline[0]}"] == headline[1]
 
     def test_memory_is_the_amount_of_which_the_ratio_is_made(self, result: StudyResult) -> None:
@@ -107,8 +105,7 @@ class TestOneFigureEverywhere:
         assert {"+0 % (512 MiB)", "512 MiB"} <= set(map(str, ranking(summary_of(result)).column("memory")))
         assert rows[edge.candidate].largest_memory_gib == 1.0, "a limit is kept by every process or not at all"
         result.variants = result.variants[:2]
-        noise = noise_of(result)
-        assert noise is not None
+        noise = known(noise_of(result))
         assert noise.memory == pytest.approx(3.0), "of the larger peak of each process, as everywhere"
 
     def test_verdict_of_each_comparison(self, result: StudyResult) -> None:

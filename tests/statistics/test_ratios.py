@@ -22,7 +22,7 @@ from sdopt.statistics.ratios import (
     speedup,
     speedup_drift,
 )
-from tests.records import reconfigure, timed
+from tests.records import known, reconfigure, timed
 
 
 def variant(*processes: Any, name: str = "variant", role: str = "variant", **measured: Any) -> VariantResult:
@@ -55,16 +55,14 @@ def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) 
 class TestLatency:
     @pytest.mark.parametrize(("estimator", "expected"), [("median", 3.0), ("mean", 4.0), ("last", 10.0), ("min", 1.0)])
     def test_estimators(self, estimator: str, expected: float) -> None:
-        found = latency(variant([1, 2, 3, 4, 10]), estimator, 0.95)
-        assert found is not None
+        found = known(latency(variant([1, 2, 3, 4, 10]), estimator, 0.95))
         assert found.estimate == expected
         assert found.n == 5
 
     def test_of_several_processes_is_the_geometric_mean_of_each_with_a_t_interval(self) -> None:
-        found = latency(variant([1, 1, 9], [3, 3, 3, 3], [2, 2]), "median", 0.9)
+        found = known(latency(variant([1, 1, 9], [3, 3, 3, 3], [2, 2]), "median", 0.9))
         logs = np.log([1, 3, 2])
         low, high = np.exp(stats.t.interval(0.9, 2, loc=logs.mean(), scale=stats.sem(logs)))
-        assert found is not None
         assert (found.estimate, found.low, found.high) == pytest.approx((6 ** (1 / 3), low, high))
         assert (found.confidence, found.n, found.unit) == (0.9, 3, "process")
 
@@ -77,8 +75,7 @@ def three(seed: int, rounds: int = 8, mean: float = 0.1) -> list[np.ndarray]:
 class TestSpeedup:
     def test_is_a_geometric_mean_of_paired_rounds(self) -> None:
         mine, other = log_normal(1, 8), log_normal(2, 8, mean=0.2)
-        found = speedup(variant(mine), variant(other), 0.9)
-        assert found is not None
+        found = known(speedup(variant(mine), variant(other), 0.9))
         assert found.estimate == pytest.approx(stats.gmean(other / mine))
         assert (found.n, found.unit) == (8, "round")
 
@@ -86,24 +83,21 @@ class TestSpeedup:
     def test_rounds_of_too_few_processes_give_no_interval(self, processes: int) -> None:
         """However many rounds: what the next process would show is not among them."""
         mine, other = ([log_normal(s + seed, 1000) for s in range(processes)] for seed in (0, 10))
-        found = speedup(variant(*mine), variant(*other), 0.95)
-        assert found is not None
+        found = known(speedup(variant(*mine), variant(*other), 0.95))
         assert (found.low, found.high, found.confidence) == (None, None, None)
 
     def test_is_exact_under_drift_that_rounds_share(self) -> None:
         drift = np.exp(np.linspace(0, 3, 10))
-        found = speedup(variant(*3 * [0.1 * drift]), variant(*3 * [0.25 * drift]), 0.95)
-        assert found is not None
+        found = known(speedup(variant(*3 * [0.1 * drift]), variant(*3 * [0.25 * drift]), 0.95))
         assert (found.estimate, found.low, found.high) == pytest.approx((2.5, 2.5, 2.5))
 
 
 class TestReplicates:
     def test_one_process_is_one_replicate(self) -> None:
         mine, other = ([log_normal(s, 20) for s in seeds] for seeds in ((0, 1, 2), (3, 4, 5)))
-        found = speedup(variant(*mine), variant(*other), 0.95)
+        found = known(speedup(variant(*mine), variant(*other), 0.95))
         means = [[float(np.log(samples).mean()) for samples in side] for side in (mine, other)]
         bounds = stats.ttest_ind(means[1], means[0]).confidence_interval(0.95)
-        assert found is not None
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
         assert (found.n, found.unit) == (3, "process")
 
@@ -113,8 +107,7 @@ class TestReplicates:
 
         def width(rounds: int) -> float:
             mine = [0.1 * np.exp(e) * np.ones(rounds) for e in effects]
-            found = speedup(variant(*mine), variant(*(2 * m for m in mine)), 0.95)
-            assert found is not None
+            found = known(speedup(variant(*mine), variant(*(2 * m for m in mine)), 0.95))
             return math.log(found.high / found.low)  # type: ignore[operator]
 
         assert width(1000) == pytest.approx(width(10))
@@ -135,10 +128,9 @@ class TestBlocks:
         candidate = variant(*own)
         for measurement, beside in zip(candidate.measurements, before, strict=True):
             measurement.shapes[0].latency_before_s = measurement.shapes[0].latency_after_s = beside.tolist()
-        found = speedup(candidate, variant(*before, name="baseline"), 0.95)
+        found = known(speedup(candidate, variant(*before, name="baseline"), 0.95))
         logs = np.log([1.9, 2.0, 2.1])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
-        assert found is not None
         assert (found.low, found.high) == pytest.approx((low, high))
 
     def test_a_drift_of_the_machine_cancels(self) -> None:
@@ -146,17 +138,14 @@ class TestBlocks:
         sessions = [1.3**number for number in range(3)]
         before, own, after = (np.full(6, slowness) for slowness in sessions)
         baseline = variant(np.concatenate([before, after]), name="baseline")
-        found = speedup(self.block(own / 2, before, after), baseline, 0.95)
-        assert found is not None
+        found = known(speedup(self.block(own / 2, before, after), baseline, 0.95))
         assert found.estimate == pytest.approx(2)
-        unpaired = speedup(variant(own / 2), variant(before), 0.95)
-        assert unpaired is not None
+        unpaired = known(speedup(variant(own / 2), variant(before), 0.95))
         assert unpaired.estimate == pytest.approx(2 / 1.3)
 
     def test_rounds_are_paired(self) -> None:
         noise = log_normal(5, 8, spread=0.3)
-        found = log_speedup(self.block(noise / 3, noise, noise), variant(np.tile(noise, 2)))
-        assert found is not None
+        found = known(log_speedup(self.block(noise / 3, noise, noise), variant(np.tile(noise, 2))))
         assert found.ratio == pytest.approx(3)
 
 
@@ -174,8 +163,7 @@ class TestMemory:
         assert memory_ratio(self.peaks(1.0), self.peaks(4.0), 0.95) == Interval(0.25, n=1, unit="process")
 
     def test_on_cuda_it_is_what_the_allocator_held(self) -> None:
-        found = memory_ratio(self.peaks(3.0, cuda=True), self.peaks(4.0, cuda=True), 0.95)
-        assert found is not None
+        found = known(memory_ratio(self.peaks(3.0, cuda=True), self.peaks(4.0, cuda=True), 0.95))
         assert found.estimate == pytest.approx(0.75)
 
 
@@ -270,8 +258,7 @@ class TestSittings:
     def test_rounds_are_paired_within_a_session_alone(self) -> None:
         baseline = sat((0, [1, 1, 1, 1]), (1, [10, 10, 10]), name="baseline")
         candidate = sat((0, [0.5, 0.5, 0.5, 0.5]), (1, [5, 5, 5]))
-        found = speedup(candidate, baseline, 0.95)
-        assert found is not None
+        found = known(speedup(candidate, baseline, 0.95))
         assert found.estimate == pytest.approx(2)
         assert (found.n, found.unit) == (7, "round")
 
@@ -300,10 +287,9 @@ class TestSittings:
         for side in (mine, other):
             for number, measurement in enumerate(side.measurements):
                 measurement.replicate, measurement.session = number % 3, number // 3
-        found = speedup(mine, other, 0.95)
+        found = known(speedup(mine, other, 0.95))
         logs = -np.log([0.5, 0.4, 0.45])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
-        assert found is not None
         assert (found.low, found.estimate, found.high) == pytest.approx((low, math.exp(logs.mean()), high))
         assert (found.n, found.unit) == (3, "process")
 
@@ -323,10 +309,9 @@ class TestDrift:
         return variant(*([s] * 3 for s in seconds)), variant(*([1.0] * 3 for _ in seconds), name="baseline")
 
     def test_is_welchs_interval_over_processes(self) -> None:
-        found = speedup_drift(self.run(0.5, 0.52, 0.55), self.run(0.4, 0.44, 0.41), 0.9)
+        found = known(speedup_drift(self.run(0.5, 0.52, 0.55), self.run(0.4, 0.44, 0.41), 0.9))
         logs = [-np.log(times) for times in ([0.5, 0.52, 0.55], [0.4, 0.44, 0.41])]
         bounds = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.9)
-        assert found is not None
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
 
     def test_pairs_processes_by_replicate_and_session(self) -> None:
@@ -335,8 +320,7 @@ class TestDrift:
         mine.measurements += sat((1, [5.0] * 3), replicate=3).measurements
         baseline.measurements += sat((1, [70.0] * 3), replicate=2).measurements
         baseline.measurements += sat((1, [10.0] * 3), replicate=3).measurements
-        found = speedup_drift((mine, baseline), earlier, 0.9)
-        assert found is not None
+        found = known(speedup_drift((mine, baseline), earlier, 0.9))
         assert (found.low, found.estimate, found.high) == pytest.approx((1.0, 1.0, 1.0))
         assert found.n == 3
 

@@ -19,7 +19,7 @@ from sdopt.statistics.adoption import PLAIN, command_of, lines_of
 from sdopt.statistics.figures import ratio_text
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import REPEATS, Row, summary_of
-from tests.records import reconfigure
+from tests.records import known, reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
 NAME = "channels last"
@@ -160,17 +160,14 @@ class TestSteps:
         edge = deepcopy(next(edge for edge in recorded.comparisons if edge.candidate == "deep cache"))
         edge.reference = NAME
         study.comparisons.append(edge)
-        row = summary_of(study).row("deep cache")
-        assert row is not None
-        return row
+        return known(summary_of(study).row("deep cache"))
 
     def test_the_gain_over_the_baseline_ranks_and_the_step_is_said_beside_it(
         self, study: StudyResult, recorded: StudyResult
     ) -> None:
         timed(study, 0.5, 0.45, 0.55)
         row = self.chain(study, recorded)
-        direct = next(edge for edge in recorded.comparisons if edge.candidate == "deep cache").shapes[0].speedup
-        assert direct is not None
+        direct = known(next(edge for edge in recorded.comparisons if edge.candidate == "deep cache").shapes[0].speedup)
         assert row.speedup is not None
         assert row.speedup.interval.estimate == pytest.approx(direct.estimate)
         assert [each.name for each in summary_of(study).rows] == ["deep cache", "baseline", NAME]
@@ -187,8 +184,7 @@ class TestSteps:
             Judgement(NAME, study.baseline, "layout=channels_last", Contract.LOSSY, Verdict.FAIL, [bad]),
             Judgement("deep cache", NAME, "caching=deepcache", Contract.LOSSY, Verdict.PASS, [good], gains=["speedup"]),
         ]
-        row = summary_of(study).row("deep cache")
-        assert row is not None
+        row = known(summary_of(study).row("deep cache"))
         assert (row.decision, row.images, row.recommended) == (Decision.PASS, Images.WORSE, False)
 
 

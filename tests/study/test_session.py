@@ -17,6 +17,7 @@ from sdopt.study.designs import CONTROL
 from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.worker.protocol import WorkerError
 from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake
+from tests.records import known
 
 
 class Meter:
@@ -439,8 +440,7 @@ class TestDisturbedRounds:
         for name in ("baseline", "it", CONTROL):
             assert calls_of(result)[name] == [(0, 0, 4)]
             assert self.left_out(result, name) == [2, 3]
-        counts = count_rounds(result)
-        assert counts is not None
+        counts = known(count_rounds(result))
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (4, 3, 2, 1)
 
     def test_of_a_block_are_its_own(self, tmp_path: Path, meter: type[Meter]) -> None:

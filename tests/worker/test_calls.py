@@ -13,6 +13,7 @@ from PIL import Image
 
 from sdopt.worker.draws import timed_draw
 from tests.fixtures import Load
+from tests.records import known
 from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
@@ -28,8 +29,7 @@ class TestNoise:
         loaded = session(*overrides)
         own = loaded.time_stages().image
         middle = timed_draw(loaded._variant).calls // 2
-        timed = loaded.time_once(number=middle).image
-        assert timed is not None
+        timed = known(loaded.time_once(number=middle).image)
         assert (own.prompt_index, own.image_index) == (timed.prompt_index, timed.image_index)
         assert np.abs(own.pixels.astype(int) - timed.pixels).max() <= 1
 
@@ -38,8 +38,7 @@ class TestNoise:
         OwnNoise().apply(loaded._pipe)
         own = loaded.time_stages().image
         middle = timed_draw(loaded._variant).calls // 2
-        timed = loaded.time_once(number=middle).image
-        assert timed is not None
+        timed = known(loaded.time_once(number=middle).image)
         assert np.abs(own.pixels.astype(int) - timed.pixels).max() > 10
 
     def test_what_is_given_must_stay(self, session: Load) -> None:
@@ -60,8 +59,7 @@ class TestTimedCall:
     ) -> None:
         loaded = session(*BATCHES)
         draw = timed_draw(loaded._variant)
-        sampled = loaded.time_once(number=number).image
-        assert sampled is not None
+        sampled = known(loaded.time_once(number=number).image)
         assert (sampled.prompt_index, sampled.image_index) == (prompt, image)
         for batch in range(draw.calls):
             loaded.generate(batch, draw, tmp_path)
