@@ -1,4 +1,4 @@
-"""FID, KID and CMMD against torchmetrics, scipy and arithmetic; what a leave-one-out gives; what is refused."""
+"""FID, KID and CMMD against torchmetrics and arithmetic; what a leave-one-out gives; what is refused."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from scipy import linalg
 from torch import Tensor
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.kid import KernelInceptionDistance
@@ -29,21 +28,7 @@ def gathered(values: Tensor, clip: ClipFeatures) -> ReferenceSet:
     return ReferenceSet.of_features("reference", values, clip)
 
 
-def by_definition(x: np.ndarray, y: np.ndarray) -> float:
-    """FID with scipy's matrix square root, in the words of the paper."""
-    product = np.cov(x.T) @ np.cov(y.T)
-    overlap = np.trace(linalg.sqrtm(product)).real
-    return float(((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(np.cov(x.T)) + np.trace(np.cov(y.T)) - 2 * overlap)
-
-
-@pytest.mark.parametrize(("n", "m"), [(100, 80), (40, 100), (100, 10)])
-def test_fid_is_what_scipy_makes_of_the_definition(clip: ClipFeatures, n: int, m: int) -> None:
-    x, y = sample(n, 24, 1, shift=0.3), sample(m, 24, 2)
-    expected = by_definition(x.double().numpy(), y.double().numpy())
-    assert fid(x, gathered(y, clip)) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(("n", "m"), [(12, 80), (80, 12), (12, 12), (2, 2), (24, 24), (25, 30)])
+@pytest.mark.parametrize(("n", "m"), [(100, 80), (12, 80), (80, 12), (12, 12), (2, 2), (24, 24), (25, 30)])
 def test_fid_is_that_of_torchmetrics_at_full_rank_and_below(clip: ClipFeatures, n: int, m: int) -> None:
     x, y = sample(n, 24, 3, shift=0.1).double(), sample(m, 24, 4).double()
     module = torch.nn.Identity()

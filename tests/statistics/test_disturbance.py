@@ -1,15 +1,17 @@
-"""Which rounds decide: by what others took, and never by the times; all sides of a round together."""
+"""Which rounds decide: by what others took, and never by the times; and which processes never settled."""
 
 import numpy as np
 import pytest
 
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
-from sdopt.report.notes import notes_of
+from sdopt.report.notes import caveats_of, notes_of
 from sdopt.statistics.disturbance import count_rounds, enough_clean, rounds_left_out, worst_by_round
 from sdopt.statistics.figures import figures_by_variant
+from sdopt.statistics.noise import unsettled
 from sdopt.statistics.ratios import log_speedup, paired_rounds
 from sdopt.statistics.summary import summary_of
+from tests.gate.test_judge import study, variant
 from tests.records import known, reconfigure, retime, timed
 
 
@@ -87,3 +89,32 @@ class TestStudy:
         assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)
         assert flat["interference/calls_left_out"] == 3
         assert flat["interference/cpu_mhz"] == 2000.0
+
+
+NOISE = 1 + 0.01 * np.random.default_rng(0).standard_normal(12)
+
+
+@pytest.mark.parametrize(
+    ("trend", "way"),
+    [
+        (np.ones(12), ""),
+        (np.linspace(1.5, 1.0, 12), "faster, from 1.4"),
+        (np.linspace(1.0, 1.5, 12), "slower, from 1.0"),
+        (np.linspace(1.0, 1.0001, 12) / NOISE, ""),  # certain, and too small to count
+        ([2.0, *[1.0] * 11], ""),  # one slow call is no trend
+    ],
+)
+def test_a_trend_of_the_calls_of_one_process_is_named(trend: np.ndarray, way: str) -> None:
+    candidate = variant("it")
+    result = study(candidate)
+    for each in result.variants:
+        for measurement in each.measurements:
+            retime(measurement.shapes[0], NOISE)
+    retime(candidate.measurements[-1].shapes[0], np.array(trend) * NOISE)
+    found = unsettled(result)
+    assert bool(found) == bool(way)
+    told = [note for note in caveats_of(summary_of(result)) if note.startswith("Never settled: ")]
+    assert len(told) == len(found)
+    if way:
+        assert found[0].startswith(f"process {len(candidate.measurements)} of it: its calls still became {way}")
+        assert "raise protocol.warmup" in told[0]

@@ -1,4 +1,4 @@
-"""Prepares sessions: whether processes fit side by side in memory, and how many calls warm them up."""
+"""Prepares sessions: whether processes fit side by side in memory and on the cores, and how many calls warm them up."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from sdopt.record.samples import Memory
 from sdopt.schema import Protocol
 from sdopt.study.plan import warmup_calls
 from sdopt.study.run import first_schedule
-from sdopt.study.session import footprint_gib
+from sdopt.study.session import Sharing, footprint_gib
 from sdopt.study.warmup import excess, memory_budget_gib
 from sdopt.worker.machine import Machine
 from tests.fixtures import Compose
@@ -78,3 +78,18 @@ def test_a_call_that_still_records_graphs_is_not_the_one_in_which_memory_is_meas
     variant: Compose, given: list[str], warmup: int, calls: int
 ) -> None:
     assert warmup_calls([variant(), variant(*given)], Protocol(warmup=warmup)) == calls
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "calls", "drawing"),
+    [(2, 2, 1, 1), (2, 1, 2, None), (16, 16, 1, 8), (16, 4, 2, 2), (1, 1, 1, None), (2, 4, 1, 2)],
+)
+def test_on_a_cpu(cores: int, threads: int, calls: int, drawing: int | None) -> None:
+    sharing = Sharing(cores, threads, on_gpu=False)
+    assert (sharing.processes, sharing.calls, sharing.drawing_threads) == (2, calls, drawing)
+    assert sharing.calls * threads <= max(cores, threads)
+
+
+def test_on_a_gpu_one_process_has_it_for_itself() -> None:
+    sharing = Sharing(16, 16, on_gpu=True)
+    assert (sharing.processes, sharing.calls, sharing.drawing_threads) == (1, 1, None)

@@ -374,13 +374,6 @@ class TestMissing:
         assert result.precision is not None
         assert result.precision.stopped == ""
 
-    def test_precision_ends_when_the_budget_is_spent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"it": 4})
-        result, _ = run_fake(tmp_path, fake_study(rounds=2, replicates=3, precision=0.03, budget_s=1e-9))
-        assert len(result.sessions) == 1
-        assert result.precision is not None
-        assert result.precision.stopped == "protocol.budget_s=1e-09 was spent"
-
 
 class TestFloors:
     """The control draws images in larger batches than anything that is timed: that must not cost it its timings."""

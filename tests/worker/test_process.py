@@ -1,5 +1,6 @@
 """The parent's handle on a worker: what it answers, and how it ends."""
 
+import gc
 import os
 import runpy
 import signal
@@ -16,7 +17,7 @@ from sdopt.hardware.device import Device
 from sdopt.record.records import Status
 from sdopt.scratch import CACHES
 from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.host import PipelineHost, describe_error, variables
+from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 from tests.command import parents
@@ -208,3 +209,29 @@ def test_a_log_that_cannot_be_opened_is_the_reason(
     finally:
         worker.stop()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_changed_is_named_with_both_values() -> None:
+    before = process_settings()
+    gc.disable()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = changed_settings(before)
+    finally:
+        gc.enable()
+        torch.set_default_dtype(torch.float32)
+    assert found == [
+        "Python's garbage collection (True before, False now)",
+        "PyTorch's default type (torch.float32 before, torch.float64 now)",
+    ]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_cores_count() -> None:
+    before, cores = process_settings(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        [found] = changed_settings(before)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found.startswith("the cores that the process may use")
