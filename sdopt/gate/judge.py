@@ -75,7 +75,11 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """
     result.gate = gate.name
     gate = applicable(gate, result.config.quality, result.config.model)
-    cases = [_case(result, comparison, gate, fit) for comparison in judged_comparisons(result)]
+    cases = []
+    for comparison in judged_comparisons(result):
+        look = look_at(result, comparison, gate)
+        contexts = _contexts(result, comparison, gate, fit, 1 / look.allowed)
+        cases.append(_Case(comparison, look, contexts, claims_of(contexts, gate) if gate.must_pay else []))
     claims = [claim for case in cases for claim in case.claims]
     # A claim is tested together with those of all other comparisons.
     answers = {answer.claim: answer for answer in answer_claims(claims, gate.confidence)}
@@ -100,12 +104,6 @@ class _Case:
     look: Look
     contexts: "list[RuleContext]"
     claims: list[Claim]
-
-
-def _case(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit) -> _Case:
-    look = look_at(result, comparison, gate)
-    contexts = _contexts(result, comparison, gate, fit, 1 / look.allowed)
-    return _Case(comparison, look, contexts, claims_of(contexts, gate) if gate.must_pay else [])
 
 
 def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[ClaimResult]) -> Judgement:

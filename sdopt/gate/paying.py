@@ -106,7 +106,10 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
     if bounds.high is None or claim.floor is None:
-        return ClaimResult(claim, Answer.OPEN, f"{shown}{_missing(bounds.high)}")
+        lacks = ", but by how much two identical baselines differ is not known"
+        if bounds.high is None:
+            lacks = f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
+        return ClaimResult(claim, Answer.OPEN, f"{shown}{lacks}")
     if claim.disturbed:
         return ClaimResult(claim, Answer.OPEN, shown, claim.disturbed)
     if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
@@ -131,13 +134,6 @@ def _shown(claim: Claim, level: float) -> str:
         return shown
     # Tables show two-sided intervals, whose bounds lie farther out.
     return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
-
-
-def _missing(bound: float | None) -> str:
-    """Returns what a claim lacks to be tested; the text follows the claim's figure."""
-    if bound is None:
-        return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
-    return ", but by how much two identical baselines differ is not known"
 
 
 def unexplained(changes: Sequence[str] | None) -> str:

@@ -7,7 +7,7 @@ others ran on the cores that the program may use.
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,8 +98,8 @@ class InterferenceMeter:
             ticks = _ticks((self._proc / "stat").read_text(encoding="utf-8"), cores)
             threads = {
                 task.name: found
-                for process in self._group()
-                for task in _tasks(process, process.name == str(self._pid))
+                for pid in (self._pid, *started_by(self._pid, self._proc))
+                for task in _tasks(self._proc / str(pid), required=pid == self._pid)
                 if (found := _thread(task)) is not None
             }
         except OSError:
@@ -110,12 +110,6 @@ class InterferenceMeter:
         total, stolen = sum(map(sum, ticks)), sum(core[_STOLEN] for core in ticks)
         idle = sum(core[field] for core in ticks for field in _IDLE)
         return _Counts(threads, total / second, (total - idle - stolen) / second, stolen / second)
-
-    def _group(self) -> Iterator[Path]:
-        """Yields the /proc folders of the process and of the processes that it started."""
-        yield self._proc / str(self._pid)
-        for pid in started_by(self._pid, self._proc):
-            yield self._proc / str(pid)
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""

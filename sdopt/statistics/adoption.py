@@ -44,7 +44,7 @@ def command_of(variant: VariantResult, baseline: VariantResult) -> str:
             continue  # a design repeats it
         if key.partition(".")[0] not in _ELSEWHERE or key == "study.baseline":
             words.append(override)
-    if _names_experiment(variant):
+    if any(_key(override) == "experiment" for override in variant.overrides):
         words = [*_as_experiment_has(variant, set(map(_key, words))), *words]
     words = [*baseline_words(baseline), *words]
     last = {_key(word): word for word in words}
@@ -59,10 +59,6 @@ def baseline_words(baseline: VariantResult) -> list[str]:
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
-
-
-def _names_experiment(variant: VariantResult) -> bool:
-    return any(_key(override) == "experiment" for override in variant.overrides)
 
 
 def _as_experiment_has(variant: VariantResult, named: set[str]) -> Iterator[str]:

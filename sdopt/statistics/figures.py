@@ -299,8 +299,11 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
     images = variant.config.images_per_call
     price = variant.config.hardware.price_per_hour
     measured = variant.measurements
-    memory = _headline_memory(variant)
-    energy = _mean(joules for measurement in measured for joules in measurement.energy_j)
+    name, peak = next((m.peak[0] for m in measured if m.peak), None), peak_memory_gib(variant)
+    memory = None if name is None or peak is None else (name, peak)
+    energy = [joules for measurement in measured for joules in measurement.energy_j]
+    tflop = variant.tflop_per_image
+    sides = (comparison.candidate, comparison.reference) if comparison else None
     return Figures(
         shape=variant.config.shapes[0],
         variant=variant,
@@ -310,11 +313,13 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         latency_s=_latencies(variant),
         stages_ms=_stages(variant),
         images_per_s=images / time.estimate if time else None,
-        energy_per_image_j=None if energy is None else energy / images,
+        energy_per_image_j=float(np.mean(energy)) / images if energy else None,
         cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
         graphs=_median(measurement.shapes[0].graphs for measurement in measured),
         recompiles=_median(measurement.shapes[0].recompiles for measurement in measured),
-        compute=_compute(result, variant, images / time.estimate) if time else None,
+        compute=Compute(tflop, tflop * (images / time.estimate), peak_rate(result, variant))
+        if time and tflop
+        else None,
         interference=_interference(variant),
         processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
         memory_gib=_memory(variant) | ({memory[0].removesuffix("_gib"): memory[1]} if memory else {}),
@@ -323,29 +328,20 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         ratios=_ratios(result, comparison) if comparison else {},
         overall=_overall(result, variant),
         scores=variant.quality | (comparison.quality if comparison else {}),
-        judgement=_judgement(result, comparison) if comparison else None,
+        judgement=next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None),
     )
-
-
-def _judgement(result: StudyResult, comparison: Comparison) -> Judgement | None:
-    sides = comparison.candidate, comparison.reference
-    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
 
 
 def _latencies(variant: VariantResult) -> dict[str, float]:
     samples = [sample for times in variant.samples.values() for sample in times]
+    summaries = {name: latency(variant, name, 0.95) for name in ("median", "mean")}
     found: dict[str, float | None] = {
-        **{_LABELS.get(name, name): _estimate(variant, name) for name in ("median", "mean")},
+        **{_LABELS.get(name, name): time.estimate if time else None for name, time in summaries.items()},
         "p95": float(np.quantile(samples, 0.95)) if samples else None,
         "cold_start": _median(m.shapes[0].cold_start_s for m in variant.measurements),
         "compile": _median(m.shapes[0].compile_s for m in variant.measurements),
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _estimate(variant: VariantResult, estimator: str) -> float | None:
-    found = latency(variant, estimator, 0.95)
-    return found.estimate if found else None
 
 
 def _stages(variant: VariantResult) -> dict[str, float]:
@@ -355,12 +351,6 @@ def _stages(variant: VariantResult) -> dict[str, float]:
         for stage, times in measurement.stages_s.items():
             samples.setdefault(stage, []).extend(times)
     return {stage: 1000 * float(np.mean(times)) for stage, times in samples.items() if times}
-
-
-def _compute(result: StudyResult, variant: VariantResult, images_per_s: float) -> Compute | None:
-    if not variant.tflop_per_image:
-        return None
-    return Compute(variant.tflop_per_image, variant.tflop_per_image * images_per_s, peak_rate(result, variant))
 
 
 def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
@@ -389,12 +379,6 @@ def _interference(variant: VariantResult) -> dict[str, float | None]:
         "interference/switched_out": sum(one.switched_out for one in found),
         "interference/cpu_mhz": _median(one.cpu_mhz for one in found),
     }
-
-
-def _headline_memory(variant: VariantResult) -> tuple[str, float] | None:
-    name = next((measurement.peak[0] for measurement in variant.measurements if measurement.peak), None)
-    peak = peak_memory_gib(variant)
-    return None if name is None or peak is None else (name, peak)
 
 
 def _memory(variant: VariantResult) -> dict[str, float]:
@@ -443,8 +427,3 @@ def _bounded(name: str, interval: Interval | None, unit: str = "") -> dict[str, 
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return float(np.mean(known)) if known else None

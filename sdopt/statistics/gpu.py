@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.record.samples import Measurement
 
 LAUNCH_BOUND = 0.8
 """If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
@@ -24,15 +23,9 @@ def busy_share(variant: VariantResult) -> float | None:
 
     The work comes from a trace. The step's time comes from calls that were not traced, because tracing slows Python.
     """
-    shares = [share for m in variant.measurements if (share := _busy(m)) is not None]
+    found = [(m.shapes[0].denoiser_busy_s, m.stages_s.get("denoiser_step")) for m in variant.measurements]
+    shares = [min(1.0, busy_s / float(np.mean(steps))) for busy_s, steps in found if busy_s is not None and steps]
     return float(np.median(shares)) if shares else None
-
-
-def _busy(measurement: Measurement) -> float | None:
-    steps = measurement.stages_s.get("denoiser_step")
-    if measurement.shapes[0].denoiser_busy_s is None or not steps:
-        return None
-    return min(1.0, measurement.shapes[0].denoiser_busy_s / float(np.mean(steps)))
 
 
 def gpu_notes(result: StudyResult) -> list[str]:

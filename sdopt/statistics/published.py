@@ -127,10 +127,6 @@ def read_figure(line: str | None, column: int) -> Printed | str | None:
     return Printed(value, 0.0, value, below=True) if found[1] else Printed(value, value - half, value + half)
 
 
-def _read_all(line: str) -> list[Printed | str | None]:
-    return [read_figure(line, column) for column in range(len(line.split()))]
-
-
 def require_published(published: Published, variants: Sequence[str]) -> None:
     """Raises UsageError for a figure that cannot be read, is of no variant of the study, or has no card."""
     problems = []
@@ -147,7 +143,8 @@ def require_published(published: Published, variants: Sequence[str]) -> None:
         problems += [
             f"{at}: '{name}' saves {line} %; a saving must be less than 100 %"
             for name, line in table.time_saved.items()
-            if any(isinstance(saved, Printed) and saved.high >= 100 for saved in _read_all(line))
+            for saved in [read_figure(text, 0) for text in line.split()]
+            if isinstance(saved, Printed) and saved.high >= 100
         ]
         if (table.speedup or table.time_saved) and table.reference is None:
             problems.append(
@@ -291,9 +288,11 @@ def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str
 def _figures_in(table: PublishedTable, row: Figures) -> Iterator[tuple[str, _Figure]]:
     """Yields a table's figures of one comparison, each with its card."""
     for column, gpu in enumerate(table.gpus):
-        for figure in (_speedup(table, row, column), _memory(table, row, column), _limit(table, row, column)):
-            if figure is not None:
-                yield gpu, figure
+        memory = _quotient(MEMORY_RATIO.name, table.memory_gb, row, column, "GB", more=True)
+        line = table.memory_limit_gb.get(row.variant.name)
+        limit = read_figure(line, column)
+        own = _Figure(MEMORY, f"{line.split()[column]} GB", limit) if line and isinstance(limit, Printed) else None
+        yield from ((gpu, figure) for figure in (_speedup(table, row, column), memory, own) if figure is not None)
 
 
 def _speedup(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
@@ -309,16 +308,6 @@ def _speedup(table: PublishedTable, row: Figures, column: int) -> _Figure | None
         if isinstance(factor, Printed):
             return _Figure(SPEEDUP.name, f"×{table.speedup[name].split()[column]}", factor)
     return _quotient(SPEEDUP.name, table.time, row, column, table.unit, more=table.unit == "it/s")
-
-
-def _memory(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
-    return _quotient(MEMORY_RATIO.name, table.memory_gb, row, column, "GB", more=True)
-
-
-def _limit(table: PublishedTable, row: Figures, column: int) -> _Figure | None:
-    line = table.memory_limit_gb.get(row.variant.name)
-    limit = read_figure(line, column)
-    return _Figure(MEMORY, f"{line.split()[column]} GB", limit) if line and isinstance(limit, Printed) else None
 
 
 def _quotient(

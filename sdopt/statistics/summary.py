@@ -245,10 +245,11 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
     steps = [_step(result, one) for one in figures if one.reference not in ("", result.baseline)]
     first = figures[0]
     direct = first if first.reference == result.baseline else None
+    credit = direct.comparison.credit if direct and direct.comparison else ""
     decisions = [decision_of(one.judgement.verdict) for one in figures if one.judgement]
     row = Row(
         figures=first,
-        option=_option(first, result),
+        option=credit if credit not in ("", "nothing") else variant.name,
         is_baseline=False,
         images=worst_images([images_of(one) for one in figures]) if variant.status.measured else None,
         decision=worst_decision(decisions),
@@ -259,11 +260,6 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
     row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
     because = _objection(result, row, direct)
     return replace(row, because=because, pays=not because)
-
-
-def _option(first: Figures, result: StudyResult) -> str:
-    credit = first.comparison.credit if first.comparison and first.reference == result.baseline else ""
-    return credit if credit not in ("", "nothing") else first.variant.name
 
 
 def _step(result: StudyResult, figures: Figures) -> Step:
@@ -430,12 +426,14 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     ratio, name = row.speedup, name or row.name
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
+    runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"
     speed = {
         Speed.CLOSE: f"speed too close to call ({ratio.text})",
-        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {_runs(row)} each",
+        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {runs} each",
     }.get(row.speed or Speed.CLOSE, f"{change_text(ratio)}{_from_to(row, baseline)}")
     if SPEEDUP.name not in row.ratios:  # there are several shapes
-        speed = f"{row.speed}: {_at_shapes(row)}"
+        found = [(at.overall.get(SPEEDUP.name), at.shape) for at in row.figures.shapes]
+        speed = f"{row.speed}: " + "; ".join(f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each)
     memory = _memory_text(row)
     saves = MEMORY_RATIO.name in (name.partition("/")[0] for name in row.gains)
     if saves and row.speed is not Speed.FASTER:
@@ -444,11 +442,6 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
         told = f"{name}{' is' if row.speed is not Speed.CLOSE else ':'} {speed}{f', {memory}' if memory else ''}"
     images = _images_text(row)
     return f"{told}; {images}" if images else told
-
-
-def _runs(row: Row) -> str:
-    count = len(row.variant.samples)
-    return "one run" if count == 1 else f"{count} runs"
 
 
 def _memory_text(row: Row) -> str:
@@ -460,11 +453,6 @@ def _memory_text(row: Row) -> str:
     if found < 1:
         return f"saves {100 * (1 - found):.0f} % memory"
     return f"takes {found:.1f}× the memory" if found >= 2 else f"takes {100 * (found - 1):.0f} % more memory"
-
-
-def _at_shapes(row: Row) -> str:
-    found = [(at.overall.get(SPEEDUP.name), at.shape) for at in row.figures.shapes]
-    return "; ".join(f"{ratio.interval.estimate:.2f}× at {shape}" for ratio, shape in found if ratio)
 
 
 def _from_to(row: Row, baseline: Row | None) -> str:

@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,6 +44,11 @@ _PACKAGES = (
 def describe_environment(machine: Machine, command: list[str]) -> Environment:
     """Returns versions, the commit of a checkout, and the machine that a first worker found."""
     commit, dirty = _checkout(Path(sdopt.__file__).parents[1])
+    caches = named_caches()
+    kept = (
+        f"{name}={path}: first calls may find kernels there that earlier processes compiled"
+        for name, path in caches.items()
+    )
     return Environment(
         sdopt_version=sdopt.__version__,
         sdopt_commit=commit,
@@ -59,15 +63,10 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         code=fingerprint.code(),
         sheet=machine.sheet,
         gpu=machine.gpu,
-        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ} | named_caches(),
+        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ} | caches,
         host=platform.node(),
-        warnings=[*machine.warnings, *_kept_caches()],
+        warnings=[*machine.warnings, *kept],
     )
-
-
-def _kept_caches() -> Iterator[str]:
-    for name, folder in named_caches().items():
-        yield f"{name}={folder}: first calls may find kernels there that earlier processes compiled"
 
 
 def _cudnn(device: Device) -> dict[str, str]:

@@ -37,7 +37,12 @@ class Inspection:
     def take(self) -> None:
         """Takes the measurements; one that cannot be taken is noted, and fails no variant."""
         scored = self._study.quality.metrics
-        first = [process for process in self._group if process.first and not _inspected(process)]
+        # An earlier first process of a variant may have been inspected.
+        first = [
+            process
+            for process in self._group
+            if process.first and not any(m.complete for m in process.row.measurements if not m.replicate)
+        ]
         for process in first:
             self._take_energy(process)
             self._count_operations(process)
@@ -46,8 +51,12 @@ class Inspection:
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
+        # Processes whose calls an earlier session timed, and did not live to compare, make one more.
         for process in self._group:
-            self._call_again(process)
+            if process.living and not process.images:
+                number = self._session.next_batch(process, 0, 0)
+                for _, call in self._ask([process], "timed calls", PipelineHost.time_once, 0, number):
+                    process.images += [] if call.image is None else [call.image]
         # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
         for process in first:
@@ -57,13 +66,6 @@ class Inspection:
             if process.living:
                 hold_against_drawn(self._study, process)
                 process.measurement.complete = True
-
-    def _call_again(self, process: VariantProcess) -> None:
-        """Makes one more call of a process whose calls an earlier session timed, and did not live to compare."""
-        if process.living and not process.images:
-            number = self._session.next_batch(process, 0, 0)
-            for _, call in self._ask([process], "timed calls", PipelineHost.time_once, 0, number):
-                process.images += [] if call.image is None else [call.image]
 
     def _take_stages(self, process: VariantProcess) -> None:
         timed = self._study.protocol.stage_calls
@@ -118,11 +120,6 @@ class Inspection:
         asked = [process for process in group if process.living]
         begin = [(process, partial(process.worker.begin, request, *args, **kwargs)) for process in asked]
         return self._session.ask_each(phase, begin, lenient=True)
-
-
-def _inspected(process: VariantProcess) -> bool:
-    """Returns whether an earlier first process of the variant was inspected."""
-    return any(other.complete for other in process.row.measurements if not other.replicate)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -216,12 +217,14 @@ class Session:
         rows = [row for row in self.result.variants if row.name in missing.variants]
         # The control is measured right after the baseline, so that the floor is known early.
         rows.sort(key=lambda row: (row.name != self.result.baseline, not row.is_control))
-        self.processes = [
-            self._process(row, variants[row.name], replicate, (row.name, replicate) in missing.timed)
-            for replicate in sorted({replicate for _, replicate in missing.processes})
-            for row in rows
-            if (row.name, replicate) in missing.processes
-        ]
+        self.processes: list[VariantProcess] = []
+        for replicate, row in product(sorted({replicate for _, replicate in missing.processes}), rows):
+            if (row.name, replicate) in missing.processes:
+                slug = f"{study.slug(row)}-{replicate}" + (f"-session-{self._number}" if self._number else "")
+                measurement = Measurement(replicate, self._number, [ShapeSamples() for _ in study.shapes])
+                row.measurements.append(measurement)
+                timed = (row.name, replicate) in missing.timed
+                self.processes.append(VariantProcess(row, variants[row.name], measurement, slug, timed))
         for sub in ("logs", "images"):
             with suppress(OSError):  # the code that needs the folder reports the error
                 (study.folder / sub).mkdir(exist_ok=True)
@@ -229,12 +232,6 @@ class Session:
         calls = calls_ahead(taking_part, len(self.processes), self.rounds, self.protocol, study.drawing_batch)
         self.progress.start(calls, self.rounds)
         study.checkpoint()
-
-    def _process(self, row: VariantResult, variant: Variant, replicate: int, timed: bool) -> VariantProcess:
-        slug = f"{self.study.slug(row)}-{replicate}" + (f"-session-{self._number}" if self._number else "")
-        measurement = Measurement(replicate, self._number, [ShapeSamples() for _ in self.study.shapes])
-        row.measurements.append(measurement)
-        return VariantProcess(row, variant, measurement, slug, timed)
 
     # ------------------------------------------------------------------------------------------------- its processes
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,10 +288,11 @@ class PipelineHost:
             return self._call(shape_index, num_inference_steps=steps, output_type="pil")
 
         trace = trace_call(self._pipe, call, self._device.is_cuda)
-        evidence = [
-            Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
-            for axis, finding in self._assembly.findings(trace).items()
-        ]
+        evidence = []
+        for axis, finding in self._assembly.findings(trace).items():
+            # Plain JSON, so that no value in a proof prevents the result from being written.
+            facts = json.loads(json.dumps(finding.facts, default=str))
+            evidence.append(Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, facts))
         return TracedCall(evidence, trace.denoiser_busy_s, trace.counts(), changed_settings(self._settings))
 
     def time_stages(self) -> StagedCall:
@@ -341,11 +343,14 @@ class PipelineHost:
         held_gib = self._memory.held_gib()
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
-        for number, (position, image_index) in enumerate(self._images_of(batch, draw)):
+        # Without those that fill up a short batch.
+        start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
+        positions = range(start, min(start + draw.batch_size, len(draw.prompts)))
+        for number, (position, image_index) in enumerate(product(positions, range(count))):
             path = folder / f"{position:04d}_{image_index:02d}.png"
             finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())
             Image.fromarray(pixels[number]).save(path)
-            seed = draw.seed + position * self._variant.workload.images_per_prompt + image_index
+            seed = draw.seed + position * count + image_index
             negative = draw.negatives[position] if draw.negatives else ""
             records.append(
                 ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite, negative=negative)
@@ -354,12 +359,6 @@ class PipelineHost:
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return Batch(records, worked_s, held_gib)
-
-    def _images_of(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
-        """Returns the prompt and the number of each image of a batch, except images that fill up a short batch."""
-        start = batch * draw.batch_size
-        prompts = range(start, min(start + draw.batch_size, len(draw.prompts)))
-        return [(prompt, image) for prompt in prompts for image in range(self._variant.workload.images_per_prompt)]
 
     def _use_threads(self, count: int | None) -> None:
         """Sets the number of threads from now on; None is that of timed calls."""
@@ -466,12 +465,6 @@ def _as_bytes(images: np.ndarray) -> np.ndarray:
         scaled = images.clip(0, 1)
         scaled *= 255
         return scaled.round(out=scaled).astype(np.uint8)
-
-
-def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:
-    """Turns facts into plain JSON, so that no value in a proof prevents the result from being written."""
-    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-    return plain
 
 
 _OUT_OF_MEMORY = (
