@@ -3,7 +3,7 @@
 `judge` applies the rules, with the tests in `rulings`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,11 +106,7 @@ def _unfit(test: str, family: Family) -> str:
 def applicable(gate: Gate, quality: Quality, model: Model) -> Gate:
     """Returns a gate without those of its optional rules whose metric none of the chosen features can measure."""
     left_out = _left_out(gate, quality, model)
-    rules = {
-        contract: [rule for rule in listed if not (rule.optional and rule.metric in left_out)]
-        for contract, listed in gate.rules.items()
-    }
-    return replace(gate, rules=rules)
+    return _with_rules(gate, lambda rule: not (rule.optional and rule.metric in left_out))
 
 
 def remarks_on_rules(gate: Gate, quality: Quality, model: Model) -> list[str]:
@@ -165,13 +161,13 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
 def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
     """Returns a gate with only those rules whose metrics will be measured and decide something with so few images."""
     measured = measured_metrics(quality, model)
-    rules = {
-        contract: [
-            rule for rule in listed if not (is_of_images(rule) and _unmeasured(rule.metric, measured, images, model))
-        ]
-        for contract, listed in gate.rules.items()
-    }
-    return replace(gate, rules=rules)
+    return _with_rules(
+        gate, lambda rule: not (is_of_images(rule) and _unmeasured(rule.metric, measured, images, model))
+    )
+
+
+def _with_rules(gate: Gate, kept: Callable[[Rule], bool]) -> Gate:
+    return replace(gate, rules={contract: list(filter(kept, listed)) for contract, listed in gate.rules.items()})
 
 
 def _contracts(plan: Plan) -> list[Contract]:

@@ -10,7 +10,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from sdopt import gate
-from sdopt.gate import paying, trust, work
+from sdopt.gate import paying, trust
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.statistics.measures import RULED
@@ -78,7 +78,7 @@ def yaml_of(file: Path) -> dict[str, Any]:
 
 def _own_rules() -> set[str]:
     """Returns the names that the gate's code can give a ruling of its own, and its other strings."""
-    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (trust, paying, work)]
+    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (trust, paying)]
     return {
         node.value
         for tree in trees
