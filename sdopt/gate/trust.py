@@ -1,4 +1,4 @@
-"""Checks whether measurements can be trusted, in every gate: images of timed calls, memory that grows, rare slow calls.
+"""Checks whether variants can be compared, and their measurements be trusted, in every gate.
 
 An option may be wrong: it may draw other images when it is timed, keep what it should free, or be slow now and then.
 Rules on figures that every study has fail closed, at the main shape. Rules on the quality pass give no ruling if it was

@@ -1,12 +1,10 @@
-"""Estimates how much identical processes differ, from a study of identical variants."""
+"""Estimates how much identical processes differ, and tests whether each had settled when it was timed."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
 
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Measurement
@@ -81,9 +79,6 @@ def _mean_log_ratio(mine: Measurement, other: Measurement) -> float:
     return float((times[1][:rounds] - times[0][:rounds]).mean())
 
 
-_LEVEL = 0.05
-
-
 def unsettled(result: StudyResult) -> list[str]:
     """Returns a line for each process whose timed calls still became faster or slower at the main shape.
 
@@ -91,6 +86,8 @@ def unsettled(result: StudyResult) -> list[str]:
     (Bonferroni): with fewer than six rounds it has little power. A trend smaller than the smallest effect that counts
     (`gate.smallest_speedup`), from the first third of the calls to the last, is not named.
     """
+    from scipy import stats  # takes a second
+
     timed = [
         (variant.name, measurement.replicate + 1, np.array(measurement.shapes[0].deciding_s))
         for variant in result.variants
@@ -98,16 +95,13 @@ def unsettled(result: StudyResult) -> list[str]:
         for measurement in variant.measurements
         if len(measurement.shapes[0].deciding_s) > 2
     ]
-    least = 1 + result.config.gate.smallest_speedup
-
-    def lines() -> Iterator[str]:
-        for name, process, times in timed:
-            found = stats.kendalltau(np.arange(times.size), times)
-            third = times.size // 3
-            first, last = float(np.median(times[:third])), float(np.median(times[-third:]))
-            if found.pvalue * len(timed) < _LEVEL and max(first, last) / min(first, last) >= least:
-                way = "slower" if found.statistic > 0 else "faster"
-                change = f"from {first:.3g} s to {last:.3g} s over {times.size} calls"
-                yield f"process {process} of {name}: its calls still became {way}, {change}"
-
-    return list(lines())
+    least, lines = 1 + result.config.gate.smallest_speedup, []
+    for name, process, times in timed:
+        found = stats.kendalltau(np.arange(times.size), times)
+        third = times.size // 3
+        first, last = float(np.median(times[:third])), float(np.median(times[-third:]))
+        if found.pvalue * len(timed) < 0.05 and max(first, last) / min(first, last) >= least:
+            way = "slower" if found.statistic > 0 else "faster"
+            change = f"from {first:.3g} s to {last:.3g} s over {times.size} calls"
+            lines.append(f"process {process} of {name}: its calls still became {way}, {change}")
+    return lines

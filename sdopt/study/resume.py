@@ -1,7 +1,4 @@
-"""Resumes or extends a study: checks that it is the same one, and sets variants back to pending.
-
-`study.missing` says what each of them lacks.
-"""
+"""Resumes or extends a study: checks that it is the same one, sets variants back to pending, and says what they lack."""
 
 import math
 from collections.abc import Iterator
