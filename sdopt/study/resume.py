@@ -1,4 +1,4 @@
-"""Resumes or extends a study: checks that it is the same one, sets variants back to pending, and says what they lack."""
+"""Resumes or extends a study: checks that it is the same one, sets variants back to pending, says what they lack."""
 
 import math
 from collections.abc import Iterator
