@@ -4,7 +4,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sdopt.record.records import StudyResult, VariantResult
+from sdopt.record.comparisons import Comparison
+from sdopt.record.configuration import RecordedConfig
+from sdopt.record.records import Environment, StudyResult, VariantResult
 from sdopt.record.samples import Call, GpuState, Interference, ShapeSamples
 
 T = TypeVar("T")
@@ -14,6 +16,14 @@ def known(found: T | None) -> T:
     """Returns what must be there."""
     assert found is not None
     return found
+
+
+def recorded(rows: Sequence[VariantResult], comparisons: list[Comparison], design: str = "explicit") -> StudyResult:
+    """A study of variants, of which the first one is the baseline, on a CPU."""
+    device = {"name": "a device", "type": "cpu"}
+    environment = Environment("0", None, None, "3", "here", {}, device, {}, "forkserver", [])
+    started, config = "2026-01-01T00:00:00", RecordedConfig()
+    return StudyResult("s", design, started, environment, config, list(rows), comparisons, rows[0].name)
 
 
 def reconfigure(owner: StudyResult | VariantResult, section: str, **changes: Any) -> None:

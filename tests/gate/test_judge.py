@@ -19,7 +19,7 @@ from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import JobError
-from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples, TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
@@ -29,7 +29,7 @@ from sdopt.schema import Gate, Rule
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import LogRatio, compare
 from sdopt.statistics.summary import summary_of
-from tests.records import disturb, reconfigure, retime, timed
+from tests.records import disturb, reconfigure, recorded, retime, timed
 
 PROMPTS = 48
 SPREADS = {"clip_score_x": Spread(0.0, 2.0, 99), "cmmd_x": Spread(0.0, 1.0, 99), "perceptual_x": Spread(1.0, 1.0, 9)}
@@ -75,15 +75,10 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
 
 def study(candidate: VariantResult, reference: VariantResult | None = None, **paired: Score) -> StudyResult:
     reference = reference or variant("baseline", contract="exact")
-    device = {"name": "a device", "type": "cpu"}
-    environment = Environment("0", None, None, "3", "here", {}, device, {}, "forkserver", [])
     control = variant("control", role="control", seconds=0.1)
     edge = Comparison(candidate.name, reference.name, "it", quality=paired)
-    rows = [reference, candidate, control]
-    result = StudyResult(
-        "s", "pair", "2026-01-01T00:00:00", environment, RecordedConfig(), rows, [edge], reference.name
-    )
-    result.comparisons.append(Comparison("control", reference.name, "nothing"))
+    edges = [edge, Comparison("control", reference.name, "nothing")]
+    result = recorded([reference, candidate, control], edges, "pair")
     compare(result)
     return result
 

@@ -7,10 +7,10 @@ import pytest
 
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
-from sdopt.record.records import Environment, Status, StudyResult, VariantResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.effects import effects_of
-from tests.records import known, retime, timed
+from tests.records import known, recorded, retime, timed
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
 TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}
@@ -53,11 +53,7 @@ def cell(
 def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int = 1) -> StudyResult:
     rng = np.random.default_rng(seed)
     chosen = [tuple(o for o, on in zip(OPTIONS, mask, strict=True) if on) for mask in product([0, 1], repeat=3)]
-    environment = Environment("", None, None, "", "", {}, {"name": "", "type": "cpu"}, {}, "forkserver", [])
-    variants = [cell(options, rounds, noise, rng, replicates) for options in chosen]
-    return StudyResult(
-        "factorial", "factorial", "2026-01-01T00:00:00", environment, RecordedConfig(), variants, [], "baseline"
-    )
+    return recorded([cell(options, rounds, noise, rng, replicates) for options in chosen], [], "factorial")
 
 
 def test_known_effects_are_found() -> None:

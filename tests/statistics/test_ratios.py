@@ -10,7 +10,7 @@ from scipy import stats
 from sdopt.gate.paying import holm
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Environment, Status, StudyResult, VariantResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.ratios import (
     LogRatio,
@@ -22,7 +22,7 @@ from sdopt.statistics.ratios import (
     speedup,
     speedup_drift,
 )
-from tests.records import known, reconfigure, timed
+from tests.records import known, reconfigure, recorded, timed
 
 
 def variant(*processes: Any, name: str = "variant", role: str = "variant", **measured: Any) -> VariantResult:
@@ -35,17 +35,7 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
 
 
 def study(*variants: VariantResult, comparisons: list[Comparison]) -> StudyResult:
-    environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
-    return StudyResult(
-        "s",
-        "explicit",
-        "2026-01-01T00:00:00",
-        environment,
-        RecordedConfig(),
-        list(variants),
-        comparisons,
-        variants[0].name,
-    )
+    return recorded(variants, comparisons)
 
 
 def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) -> np.ndarray:
