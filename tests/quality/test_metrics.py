@@ -95,6 +95,25 @@ def test_features_in_names(features: str, expected: str) -> None:
     assert slug(features) == expected
 
 
+def pictures_of(images: np.ndarray) -> Pictures:
+    pictures = Pictures(Path(), [ImageRecord("a", number, 0, 0, "x.png") for number in range(len(images))])
+    vars(pictures)["images"] = images
+    return pictures
+
+
+@pytest.mark.parametrize("family", ["brightness", "contrast", "fine_detail"])
+def test_changes_of_both_signs_do_not_cancel(drawings: np.ndarray, family: str) -> None:
+    """Half of the images become paler, and the other half as much stronger."""
+    some, pale = drawings[:8], np.round(128 + (drawings[:8] - 128.0) / 2).astype(np.uint8)
+    mine, other = pictures_of(np.concatenate([some, pale])), pictures_of(np.concatenate([pale, some]))
+    own = [known(family_of(family).compute(Inputs(each, each, Networks("cpu", None)), "")) for each in (mine, other)]
+    assert own[0].estimate == pytest.approx(own[1].estimate)
+    changed = family_of(f"{family.removeprefix('fine_')}_error").compute(Inputs(mine, other, Networks("cpu", None)), "")
+    differences = np.abs(np.subtract(own[0].per_prompt, own[1].per_prompt))
+    assert known(changed).per_prompt == pytest.approx(differences)
+    assert min(differences) > 0
+
+
 def test_the_clip_score_is_a_cosine_that_is_not_negative(clip: ClipFeatures, drawings: np.ndarray) -> None:
     prompts = ["red apple", "police officer", "red " * 100, "🍎 é"]
     records = [ImageRecord(prompt, number, 0, 0, "x.png") for number, prompt in enumerate(prompts)]
