@@ -34,9 +34,8 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
-from sdopt.pipelines.latents import read_latents, take
-from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.pipelines.tasks import inputs_of, noise_in_float32
+from sdopt.pipelines.latents import read_latents
+from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
@@ -44,6 +43,7 @@ from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
+from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.protocol import (
     Asked,
     Batch,
@@ -258,7 +258,8 @@ class PipelineHost:
         filled = [*asked, *[asked[-1]] * (batch_size - len(asked))]
         negatives = None if asked[0].negative is None else [image.negative or "" for image in filled]
         prompts, seeds = [image.prompt for image in filled], [image.seed for image in filled]
-        inputs = self._asked_inputs(self._variant.size, prompts, negatives, seeds)
+        size, device = self._variant.size, self._device.torch_name
+        inputs = asked_inputs(self._variant, self._pipe, device, size, prompts, negatives, seeds)
         images, pixels, seconds = self._read_inputs(inputs, self._variant.size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
         found = int(compiled_so_far()[1] - graphs)
@@ -367,53 +368,10 @@ class PipelineHost:
             torch.set_num_threads(wanted)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
-        """Returns the prompts and the initial noise of one call; a last, short batch is filled up from the start."""
-        count = self._variant.workload.images_per_prompt
-        chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
-        numbers = [prompt * count + image for prompt in chosen for image in range(count)]
-        negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
-        seeds = [draw.seed + number for number in numbers]
-        return self._asked_inputs(draw.size, [draw.prompts[i] for i in chosen], negatives, seeds, numbers)
-
-    def _asked_inputs(
-        self,
-        size: int,
-        prompts: list[str],
-        negatives: list[str] | None,
-        seeds: list[int],
-        numbers: list[int] | None = None,
-    ) -> Inputs:
-        """Returns the prompts and the initial noise of one call for images that are named one by one.
-
-        The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
-        batch size and device do not change where an image starts.
-
-        Args:
-            size: height and width in pixels.
-            prompts: one or more images are drawn of each.
-            negatives: the negative prompt of each prompt; None if there are none.
-            seeds: the seed of each image.
-            numbers: the number of each image in a file of latents that replaces the noise (`workload.latents`).
-        """
-        variant, pipe = self._variant, self._pipe
-        inputs = inputs_of(variant.task, variant.model, size, len(seeds)) | {"prompt": prompts}
-        if negatives is not None:
-            inputs["negative_prompt"] = negatives
-        # Some schedulers draw noise at every step: each image has its own seed for that, too.
-        inputs["generator"] = generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if variant.task.kind != "txt2img":
-            # The call itself makes the initial latents, from the encoded input image and noise that it draws.
-            return inputs
-        side = size // pipe.vae_scale_factor
-        shape = (1, pipe.vae.config.latent_channels, side, side)
-        if numbers is not None and (file := variant.workload.latents) is not None:
-            self._given = read_latents(file) if self._given is None else self._given
-            noise = take(self._given, numbers, shape[1:], file)
-        else:
-            noise = [torch.randn(shape, generator=generator) for generator in generators]
-        # Not the type of the parameters, which may be stored in fewer bits than they compute in.
-        dtype = unwrapped(denoiser_of(pipe)).dtype
-        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
+        """Returns the prompts and the initial noise of one call."""
+        if self._given is None and self._variant.workload.latents is not None:
+            self._given = read_latents(self._variant.workload.latents)
+        return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
     def _read(
         self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any
