@@ -95,12 +95,6 @@ def latency(variant: VariantResult, estimator: str, confidence: float) -> Interv
     return ratio(np.log(estimates), confidence, "process")
 
 
-def speedup(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
-    """Returns time of the reference over time of the candidate with a two-sided interval: see `log_speedup`."""
-    found = log_speedup(candidate, reference)
-    return found.interval(confidence) if found else None
-
-
 def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns time of the reference over time of the candidate: a ratio of geometric means over the same rounds.
 
@@ -197,12 +191,6 @@ def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate:
     return sum(_paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
 
 
-def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
-    """Returns peak memory of the candidate over that of the reference with a two-sided interval."""
-    found = log_memory_ratio(candidate, reference)
-    return found.interval(confidence) if found else None
-
-
 def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns peak memory of the candidate over that of the reference: a ratio of geometric means over processes.
 
@@ -233,14 +221,10 @@ def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[
 
 def ratios_between(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> ShapeRatios:
     """Returns how two variants of a study that were timed compare at its main shape."""
-    speed, tail = speedup(candidate, reference, result.confidence), log_tail(candidate, reference)
-    found = ShapeRatios(
-        speedup=speed,
-        memory_ratio=memory_ratio(candidate, reference, result.confidence),
-        tail_ratio=tail.interval(result.confidence) if tail else None,
-    )
+    logs = log_speedup(candidate, reference), log_memory_ratio(candidate, reference), log_tail(candidate, reference)
+    found = ShapeRatios(*(log.interval(result.confidence) if log else None for log in logs))
     baseline, control = _two_baselines(result)
-    if control is not None and speed is not None:
+    if control is not None and found.speedup is not None:
         sessions = {mine.session for pairs in paired(candidate, reference).values() for mine, _ in pairs}
         found.floor = floor(control, baseline, sessions)
     return found

@@ -16,7 +16,8 @@ from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Memory
 from sdopt.report.tables import ranking
-from sdopt.statistics.ratios import compare, memory_ratio
+from sdopt.statistics.measures import MEMORY_RATIO
+from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from tests.fixtures import CPU
 
@@ -50,7 +51,7 @@ class TestSandbox:
                 measured.shapes[0].memory = measured.memory_after = Memory(0.1, None)
         compare(result)
         result = parse_result(to_json(result))
-        assert memory_ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
+        assert MEMORY_RATIO.ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
         assert all(row.memory is None for row in summary_of(result).rows)
         assert "memory" not in ranking(summary_of(result)).headings
 

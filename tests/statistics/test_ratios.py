@@ -12,14 +12,13 @@ from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import (
     LogRatio,
     compare,
     floor,
     latency,
     log_speedup,
-    memory_ratio,
-    speedup,
     speedup_drift,
 )
 from tests.records import known, reconfigure, recorded, timed
@@ -65,7 +64,7 @@ def three(seed: int, rounds: int = 8, mean: float = 0.1) -> list[np.ndarray]:
 class TestSpeedup:
     def test_is_a_geometric_mean_of_paired_rounds(self) -> None:
         mine, other = log_normal(1, 8), log_normal(2, 8, mean=0.2)
-        found = known(speedup(variant(mine), variant(other), 0.9))
+        found = known(SPEEDUP.ratio(variant(mine), variant(other), 0.9))
         assert found.estimate == pytest.approx(stats.gmean(other / mine))
         assert (found.n, found.unit) == (8, "round")
 
@@ -73,19 +72,19 @@ class TestSpeedup:
     def test_rounds_of_too_few_processes_give_no_interval(self, processes: int) -> None:
         """However many rounds: what the next process would show is not among them."""
         mine, other = ([log_normal(s + seed, 1000) for s in range(processes)] for seed in (0, 10))
-        found = known(speedup(variant(*mine), variant(*other), 0.95))
+        found = known(SPEEDUP.ratio(variant(*mine), variant(*other), 0.95))
         assert (found.low, found.high, found.confidence) == (None, None, None)
 
     def test_is_exact_under_drift_that_rounds_share(self) -> None:
         drift = np.exp(np.linspace(0, 3, 10))
-        found = known(speedup(variant(*3 * [0.1 * drift]), variant(*3 * [0.25 * drift]), 0.95))
+        found = known(SPEEDUP.ratio(variant(*3 * [0.1 * drift]), variant(*3 * [0.25 * drift]), 0.95))
         assert (found.estimate, found.low, found.high) == pytest.approx((2.5, 2.5, 2.5))
 
 
 class TestReplicates:
     def test_one_process_is_one_replicate(self) -> None:
         mine, other = ([log_normal(s, 20) for s in seeds] for seeds in ((0, 1, 2), (3, 4, 5)))
-        found = known(speedup(variant(*mine), variant(*other), 0.95))
+        found = known(SPEEDUP.ratio(variant(*mine), variant(*other), 0.95))
         means = [[float(np.log(samples).mean()) for samples in side] for side in (mine, other)]
         bounds = stats.ttest_ind(means[1], means[0]).confidence_interval(0.95)
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
@@ -97,7 +96,7 @@ class TestReplicates:
 
         def width(rounds: int) -> float:
             mine = [0.1 * np.exp(e) * np.ones(rounds) for e in effects]
-            found = known(speedup(variant(*mine), variant(*(2 * m for m in mine)), 0.95))
+            found = known(SPEEDUP.ratio(variant(*mine), variant(*(2 * m for m in mine)), 0.95))
             return math.log(found.high / found.low)  # type: ignore[operator]
 
         assert width(1000) == pytest.approx(width(10))
@@ -118,7 +117,7 @@ class TestBlocks:
         candidate = variant(*own)
         for measurement, beside in zip(candidate.measurements, before, strict=True):
             measurement.shapes[0].latency_before_s = measurement.shapes[0].latency_after_s = beside.tolist()
-        found = known(speedup(candidate, variant(*before, name="baseline"), 0.95))
+        found = known(SPEEDUP.ratio(candidate, variant(*before, name="baseline"), 0.95))
         logs = np.log([1.9, 2.0, 2.1])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
         assert (found.low, found.high) == pytest.approx((low, high))
@@ -128,9 +127,9 @@ class TestBlocks:
         sessions = [1.3**number for number in range(3)]
         before, own, after = (np.full(6, slowness) for slowness in sessions)
         baseline = variant(np.concatenate([before, after]), name="baseline")
-        found = known(speedup(self.block(own / 2, before, after), baseline, 0.95))
+        found = known(SPEEDUP.ratio(self.block(own / 2, before, after), baseline, 0.95))
         assert found.estimate == pytest.approx(2)
-        unpaired = known(speedup(variant(own / 2), variant(before), 0.95))
+        unpaired = known(SPEEDUP.ratio(variant(own / 2), variant(before), 0.95))
         assert unpaired.estimate == pytest.approx(2 / 1.3)
 
     def test_rounds_are_paired(self) -> None:
@@ -150,10 +149,10 @@ class TestMemory:
         return found
 
     def test_ratio_of_peaks_without_an_interval_from_one_process(self) -> None:
-        assert memory_ratio(self.peaks(1.0), self.peaks(4.0), 0.95) == Interval(0.25, n=1, unit="process")
+        assert MEMORY_RATIO.ratio(self.peaks(1.0), self.peaks(4.0), 0.95) == Interval(0.25, n=1, unit="process")
 
     def test_on_cuda_it_is_what_the_allocator_held(self) -> None:
-        found = known(memory_ratio(self.peaks(3.0, cuda=True), self.peaks(4.0, cuda=True), 0.95))
+        found = known(MEMORY_RATIO.ratio(self.peaks(3.0, cuda=True), self.peaks(4.0, cuda=True), 0.95))
         assert found.estimate == pytest.approx(0.75)
 
 
@@ -248,13 +247,13 @@ class TestSittings:
     def test_rounds_are_paired_within_a_session_alone(self) -> None:
         baseline = sat((0, [1, 1, 1, 1]), (1, [10, 10, 10]), name="baseline")
         candidate = sat((0, [0.5, 0.5, 0.5, 0.5]), (1, [5, 5, 5]))
-        found = known(speedup(candidate, baseline, 0.95))
+        found = known(SPEEDUP.ratio(candidate, baseline, 0.95))
         assert found.estimate == pytest.approx(2)
         assert (found.n, found.unit) == (7, "round")
 
     def test_of_which_they_share_none_nothing_is_said(self) -> None:
         baseline, candidate = sat((0, [1, 1])), sat((1, [0.5, 0.5]))
-        assert speedup(candidate, baseline, 0.95) is None
+        assert SPEEDUP.ratio(candidate, baseline, 0.95) is None
         result = study(baseline, candidate, sat((0, [1, 1]), role="control"), comparisons=[])
         baseline.name, candidate.name = "baseline", "candidate"
         result.baseline = "baseline"
@@ -266,9 +265,9 @@ class TestSittings:
     def test_a_block_that_broke_off_is_paired_with_nothing(self) -> None:
         baseline, candidate = sat((0, [1, 1])), sat((0, [0.5, 0.5]))
         candidate.measurements[0].shapes[0].latency_before_s = [1.0, 1.0]
-        assert speedup(candidate, baseline, 0.95) is None
+        assert SPEEDUP.ratio(candidate, baseline, 0.95) is None
         candidate.measurements[0].shapes[0].latency_after_s = [1.0, 1.0]
-        assert speedup(candidate, baseline, 0.95) is not None
+        assert SPEEDUP.ratio(candidate, baseline, 0.95) is not None
 
     def test_of_several_replicates_each_is_one_ratio(self) -> None:
         """What the machine was slower by in one session is no difference between the processes."""
@@ -277,7 +276,7 @@ class TestSittings:
         for side in (mine, other):
             for number, measurement in enumerate(side.measurements):
                 measurement.replicate, measurement.session = number % 3, number // 3
-        found = known(speedup(mine, other, 0.95))
+        found = known(SPEEDUP.ratio(mine, other, 0.95))
         logs = -np.log([0.5, 0.4, 0.45])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
         assert (found.low, found.estimate, found.high) == pytest.approx((low, math.exp(logs.mean()), high))
