@@ -258,18 +258,14 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     if unmeasured:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
+    speed, floor = comparison.shapes[0].speedup, comparison.shapes[0].floor
     call = latency(reference, result.config.protocol.estimator, result.confidence)
-    found, speed = break_even(candidate, reference, call, comparison.shapes[0].speedup), comparison.shapes[0].speedup
-    if (
-        found
-        and speed
-        and (comparison.shapes[0].floor is None or not exceeds(speed.estimate, comparison.shapes[0].floor))
-    ):
-        found = uncounted(found)
-    comparison.break_even = found
+    found = break_even(candidate, reference, call, speed)
+    close = speed is not None and (floor is None or not exceeds(speed.estimate, floor))
+    comparison.break_even = uncounted(found) if found and close else found
     work = candidate.config.incomparable_work(reference.config)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
-    if comparison.shapes[0].speedup is None:
+    if speed is None:
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 
