@@ -222,9 +222,10 @@ def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[
 def ratios_between(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> ShapeRatios:
     """Returns how two variants of a study that were timed compare at its main shape."""
     logs = log_speedup(candidate, reference), log_memory_ratio(candidate, reference), log_tail(candidate, reference)
-    found = ShapeRatios(*(log.interval(result.confidence) if log else None for log in logs))
+    speed, memory, tail = (log.interval(result.confidence) if log else None for log in logs)
+    found = ShapeRatios(speed, memory, tail)
     baseline, control = _two_baselines(result)
-    if control is not None and found.speedup is not None:
+    if control is not None and speed is not None:
         sessions = {mine.session for pairs in paired(candidate, reference).values() for mine, _ in pairs}
         found.floor = floor(control, baseline, sessions)
     return found

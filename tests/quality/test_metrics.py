@@ -109,7 +109,7 @@ def test_changes_of_both_signs_do_not_cancel(drawings: np.ndarray, family: str) 
     own = [known(family_of(family).compute(Inputs(each, each, Networks("cpu", None)), "")) for each in (mine, other)]
     assert own[0].estimate == pytest.approx(own[1].estimate)
     changed = family_of(f"{family.removeprefix('fine_')}_error").compute(Inputs(mine, other, Networks("cpu", None)), "")
-    differences = np.abs(np.subtract(own[0].per_prompt, own[1].per_prompt))
+    differences = np.abs(np.diff(np.array([each.per_prompt for each in own], dtype=float), axis=0)[0])
     assert known(changed).per_prompt == pytest.approx(differences)
     assert min(differences) > 0
 
