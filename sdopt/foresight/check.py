@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sdopt.foresight.fitting import KNOWN, Data, half_width, refused, state_of
+from sdopt.foresight.fitting import Data, half_width, labels, refused, state_of
 from sdopt.foresight.latency import Array, Coefficients, generation_of
 from sdopt.foresight.memory import Footprint, likely_of
 from sdopt.foresight.published import Figure, Work
@@ -64,14 +64,14 @@ def check(figures: Sequence[Figure], sheets: Mapping[str, Sheet], found: Coeffic
     errors = data.errors(found, by) if data.figures else np.zeros(0)
     peaks = _ratio_of_peaks(data, by)
     groups = data.groups(by)
-    states = [_state(found, sheets, figure, by, group) for figure, group in zip(data.figures, groups, strict=True)]
-    halves = np.array(
-        [
-            half_width(found.widths, state, figure.software.application, generation_of(sheets[str(figure.card)]))
-            for figure, state in zip(data.figures, states, strict=True)
-            if figure.software
-        ]
-    )
+    seen = found.without.get("publisher", {})
+    states, halves = [], np.zeros(len(errors))
+    untold = data.table.untold(found.all) if data.figures else halves
+    for index, (figure, group) in enumerate(zip(data.figures, groups, strict=True)):
+        sheet, told = sheets[str(figure.card)], by != "publisher" and figure.publisher in seen
+        states.append(state_of(found.cards, sheets, str(figure.card), group if by != "publisher" else ""))
+        own = "" if by == "generation" else generation_of(sheet)
+        halves[index] = half_width(found.widths, labels(states[-1], figure.software, own, told), untold[index])
     scores = [_score(name, rows, data, errors, halves, peaks) for name, rows in _classes(data, states) if rows]
     refusals = Counter(
         reason for figure in figures if not np.isfinite(figure.gib) and (reason := refused(figure, sheets))
@@ -99,10 +99,6 @@ def check(figures: Sequence[Figure], sheets: Mapping[str, Sheet], found: Coeffic
         dict(refusals.most_common()),
         rows,
     )
-
-
-def _state(found: Coefficients, sheets: Mapping[str, Sheet], figure: Figure, by: str, group: str) -> str:
-    return state_of(found.cards, sheets, str(figure.card), without=group if by != "publisher" else "")
 
 
 def _classes(data: Data, states: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
@@ -217,7 +213,7 @@ def _option_apart(first: Software | None, second: Software | None) -> bool:
         return False
     one, other = ((each.attention, each.compiled, each.graphs, each.precision) for each in (first, second))
     named = first.name == second.name or first.compiled != second.compiled
-    return one != other and named and (first.processor == second.processor or first.attention != second.attention)
+    return one != other and named
 
 
 _CARDS_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 80)
@@ -260,6 +256,3 @@ def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[
         share = np.abs(errors[:, 0])
         below = float(np.mean(errors[:, 1] <= 0.02))
         yield kind, len(pairs), float(np.median(share)), float(np.quantile(share, 0.8)), below
-
-
-__all__ = ["KNOWN", "Check", "Score", "check"]

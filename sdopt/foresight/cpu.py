@@ -15,8 +15,7 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 
-from sdopt.foresight.costs import PassCosts
-from sdopt.foresight.latency import PARTS, Array
+from sdopt.foresight.latency import PARTS, Array, Costs
 from sdopt.schema import Hardware, Rates, Sheet
 
 ARCHITECTURE = "cpu"
@@ -51,14 +50,14 @@ class Machine:
     copy: float
     operator: float
 
-    def parts(self, denoiser: PassCosts, decoder: PassCosts, text_flop: float) -> Array:
+    def parts(self, denoiser: Costs, decoder: Costs, text_flop: float) -> Array:
         """Returns the seconds of each part of a call, in the order of `latency.Table.parts`; nothing is launched."""
         return np.array([
             *self._pass(denoiser, self.denoiser), *self._pass(decoder, self.decoder),
             text_flop / (self.products * _PRODUCT_SHARE), 0.0,
         ])  # fmt: skip
 
-    def _pass(self, costs: PassCosts, convolutions: float) -> list[float]:
+    def _pass(self, costs: Costs, convolutions: float) -> list[float]:
         seconds = _BYTES / self.copy
         return [
             costs.convolutions / convolutions,

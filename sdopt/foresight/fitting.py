@@ -4,15 +4,15 @@
 """
 
 import json
+import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from sdopt.foresight.costs import pass_costs
 from sdopt.foresight.latency import (
     COEFFICIENTS,
     NAMES,
@@ -25,6 +25,7 @@ from sdopt.foresight.latency import (
 )
 from sdopt.foresight.published import TEXT, Figure, Work
 from sdopt.foresight.software import Software
+from sdopt.foresight.trace import pass_costs
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.schema import Sheet
 
@@ -42,6 +43,14 @@ _TINY_SHARE = 0.04
 LEVEL = 0.8
 """Share of figures that an interval is made to hold."""
 
+Z80 = 1.2816
+"""Half-width of a normal distribution's 80 % interval, in standard deviations."""
+
+_FEW = 2
+"""Devices of which a class must be for half of what they tell of its width to count."""
+
+ALL, NEW = "all", "new "
+
 GROUPS: Mapping[str, Callable[[Figure, Sheet], str]] = {
     "chip": lambda figure, sheet: str(sheet.chip),
     "generation": lambda figure, sheet: generation_of(sheet),
@@ -57,9 +66,7 @@ def case_of(card: str, sheet: Sheet, work: Work, software: Software) -> Case:
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
     decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
-    return Case(
-        card, sheet, software, denoiser, decoder, work.steps, work.batch, work.architecture == "sdxl", work.part
-    )
+    return Case(card, sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
 
 
 def why_not(sheet: Sheet) -> str:
@@ -81,7 +88,6 @@ class Data:
     sheets: Mapping[str, Sheet]
     table: Table
     seconds: Array
-    weights: Array
 
     @classmethod
     def of(cls, figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> "Data":
@@ -92,11 +98,7 @@ class Data:
             for figure in kept
             if figure.card and figure.work and figure.software
         ]
-        together = Counter((figure.card, figure.publisher) for figure in kept)
-        # Many figures of one publisher on one card share their mistakes.
-        weights = np.array([together[figure.card, figure.publisher] ** -0.5 for figure in kept])
-        seconds = np.array([figure.seconds for figure in kept])
-        return cls(kept, sheets, Table.of(cases), seconds, weights / weights.mean() if kept else weights)
+        return cls(kept, sheets, Table.of(cases), np.array([figure.seconds for figure in kept]))
 
     def groups(self, by: str) -> list[str]:
         """Returns the chip, generation or publisher of each figure."""
@@ -113,55 +115,46 @@ class Data:
 
     def fit(self) -> Coefficients:
         """Fits to all figures, and without each group; then the widths of intervals from what was left out."""
-        whole = fit(self.table, self.seconds, self.weights)
+        whole = fit(self.table, self.seconds)
         without: dict[str, dict[str, Array]] = {}
         for by in GROUPS:
             groups = np.array(self.groups(by))
             without[by] = {}
             for group in sorted(set(groups.tolist())):
                 rest = np.flatnonzero(groups != group)
-                without[by][group] = fit(self.table.take(rest), self.seconds[rest], self.weights[rest], whole, most=6)
+                without[by][group] = fit(self.table.take(rest), self.seconds[rest], whole, most=12)
         cards = dict(Counter(str(figure.card) for figure in self.figures))
         found = Coefficients(whole, without, cards)
         return Coefficients(whole, without, cards, self._widths(found))
 
     def _widths(self, found: Coefficients) -> dict[str, float]:
-        """Returns the factors of half-widths, so that intervals hold `LEVEL` of the errors by state and by class."""
-        chip, generation = np.abs(self.errors(found, "chip")), np.abs(self.errors(found, "generation"))
-        applications = [figure.software.application if figure.software else "" for figure in self.figures]
-        states = [
-            state_of(found.cards, self.sheets, str(figure.card), without=group)
-            for figure, group in zip(self.figures, self.groups("chip"), strict=True)
+        """Returns by how much each class changes the half-width (log), so that intervals hold `LEVEL` of the errors.
+
+        Each class gets what the others leave it, shrunk where it is of few devices. What is extrapolated has the errors
+        of generations left out whole besides, and new publishers have those of publishers left out.
+        """
+        rows = [
+            (by, str(figure.card), labels(state, figure.software, "" if by == "generation" else own, by != "publisher"))
+            for by in GROUPS
+            for figure, group, own in zip(self.figures, self.groups(by), self.groups("generation"), strict=True)
+            for state in [state_of(found.cards, self.sheets, str(figure.card), "" if by == "publisher" else group)]
         ]
-        generations = self.groups("generation")
-        known = [index for index, state in enumerate(states) if state == KNOWN]
-        widths: dict[str, float] = {}
-        for kind in ("application", "generation"):
-            widths |= {f"{kind}.{name}": 1.0 for name in set(applications if kind == "application" else generations)}
-        base = float(np.quantile(chip[known], LEVEL))
-        widths[KNOWN] = base
-        devices: dict[str, set[str]] = defaultdict(set)
-        for figure, name in zip(self.figures, generations, strict=True):
-            devices[name].add(str(figure.card))
-        # Margins in turn, until every application and every generation of several devices has its share.
+        errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
+        tells = {EXTRAPOLATED: ("chip", "generation")}
+        chosen = {}
+        for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
+            sources = ("publisher",) if name.startswith(NEW) else tells.get(name, ("chip",))
+            member = np.array([name in names for _, _, names in rows])
+            told = member & np.array([by in sources for by, _, _ in rows])
+            devices = len({card for (_, card, _), tell in zip(rows, told, strict=True) if tell})
+            chosen[name] = member, told, devices / (devices + _FEW)
+        widths = {ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))} | dict.fromkeys(chosen, 0.0)
+        total = np.full(len(rows), widths[ALL])
         for _ in range(20):
-            for kind, names in (("application", applications), ("generation", generations)):
-                for name in set(names):
-                    rows = [index for index in known if names[index] == name]
-                    if len(rows) < 20 or (kind == "generation" and len(devices[name]) < FAMILY):
-                        continue
-                    half = [
-                        base * widths[f"application.{applications[index]}"] * widths[f"generation.{generations[index]}"]
-                        for index in rows
-                    ]
-                    widths[f"{kind}.{name}"] *= float(np.quantile(chip[rows] / np.array(half), LEVEL))
-        far = [
-            max(own, other) if states[index] == EXTRAPOLATED else other
-            for index, (own, other) in enumerate(zip(chip, generation, strict=True))
-        ]
-        for name in sorted(set(applications)):
-            rows = [index for index, other in enumerate(applications) if other == name]
-            widths[f"{EXTRAPOLATED}.{name}"] = float(np.quantile(np.array(far)[rows], LEVEL))
+            for name, (member, told, share) in chosen.items():
+                left = float(np.quantile(errors[told] - total[told] + widths[name], LEVEL)) * share
+                total[member] += left - widths[name]
+                widths[name] = left
         return widths
 
 
@@ -188,12 +181,31 @@ def state_of(cards: Mapping[str, int], sheets: Mapping[str, Sheet], card: str, w
     return KNOWN if relatives(cards, sheets, card, without) >= FAMILY else EXTRAPOLATED
 
 
-def half_width(widths: Mapping[str, float], state: str, application: str, generation: str) -> float:
-    """Returns the half-width of an 80 % interval on the log scale."""
-    usual = widths[KNOWN] * widths.get(f"application.{application}", 1.0) * widths.get(f"generation.{generation}", 1.0)
-    if state == KNOWN:
-        return usual
-    return max(usual, widths.get(f"{EXTRAPOLATED}.{application}", usual))
+def labels(state: str, software: Software | None, generation: str, seen: bool) -> tuple[str, ...]:
+    """Returns the classes that the width of an interval goes by.
+
+    Args:
+        state: `known` or `extrapolated`.
+        software: with what.
+        generation: of the card; "" if it is left out.
+        seen: whether other figures are of the same publisher; a user is a new one.
+    """
+    if software is None:
+        return ALL, state
+    kind = "fp16" if software.precision == "bf16" else software.precision
+    new = () if seen else (f"{NEW}{software.application}",)
+    return ALL, state, software.application, kind, *([generation] if generation else []), *new
+
+
+def half_width(widths: Mapping[str, float], classes: Sequence[str], untold: float = 0.0) -> float:
+    """Returns the half-width of an 80 % interval on the log scale.
+
+    Args:
+        widths: those of `Coefficients`.
+        classes: the figure's `labels`.
+        untold: deviation by what no figure tells.
+    """
+    return math.hypot(math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold)
 
 
 def save(found: Coefficients, path: Path = COEFFICIENTS) -> None:

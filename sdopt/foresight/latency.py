@@ -14,7 +14,7 @@ the figures do not tell stays at what is plausible, and a new generation gets th
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdopt.foresight.costs import PassCosts
-from sdopt.foresight.software import SCORES, Software
+from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
 
 Array = NDArray[np.float64]
@@ -31,8 +30,7 @@ Array = NDArray[np.float64]
 COEFFICIENTS = Path(__file__).parent / "coefficients.json"
 
 GENERATIONS = (
-    "pascal", "volta", "turing", "turing_gtx", "ampere", "ada", "hopper", "blackwell",
-    "rdna2", "rdna3", "rdna4", "cdna", "cdna2", "cdna3", "cdna4",
+    "pascal", "volta", "turing", "turing_gtx", "ampere", "ada", "hopper", "blackwell", "rdna2", "rdna3", "rdna4",
 )  # fmt: skip
 
 _STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100")
@@ -41,6 +39,7 @@ _STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100")
 _LAUNCHES = {
     "eager_1": 10e-6,
     "eager_2": 20e-6,
+    "eager_3": 25e-6,
     "compiled": 4e-6,
     "graphs": 1e-6,
     "engine": 1e-6,
@@ -52,6 +51,13 @@ _LAUNCHES = {
 }
 """Seconds to launch a kernel, by class of software."""
 
+_FIXED = {"library_1": 0.3, "library_2": 0.05, "library_3": 0.06, "web": 0.3, "engine": 0.02}
+"""Seconds of a call beside its networks: Python, text encoders, images; by application and age of PyTorch."""
+
+UNSEEN = ("launch_eager_3", "fixed_library_3")
+"""What no figure tells: PyTorch since 2.4. The centres are an operator's Python, dispatch and launch (15 to 40 µs on
+hosts of today), and the Python of a pipeline's call. Their deviations widen the intervals."""
+
 _CLASSES = (
     "a1111", "sdnext", "sdnext_diffusers", "other", "comfy", "eager", "compiled",
     "tensorrt", "aitemplate", "oneflow", "stable_fast",
@@ -62,51 +68,27 @@ def _priors() -> dict[str, tuple[float, float]]:
     """Returns mean and standard deviation of each coefficient before any figure is seen."""
     log = math.log
     found = {
-        # Shares of the peak rate.
+        # Shares of the peak rate; `tensor` is what tensor cores reach less, or more, than that.
         "conv": (log(0.4), 0.5),
         "gemm": (log(0.45), 0.2),
         "attn": (log(0.3), 0.3),
         "tensor": (0.0, 1.0),
         "vector_conv": (log(0.6), 0.25),
         "vector_gemm": (log(0.85), 0.1),
-        "vector_half": (log(0.5), 1.0),
         "bandwidth": (log(0.75), 0.2),
-        # What differs between cards. GeForce accumulates in float16 at twice the rate: how much of it counts.
-        "stacked": (0.0, 0.3),
-        "large_stacked": (0.3, 0.05),
         "large": (0.0, 0.1),
-        "accumulation": (0.8, 0.3),
-        "power": (0.15, 0.1),
-        "laptop": (0.1, 0.15),
-        "early": (0.3, 0.3),
-        "gap": (log(3e-6), 0.4),
-        # What differs between kinds of work and software.
-        "scores": (0.0, 0.3),
         "split": (0.0, 0.3),
-        "fused_compiled": (log(0.5), 0.3),
-        "fused_engine": (log(0.4), 0.3),
-        "autocast": (0.0, 0.2),
-        "torch_1": (0.0, 0.1),
-        "torch_21": (0.0, 0.1),
-        "sdpa": (0.0, 0.15),
-        "xformers": (0.0, 0.15),
-        "tf32": (0.0, 0.25),
-        "fp8": (0.0, 0.25),
-        "int8": (0.0, 0.25),
         "decoder": (0.0, 0.3),
-        "sdxl": (0.0, 0.1),
-        # Seconds.
-        "fixed_library": (log(0.05), 0.5),
-        "fixed_library_1": (log(0.3), 0.5),
-        "fixed_web": (log(0.3), 0.5),
-        "fixed_engine": (log(0.02), 0.5),
+        "gap": (log(3e-6), 0.4),
         "image_web": (log(0.05), 0.5),
         "image_library": (log(0.02), 0.5),
     }
+    found |= {f"fixed_{name}": (log(seconds), 0.5) for name, seconds in _FIXED.items()}
     found |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
-    found |= {f"memory_{name}": (0.0, 0.1) for name in GENERATIONS}
     found |= {f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()}
-    return found | {f"class_{name}": (0.0, 0.2) for name in _CLASSES}
+    # Classes were measured by few publishers each: most of what sets them apart are the publishers.
+    found |= {f"class_{name}": (0.0, 0.1) for name in _CLASSES}
+    return found | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
 
 
 PRIORS = _priors()
@@ -124,7 +106,51 @@ _COUNT = 2 * len(PARTS) + 2
 _MATRIX_SHARE = 0.7
 """Bytes of matrix operators that are not hidden behind their arithmetic."""
 
+_FUSED_SHARE = 0.5
+"""Bytes of other operators that are left when a compiler fuses them."""
+
+_GRAPH_GAP = 0.25
+"""Gaps between kernels that are left in a recorded graph, where the device starts them: 1 to 2 µs."""
+
+_VECTOR_SHARE = 0.6
+"""Share of the peak rate that cards without tensor cores reach."""
+
+_STACKED_LOSS = 0.3
+"""How the share of the peak falls with the peak of chips with stacked memory, as a power."""
+
+_POWER_GAIN = 0.1
+"""How the rate grows with the power per peak rate, as a power."""
+
 Terms = dict[str, float]
+
+
+@dataclass
+class Costs:
+    """What passes of a network cost: operations in FLOP, by class of operator, and what else takes time or memory."""
+
+    convolutions: float = 0.0
+    products: float = 0.0
+    """Matrix products, those of attention without a fused kernel included."""
+    attention: float = 0.0
+    """Attention in a fused kernel."""
+    moved: float = 0.0
+    """Numbers that kernels read and write, weights included; times the size of the type they are bytes."""
+    between: float = 0.0
+    """Part of `moved`: that of kernels that only move or map numbers, which a compiler may fuse."""
+    kernels: float = 0.0
+    peak: float = 0.0
+    """Most bytes that were alive together, without parameters."""
+
+    def times(self, factor: float) -> "Costs":
+        """Returns the costs of several passes, one after the other."""
+        return replace(Costs(*(factor * value for value in vars(self).values())), peak=self.peak)
+
+
+def averaged(passes: Sequence[tuple[int, Costs]]) -> Costs:
+    """Returns the mean costs of passes, of which some number each costs the same, and the largest peak."""
+    counts = np.array([count for count, _ in passes]) / sum(count for count, _ in passes)
+    means = counts @ np.array([list(vars(costs).values()) for _, costs in passes])
+    return replace(Costs(*map(float, means)), peak=max(costs.peak for _, costs in passes))
 
 
 @dataclass(frozen=True)
@@ -139,7 +165,6 @@ class Case:
         decoder: costs of decoding all images of the call.
         steps: of the denoiser.
         images: of the call.
-        sdxl: whether the model is SDXL.
         part: what the time is of: `call`, `step`, `image`, `unet` or `vae`.
         decodes_in_float32: whether the decoder runs in float32, whatever the precision.
     """
@@ -147,11 +172,10 @@ class Case:
     card: str
     sheet: Sheet
     software: Software
-    denoiser: PassCosts
-    decoder: PassCosts
+    denoiser: Costs
+    decoder: Costs
     steps: int
     images: int
-    sdxl: bool = False
     part: str = "call"
     decodes_in_float32: bool = False
 
@@ -215,6 +239,11 @@ class Table:
         slope[-2:] = self.weights[2:] * parts[-2:]
         return np.log(total), np.einsum("kn,knp->np", slope / total, self.design)
 
+    def untold(self, coefficients: Array) -> Array:
+        """Returns the deviation (log) of the time of each case by what no figure tells (`UNSEEN`)."""
+        slope, chosen = self.gradient(coefficients)[1], [_INDEX[name] for name in UNSEEN]
+        return np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1))
+
 
 def _longer(parts: Array) -> Array:
     """Returns the time of passes: of their kernels, or of launching these; near equality somewhat more than either."""
@@ -232,81 +261,60 @@ def _weights(case: Case) -> tuple[float, float, float, float]:
 def _parts(case: Case) -> list[tuple[float, Terms]]:
     software = case.software
     found = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
-    old = "_1" if software.application == "library" and 0 < software.torch < 2 else ""
-    found.append((0.0, {f"fixed_{software.application}{old}": 1.0}))
+    found.append((0.0, {f"fixed_{software.fixed}": 1.0}))
     if software.application == "engine":
         return [*found, (-30.0, {})]
     return [*found, (math.log(case.images), {f"image_{software.application}": 1.0})]
 
 
-def _pass(case: Case, costs: PassCosts, decodes: bool) -> list[tuple[float, Terms]]:
-    sheet, software, common = case.sheet, case.software, _common(case)
-    found = []
+def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
+    sheet, software = case.sheet, case.software
     full = decodes and case.decodes_in_float32
     convolution, product = ("tf32", "fp32") if full and software.application == "library" else software.types
+    by_class = f"class_{software.name}"
+    found: list[tuple[float, Terms]] = []
     for amount, name, kind in (
         (costs.convolutions, "conv", convolution),
         (costs.products, "gemm", product),
         (costs.attention, "attn", product),
     ):
         rate, terms = _rate(sheet, name, kind)
-        for key, factor in (common | ({"decoder": 1.0} if decodes else {})).items():
-            terms[key] = terms.get(key, 0.0) + factor
-        found.append((math.log(max(amount, 1.0) / (rate * 1e12)), {key: -factor for key, factor in terms.items()}))
-    size = 4 if full else software.bytes
-    seconds = size / (sheet.bandwidth_gb_s * 1e9)
-    moving = {"bandwidth": -1.0, f"memory_{generation_of(sheet)}": -1.0, f"class_{software.name}": 0.5}
+        seconds = max(amount, 1.0) / (rate * 1e12 * _power(sheet))
+        terms |= {by_class: -1.0} | ({"decoder": 1.0} if decodes else {})
+        found.append((math.log(seconds), {key: -factor for key, factor in terms.items()}))
+    seconds = (4 if full else software.bytes) / (sheet.bandwidth_gb_s * 1e9)
+    moving: Terms = {"bandwidth": -1.0, by_class: 0.5}
     found.append((math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE), moving))
-    between = dict(moving)
-    if software.compiled:
-        between["fused_engine" if software.application == "engine" else "fused_compiled"] = 1.0
-    between |= {"autocast": 1.0} if software.autocast else {}
-    between |= {"scores": 1.0} if software.attention == SCORES else {}
-    between |= {"split": 1.0} if software.processor == "split" else {}
-    found.append((math.log(max(costs.between, 1.0) * seconds), between))
+    between = max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0)
+    found.append((math.log(between), moving | ({"split": 1.0} if software.split else {})))
     kernels = math.log(max(costs.kernels, 1.0))
-    return [*found, (kernels, {"gap": 1.0}), (kernels, {f"launch_{software.launcher}": 1.0})]
+    gap = kernels + (math.log(_GRAPH_GAP) if software.graphs else 0.0)
+    return [*found, (gap, {"gap": 1.0}), (kernels, {f"launch_{software.launcher}": 1.0})]
 
 
 def _rate(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
-    """Returns the peak rate (TFLOP/s) of a class of operator in a type, and what is known of its share of it."""
+    """Returns the rate (TFLOP/s) that a class of operator may reach in a type, and the coefficients of its share."""
     generation = generation_of(sheet)
-    terms: Terms = {f"generation_{generation}": 1.0}
-    half, cores = sheet.tensor.fp16, sheet.tensor
+    own: Terms = {f"generation_{generation}": 1.0}
+    half, cores, vector = sheet.tensor.fp16, sheet.tensor, float(sheet.vector.fp32 or 1.0)
     if half is None:
-        if (
-            kind in ("fp32", "tf32")
-            or sheet.vector.fp16 is None
-            or (generation in ("pascal", "turing_gtx") and (sheet.chip not in _STACKED))
-        ):
-            return float(sheet.vector.fp32 or 1.0), terms | {"vector_half": 1.0}
-        return float(sheet.vector.fp16), terms | {"vector_half": 1.0}
+        # Half precision is slow or overflows on these: programs compute in float32.
+        slow = generation in ("pascal", "turing_gtx") and sheet.chip not in _STACKED
+        whole = kind in ("fp32", "tf32") or slow or sheet.vector.fp16 is None
+        return _VECTOR_SHARE * (vector if whole else float(sheet.vector.fp16 or 1.0)), own
     if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
-        return float(sheet.vector.fp32 or 1.0), {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
-    whole = sheet.half_accumulation or half
-    terms |= {"tensor": 1.0, name: 1.0}
+        return vector, {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
+    # GeForce accumulates in float16 at twice the rate.
+    peak = sheet.half_accumulation or half
+    terms = own | {"tensor": 1.0, name: 1.0}
+    share = 1.0
     if sheet.chip in _STACKED:
-        terms |= {"stacked": 1.0, "large_stacked": -math.log(whole / 312)}
+        share = (peak / 312) ** -_STACKED_LOSS
     else:
-        terms |= {"large": -math.log(whole / 150)}
+        terms["large"] = -math.log(peak / 150)
     if kind in ("fp8", "int8"):
-        return float(sheet.peak(kind) or sheet.peak("int8") or half), terms | {kind: 1.0}
-    terms |= {"accumulation": math.log(whole / half)}
-    return (float(cores.tf32), terms | {"tf32": 1.0}) if kind == "tf32" and cores.tf32 else (float(half), terms)
-
-
-def _common(case: Case) -> Terms:
-    """Returns what changes all arithmetic of a case alike."""
-    sheet, software = case.sheet, case.software
-    found: Terms = {f"class_{software.name}": -1.0, "power": _power(sheet)}
-    found |= {"laptop": -1.0} if case.card.endswith("_laptop") else {}
-    found |= {"torch_1": -1.0} if 0 < software.torch < 2 else {}
-    found |= {"torch_21": -1.0} if software.torch > 2.005 else {}
-    found |= {"sdxl": -1.0} if case.sdxl else {}
-    found |= {software.processor: -1.0} if software.processor in ("sdpa", "xformers") else {}
-    # Libraries of that time did not know these chips yet.
-    early = 0 < software.torch < 2 and generation_of(sheet) in ("ada", "hopper", "blackwell")
-    return found | ({"early": -1.0} if early else {})
+        return share * float(sheet.peak(kind) or sheet.peak("int8") or half), terms
+    return share * (float(cores.tf32) * peak / half if kind == "tf32" and cores.tf32 else float(peak)), terms
 
 
 _USUAL_POWER = {
@@ -319,23 +327,22 @@ _USUAL_POWER = {
 def _power(sheet: Sheet) -> float:
     usual = _USUAL_POWER.get(generation_of(sheet))
     if not (sheet.power_w and sheet.vector.fp32 and usual):
-        return 0.0
-    return math.log(sheet.power_w / sheet.vector.fp32 / usual)
+        return 1.0
+    return float(sheet.power_w / sheet.vector.fp32 / usual) ** _POWER_GAIN
 
 
-_SCALE = 0.12
-"""Residual (log) from which on a figure counts less: about what two publishers of one figure differ by."""
+_SCALE = 0.2
+"""Residual (log) from which on a figure counts less: somewhat more than what two publishers of one figure differ by."""
 
 
-def fit(table: Table, seconds: Array, weights: Array, start: Array | None = None, most: int = 40) -> Array:
-    """Fits the coefficients: a robust likelihood (pseudo-Huber), their priors, and Gauss-Newton steps."""
+def fit(table: Table, seconds: Array, start: Array | None = None, most: int = 40) -> Array:
+    """Fits the coefficients: Student's t with two degrees of freedom, their priors, and Gauss-Newton steps."""
     found = _MEAN.copy() if start is None else start.copy()
     wanted = np.log(seconds)
     for _ in range(most):
         predicted, slope = table.gradient(found)
         left = wanted - predicted
-        weight = weights / np.sqrt(1 + (left / _SCALE) ** 2) / _SCALE**2
-        weighed = slope * weight[:, None]
+        weighed = slope / (_SCALE**2 + left[:, None] ** 2 / 2)
         curvature = weighed.T @ slope + np.diag(1 / _DEVIATION**2)
         step = np.linalg.solve(curvature, weighed.T @ left + (_MEAN - found) / _DEVIATION**2)
         found += step * min(1.0, 0.7 / float(np.abs(step).max()))
@@ -352,7 +359,7 @@ class Coefficients:
         all: fitted to all figures.
         without: by `chip`, `generation` or `publisher`, the coefficients without the figures of each.
         cards: number of figures by card.
-        widths: half-widths of 80 % intervals (log), by state and class; see `intervals`.
+        widths: factors (log) of the half-width of an 80 % interval, by class; see `fitting.labels`.
     """
 
     all: Array

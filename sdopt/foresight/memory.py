@@ -5,22 +5,26 @@ room, and shrink when there is none. So two figures are given, *at least* and *l
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from sdopt.errors import UsageError
-from sdopt.foresight.costs import PassCosts, denoiser_inputs, network, set_attention
+from sdopt.foresight.latency import Costs, averaged
 from sdopt.foresight.published import Work
 from sdopt.foresight.software import Software
-from sdopt.foresight.trace import Costs, trace
+from sdopt.foresight.trace import denoiser_inputs, network, on_meta, pass_costs, trace
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.attention import FusedProjections, Sliced, Vanilla
 from sdopt.options.base import Optimization
+from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast
+from sdopt.options.halves import halves
 from sdopt.options.memory import (
     LayerwiseCasting,
     PrecomputedEmbeddings,
@@ -34,7 +38,7 @@ from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder
 from sdopt.pipelines.loading import folder_of
-from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
 from sdopt.pipelines.random_weights import empty_network, empty_part
 from sdopt.schema import Shape
 from sdopt.variant import Variant
@@ -108,13 +112,13 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     dtype = _dtype(precision)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     networks = {
-        name: torch.nn.Module.to(empty_part(folder, name), "meta", dtype)
+        name: on_meta(empty_part(folder, name), dtype)
         for name in ("unet", "vae", *TEXT_ENCODERS)
         if isinstance(index.get(name), list) and index[name][0]
     }
     if TinyVae in chosen:
         tiny = ARCHITECTURES / "taesd" if folder.parent == ARCHITECTURES else PACKAGED / "tiny_autoencoder"
-        networks["vae"] = torch.nn.Module.to(empty_network(tiny, "diffusers", "AutoencoderTiny"), "meta", dtype)
+        networks["vae"] = on_meta(empty_network(tiny, "diffusers", "AutoencoderTiny"), dtype)
     unet, vae = networks["unet"], networks["vae"]
     pipe: Any = SimpleNamespace(unet=unet, vae=vae, vae_scale_factor=8, components=networks)
     for _, option in variant.applied:
@@ -124,7 +128,7 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     samples = images * (2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1)
     upcast = _upcasts(variant, vae) and dtype == torch.float16 and not isinstance(precision, FixedVae)
     vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
-    vae = torch.nn.Module.to(vae, "meta", vae_type)
+    vae = on_meta(vae, vae_type)
     inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
     latents = torch.empty(images, _channels(vae), shape.size // 8, shape.size // 8, dtype=vae_type, device="meta")
     notes = []
@@ -143,7 +147,7 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     layer = max(_bytes(module, recurse=False) for part in networks.values() for module in part.modules()) / 2**30
     return Blueprint(
         weights,
-        trace(unet, *inputs, kept=[inputs[0]], **more),
+        averaged(_steps(variant, pipe, inputs, more)),
         trace(vae.decode, latents, kept=[latents]),
         layer,
         moved,
@@ -151,6 +155,32 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         vae_type == torch.float32 != dtype,
         tuple(notes),
     )
+
+
+def steps_of(variant: Variant) -> int:
+    """Returns how many steps a call of a variant has."""
+    return max(1, variant.task.steps_of(variant.workload.steps))
+
+
+def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any]) -> list[tuple[int, Costs]]:
+    """Returns how many steps of a call cost what. Steps that are forecast, without any layer, cost nothing."""
+    unet, steps, caching = pipe.unet, steps_of(variant), variant.optimizations.get("caching")
+    if isinstance(caching, DeepCaching):
+        caching.apply(pipe)
+        unet.__dict__[STEPS].begin()
+    whole = trace(unet, *inputs, kept=inputs[:1], **more)
+    if isinstance(caching, DeepCaching):
+        runs = math.ceil(steps / caching.interval)
+        return [(runs, whole), (steps - runs, trace(unet, *inputs, kept=inputs[:1], **more))]
+    if isinstance(caching, SpectralForecast):
+        runs = sum(caching.runs(steps))
+        return [(runs, whole), (steps - runs, Costs())]
+    if isinstance(caching, GuidanceInterval):
+        runs = sum(caching.guides(step, steps) for step in range(steps))
+        _, (half, further) = halves((inputs, more), len(inputs[0]))
+        return [(runs, whole), (steps - runs, trace(unet, *half, **further))]
+    halved = any(isinstance(option, SequentialGuidance) for option in variant.optimizations.values())
+    return [(steps, whole.times(2 if halved and variant.guidance_scale > 1 else 1))]
 
 
 def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint:
@@ -181,14 +211,7 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
     return Footprint(held + alive + context, held + alive * _SLACK + context, parts)
 
 
-def pass_of(costs: Costs) -> PassCosts:
-    """Returns a trace's costs in the form of the latency model."""
-    return PassCosts(
-        costs.convolutions, costs.products, costs.attention, costs.moved, costs.between, float(costs.kernels)
-    )
-
-
-def _folder(variant: Variant) -> Any:
+def _folder(variant: Variant) -> Path:
     """Returns the folder with the configurations of a model; if it was not fetched, those of its architecture."""
     try:
         return folder_of(variant.model)
@@ -238,33 +261,22 @@ def _in_bits(bits: int, module: torch.nn.Module, kinds: tuple[type, ...]) -> flo
     return _bytes(module) - sum(weight.numel() * (weight.element_size() - bits / 8) for weight in stored)
 
 
-@lru_cache(maxsize=256)
-def _peaks(architecture: str, samples: int, decoded: int, width: int, height: int, attention: str, size: int) -> Any:
-    """Returns weights, peak of the denoiser and peak of the decoder of a published architecture, in GiB."""
-    folder, dtype = ARCHITECTURES / architecture, torch.float32 if size == 4 else torch.float16
-    unet, vae = network(folder, "unet", dtype), network(folder, "vae", dtype)
-    for part in (unet, vae):
-        set_attention(part, attention)
+@lru_cache
+def _parameters(folder: Path) -> int:
+    """Returns how many parameters a published architecture has."""
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     texts = [empty_part(folder, name) for name in TEXT_ENCODERS if isinstance(index.get(name), list)]
-    weights = _bytes(unet) + _bytes(vae) + sum(_bytes(part) for part in texts) * size / 4
-    inputs, more = denoiser_inputs(unet, samples, width, height, dtype)
-    latents = torch.empty(decoded, _channels(vae), height // 8, width // 8, dtype=dtype, device="meta")
-    peaks = trace(unet, *inputs, **more).peak, trace(vae.decode, latents).peak
-    return tuple(number / 2**30 for number in (weights, *peaks))
+    parts = network(folder, "unet"), network(folder, "vae"), *texts
+    return sum(each.numel() for part in parts for each in part.parameters())
 
 
 def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
     """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
-    decoded = 1 if work.sliced else work.batch
-    weights, denoiser, decoder = _peaks(
-        work.architecture,
-        work.batch * work.samples,
-        decoded,
-        work.width,
-        work.height,
-        software.attention,
-        software.bytes,
+    folder, bytes_each = ARCHITECTURES / work.architecture, software.bytes
+    weights = _parameters(folder) * bytes_each / 2**30
+    denoiser, decoder = (
+        pass_costs(folder, name, samples, work.width, work.height, software.attention).peak * bytes_each / 2 / 2**30
+        for name, samples in (("unet", work.batch * work.samples), ("vae", 1 if work.sliced else work.batch))
     )
     floor = weights + max(denoiser, decoder)
     if kind == "allocated":
@@ -272,6 +284,3 @@ def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tup
     roomy = weights + max(denoiser * _ROOMY_DENOISER, decoder * _ROOMY_DECODER[software.bytes])
     context = CUDA_CONTEXT_GIB if kind == "device" else 0.0
     return floor + context, min(roomy, max(floor, card_gib - context)) + context
-
-
-__all__ = ["Blueprint", "Footprint", "blueprint", "footprint", "likely_of", "pass_of"]

@@ -3,26 +3,21 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu, threads_of
-from sdopt.foresight.fitting import (
-    EXTRAPOLATED,
-    half_width,
-    relatives,
-    state_of,
-    why_not,
-)
+from sdopt.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
 from sdopt.foresight.latency import PARTS, Case, Coefficients, Table, coefficients, generation_of
-from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, pass_of
-from sdopt.foresight.options import software_of
-from sdopt.foresight.software import Software
+from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
+from sdopt.foresight.software import Software, software_of
 from sdopt.foresight.transfer import Observed
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
+from sdopt.options.caching import Caching
 from sdopt.options.memory import TinyVae
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.record.comparisons import Interval
@@ -43,9 +38,6 @@ _TOKENS = 77
 
 _SIZES = (512, 1024)
 """Sizes of the images in the figures; time for smaller and larger ones is extrapolated."""
-
-Z80 = 1.2816
-"""Half-width of a normal distribution's 80 % interval, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +116,7 @@ def predict(
     cards: Mapping[str, Sheet],
     sheets: Mapping[str, Sheet],
     observed: Observed | None = None,
+    torch: tuple[int, int] | None = None,
 ) -> list[Prediction]:
     """Predicts each variant at each of its shapes on each card.
 
@@ -132,10 +125,11 @@ def predict(
         cards: the data sheets of the cards in question, by option of `hardware`.
         sheets: all data sheets, which tell how many relatives of a card the figures are of.
         observed: what a user's own measurement says of this software and host.
+        torch: version of PyTorch there; this machine's if not given.
     """
-    found = coefficients()
+    found, torch = coefficients(), torch or version_of(version("torch"))
     return [
-        _prediction(variant, plan, shape, card, sheet, sheets, found, observed)
+        _prediction(variant, plan, shape, card, sheet, sheets, found, observed, torch)
         for variant in variants
         for shape in variant.shapes
         for plan in [blueprint(variant, shape)]
@@ -157,11 +151,12 @@ def _prediction(
     sheets: Mapping[str, Sheet],
     found: Coefficients,
     observed: Observed | None,
+    torch: tuple[int, int],
 ) -> Prediction:
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
     made = Prediction(variant.name, card, sheet, shape, images, REFUSED, memory=memory)
-    software = software_of(variant)
+    software = software_of(variant, torch)
     conflicts = variant.conflicts(_device(sheet))
     reason = conflicts[0] if conflicts else "" if not isinstance(software, str) else software
     reason = reason or (_why_not_here(software) if sheet.architecture == CPU else why_not(sheet))
@@ -169,30 +164,18 @@ def _prediction(
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
     if reason or isinstance(software, str):
         return replace(made, reason=reason)
-    decoder = pass_of(plan.decoder)
-    if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
-        decoder = decoder.times(1 + _ENCODER_SHARE)
-    case = Case(
-        card,
-        sheet,
-        software,
-        pass_of(plan.denoiser),
-        decoder,
-        max(1, variant.task.steps_of(variant.workload.steps)),
-        images,
-        "xl" in variant.model.name.lower(),
-        "call",
-        plan.decodes_in_float32,
-    )
+    case = case_of_variant(variant, plan, shape, card, sheet, software)
     if sheet.architecture == CPU:
         return _here(made, variant, plan, case)
     table = Table.of([case])
     vector = found.all if observed is None else observed.applied(found.all)
     seconds = float(np.exp(table.log_seconds(vector)[0]))
     state = state_of(found.cards, sheets, card)
-    if not _SIZES[0] <= shape.size <= _SIZES[1]:
+    if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
         state = EXTRAPOLATED
-    half = half_width(found.widths, state, software.application, generation_of(sheet))
+    # A user is a new publisher, until a measurement of theirs tells of the host.
+    classes = labels(state, software, generation_of(sheet), seen=observed is not None)
+    half = half_width(found.widths, classes, 0.0 if observed else float(table.untold(vector)[0]))
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     moved = plan.host_bytes * case.steps + plan.call_bytes
     if moved:
@@ -206,9 +189,27 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
-        evidence=_evidence(found, sheets, card, state, observed),
+        evidence=_evidence(found, sheets, card, state, software, observed),
         price=_price(variant, seconds / images),
     )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Returns major and minor version. Raises ValueError if there are none."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def case_of_variant(
+    variant: Variant, plan: Blueprint, shape: Shape, card: str, sheet: Sheet, software: Software
+) -> Case:
+    """Returns what the latency model needs to know of a variant's call on a card."""
+    decoder = plan.decoder
+    if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
+        decoder = decoder.times(1 + _ENCODER_SHARE)
+    images = shape.batch_size * variant.workload.images_per_prompt
+    steps = steps_of(variant)
+    return Case(card, sheet, software, plan.denoiser, decoder, steps, images, "call", plan.decodes_in_float32)
 
 
 def _device(sheet: Sheet) -> Device:
@@ -261,15 +262,22 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
 
 
 def _evidence(
-    found: Coefficients, sheets: Mapping[str, Sheet], card: str, state: str, observed: Observed | None
+    found: Coefficients,
+    sheets: Mapping[str, Sheet],
+    card: str,
+    state: str,
+    software: Software,
+    observed: Observed | None,
 ) -> str:
     generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(found.cards, sheets, card)
     own = f", {found.cards[card]} figures of this card" if card in found.cards else ""
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
-        text += "; fewer than three, or a size beyond the figures"
-    return text + (f"; {observed.summary}" if observed else "")
+        text += "; few of its generation, or none of such a size or cache"
+    if observed:
+        return f"{text}; {observed.summary}"
+    return text + ("; none with PyTorch since 2.4" if software.application == "library" and software.age == 3 else "")
 
 
 def _price(variant: Variant, seconds_per_image: float) -> float | None:

@@ -14,10 +14,10 @@ from sdopt.config.overrides import key_of, parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line
 from sdopt.foresight.cpu import sheet_of_cpu
-from sdopt.foresight.latency import Case, coefficients
-from sdopt.foresight.memory import blueprint, pass_of
-from sdopt.foresight.options import software_of
-from sdopt.foresight.plan import Prediction, predict
+from sdopt.foresight.latency import coefficients
+from sdopt.foresight.memory import blueprint
+from sdopt.foresight.plan import Prediction, case_of_variant, predict, version_of
+from sdopt.foresight.software import software_of
 from sdopt.foresight.transfer import Observed, learn
 from sdopt.hardware.cards import sheet_of
 from sdopt.record.files import read_result
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 KEYS = {
     "plan.hardware": "the cards, as in 'plan.hardware=[t4,l4,rtx4090]'",
     "plan.measured": "a measured run whose stage times tell of this software and host",
+    "plan.torch": "the version of PyTorch there, as in plan.torch=2.3; this machine's if not given",
 }
 """Keys of the command itself."""
 
@@ -66,11 +67,18 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
     asked: dict[str, Any] = {}
+    torch = None
     for override in own:
         key = key_of(override)
         if key not in KEYS:
             raise UsageError(f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}")
         asked[key] = parsed_override(override).value()
+        if key == "plan.torch":  # as written: 2.10 is not 2.1
+            written = override.partition("=")[2].strip("'\"")
+            try:
+                torch = version_of(written)
+            except ValueError:
+                raise UsageError(f"plan.torch={written}: is no version; write it as in plan.torch=2.3") from None
     sheets = data_sheets()
     named = asked.get("plan.hardware")
     names = named if isinstance(named, list) else [named] if named else None
@@ -78,7 +86,7 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
     with composer_of(rest, config_dir) as composer:
         cards = _cards(composer, sheets, names, rest)
         variants = _variants(composer, rest)
-        predictions = predict(variants, cards, sheets, observed)
+        predictions = predict(variants, cards, sheets, observed, torch)
     return Planned(predictions, command_line("run", *rest, "protocol.replicates=3"))
 
 
@@ -126,23 +134,11 @@ def _observed(folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
         raise UsageError(f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more")
     with composer_of(list(row.overrides)) as measured_composer:
         variant = measured_composer.variant(None)
-    software = software_of(variant)
+    software = software_of(variant, version_of(str(result.environment.packages["torch"])))
     if isinstance(software, str):
         raise UsageError(f"plan.measured={folder}: {software}")
-    shape, found = variant.shapes[0], blueprint(variant, variant.shapes[0])
-    images = shape.batch_size * variant.workload.images_per_prompt
-    steps = max(1, variant.task.steps_of(variant.workload.steps))
-    case = Case(
-        card,
-        sheet,
-        software,
-        pass_of(found.denoiser),
-        pass_of(found.decoder),
-        steps,
-        images,
-        "xl" in variant.model.name.lower(),
-        decodes_in_float32=found.decodes_in_float32,
-    )
+    shape = variant.shapes[0]
+    case = case_of_variant(variant, blueprint(variant, shape), shape, card, sheet, software)
     stages = {
         name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
         for name in ("denoiser_step", "vae_decoder")

@@ -1,9 +1,17 @@
-"""Sorts what people run Stable Diffusion with into classes that cost alike."""
+"""Sorts what people run Stable Diffusion with into classes that cost alike: words, or options."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-FUSED, SCORES = "fused", "scores"
+from sdopt.options.attention import Sliced, Vanilla
+from sdopt.options.base import Optimization
+from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast, WholeSteps
+from sdopt.options.lora import Fused, NoLora
+from sdopt.options.precision import Precision
+from sdopt.variant import Variant
+
+FUSED, SPLIT, SCORES = "fused", "split", "scores"
 
 
 @dataclass(frozen=True)
@@ -14,29 +22,27 @@ class Software:
         application: `library` (diffusers, or code like it), `web` (a user interface), `engine` (a compiled engine).
         name: the class within the application, for a factor of its own.
         attention: `fused`, or `scores` if attention writes all its scores to memory.
-        processor: what computes attention.
+        split: whether it does so in slices, which are read again.
         precision: `fp16`, `bf16`, `fp32` (as PyTorch has it), `tf32` (everywhere), `ieee` (nowhere), `fp8` or `int8`.
-        autocast: whether types are chosen at each operator.
         compiled: whether kernels are generated or fused by a compiler.
         graphs: whether launches are recorded once and replayed.
-        torch: version of PyTorch, as 2.1; 0 if unknown.
+        torch: major and minor version of PyTorch; (0, 0) if unknown.
     """
 
     application: str
     name: str
     attention: str = FUSED
-    processor: str = "sdpa"
+    split: bool = False
     precision: str = "fp16"
-    autocast: bool = False
     compiled: bool = False
     graphs: bool = False
-    torch: float = 0.0
+    torch: tuple[int, int] = (0, 0)
 
     @property
     def types(self) -> tuple[str, str]:
         """The types in which convolutions and matrix products compute."""
-        if self.precision == "fp32":  # user interfaces allow TF32 everywhere; PyTorch allows it in convolutions
-            return ("tf32", "tf32") if self.application == "web" else ("tf32", "fp32")
+        if self.precision == "fp32":  # PyTorch allows TF32 in convolutions
+            return "tf32", "fp32"
         kind = {"ieee": "fp32", "bf16": "fp16"}.get(self.precision, self.precision)
         return kind, kind
 
@@ -46,55 +52,57 @@ class Software:
         return 4 if self.precision in ("fp32", "tf32", "ieee") else 2
 
     @property
+    def age(self) -> int:
+        """The class of its PyTorch: 1, 2 (unknown ones too), or 3 for versions since 2.4."""
+        return 1 if (0, 0) < self.torch < (2, 0) else 2 if self.torch < (2, 4) else 3
+
+    @property
+    def fixed(self) -> str:
+        """The class by which a call takes its fixed part."""
+        return f"library_{self.age}" if self.application == "library" else self.application
+
+    @property
     def launcher(self) -> str:
         """The class by which launching a kernel takes its time."""
-        if self.application == "engine":
-            return "engine"
-        if self.application == "web":
-            return self.name
-        return "graphs" if self.graphs else "compiled" if self.compiled else f"eager_{1 if 0 < self.torch < 2 else 2}"
+        if self.application == "library":
+            return "graphs" if self.graphs else "compiled" if self.compiled else f"eager_{self.age}"
+        return self.name if self.application == "web" else "engine"
 
     @classmethod
     def read(cls, backend: str, precision: str) -> "Software | str":
         """Returns the class of a software as people write it, or why there is none."""
         text, kind = backend.lower(), precision.lower()
-        numbers = _precision(kind)
+        numbers = _first(_PRECISIONS, kind)
         if numbers is None:
             return f"unknown precision '{precision}'"
-        for pattern, reason in _NOT_DESCRIBED.items():
-            if re.search(pattern, text):
-                return f"the software '{backend}' is not described: {reason}"
+        reason = _first(_NOT_DESCRIBED, text)
+        if reason:
+            return f"the software '{backend}' is not described: {reason}"
         version = re.search(r"(?:py)?torch v?(\d+)\.(\d+)", text)
-        torch = float(version[1]) + float(version[2]) / 100 if version else 0.0
-        auto = "autocast" in kind
-        engine = next((name for pattern, name in _ENGINES.items() if re.search(pattern, text)), None)
+        torch = (int(version[1]), int(version[2])) if version else (0, 0)
+        engine = _first(_ENGINES, text)
         if engine:
-            return cls("engine", engine, FUSED, "engine", numbers, auto, True, True, torch)
+            return cls("engine", engine, FUSED, False, numbers, True, True, torch)
         web = re.search(
             r"a1111|automatic1111|sdnext|sd\.next|comfy|forge|invoke|webui|^other|^original|^diffusers \D|directml",
             text,
         )
-        compiled = bool(re.search(r"compil|inductor|nvfuser", text))
-        processor = next((name for pattern, name in _PROCESSORS.items() if re.search(pattern, text)), None)
-        if web:
-            name = next((name for pattern, name in _WEB.items() if re.search(pattern, text)), "other")
-            processor = processor or "sdpa"
-            return cls("web", name, _kept(processor), processor, numbers, auto, compiled, False, torch)
-        if not re.search(r"torch|diffusers|flash|runwayml|comfy", text):
+        if not web and not re.search(r"torch|diffusers|flash|runwayml|comfy", text):
             return f"unknown software '{backend}'"
-        if processor is None:
-            processor = "sdpa" if torch >= 2.0 or (not torch and "0.1" not in text) else "vanilla"
+        compiled = bool(re.search(r"compil|inductor|nvfuser", text))
+        fused = web or torch >= (2, 0) or (torch == (0, 0) and "0.1" not in text)
+        attention = _first(_ATTENTIONS, text) or (FUSED if fused else SCORES)
+        kept, split = FUSED if attention == FUSED else SCORES, attention == SPLIT
+        if web:
+            return cls("web", _first(_WEB, text) or "other", kept, split, numbers, compiled, False, torch)
         graphs = compiled and bool(re.search("reduce-overhead|max-autotune", text))
         name = "compiled" if compiled else "eager"
-        return cls("library", name, _kept(processor), processor, numbers, auto, compiled, graphs, torch)
+        return cls("library", name, kept, split, numbers, compiled, graphs, torch)
 
 
-def _kept(processor: str) -> str:
-    return FUSED if processor in ("sdpa", "xformers") else SCORES
-
-
-def _precision(kind: str) -> str | None:
-    return next((name for pattern, name in _PRECISIONS.items() if re.search(pattern, kind)), None)
+def _first(table: Mapping[str, str], text: str) -> str | None:
+    """Returns what stands beside the first pattern that is found in a text."""
+    return next((name for pattern, name in table.items() if re.search(pattern, text)), None)
 
 
 _PRECISIONS = {
@@ -125,11 +133,10 @@ _ENGINES = {
     "thestage": "tensorrt",
 }
 
-_PROCESSORS = {
-    "xformers|flash": "xformers",
-    "sdp|scaled-dot|automatic": "sdpa",
-    "doggettx|invokeai|sub-quad|split|v1": "split",
-    "none|no optimization|default attention|vanilla": "vanilla",
+_ATTENTIONS = {
+    "xformers|flash|sdp|scaled-dot|automatic": FUSED,
+    "doggettx|invokeai|sub-quad|split|v1": SPLIT,
+    "none|no optimization|default attention|vanilla": SCORES,
 }
 
 _WEB = {
@@ -138,3 +145,52 @@ _WEB = {
     "sdnext|sd\\.next|original": "sdnext",
     "comfy|forge": "comfy",
 }
+
+_COMPILERS = {
+    "Eager": (False, False),
+    "TorchScript": (False, False),
+    "Inductor": (True, False),
+    "InductorDynamic": (True, False),
+    "Regional": (True, False),
+    "WholeStep": (True, False),
+    "Aot": (True, False),
+    "CudaGraphs": (False, True),
+}
+"""Whether a compiler fuses kernels, and whether it records launches, by the class of its option."""
+
+_COUNTED = WholeSteps | DeepCaching | SpectralForecast | GuidanceInterval | None
+"""Ways to leave out work of which the number of steps tells how much."""
+
+_TYPES = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
+    """Returns the class of software that a variant runs with a PyTorch, or why no time can be told for it."""
+    options = variant.optimizations
+    compiler, attention, precision = (options.get(axis) for axis in ("compiler", "attention", "precision"))
+    kind = type(compiler).__name__ if compiler is not None else "Eager"
+    numbers = _numbers(precision)
+    for axis, untold, reason in (
+        ("precision", not isinstance(precision, Precision | None), "there are no figures of 8-bit back ends"),
+        ("lora", not isinstance(options.get("lora"), NoLora | Fused | None), "there are no figures of unfused LoRAs"),
+        ("caching", not isinstance(options.get("caching"), _COUNTED), "what it leaves out shows in no traced step"),
+        ("grad_mode", getattr(options.get("grad_mode"), "mode", "") == "enabled", "there are no figures with autograd"),
+        ("compiler", kind not in (*_COMPILERS, "TensorRt"), "there are no figures of it"),
+    ):
+        if untold:
+            return f"{axis}={variant.choices.get(axis, axis)}: {reason} to learn from"
+    if kind == "TensorRt":
+        return Software("engine", "tensorrt", FUSED, False, numbers, True, True, torch)
+    compiled, graphs = _COMPILERS[kind]
+    graphs = graphs or getattr(compiler, "mode", "") in ("reduce-overhead", "max-autotune")
+    plain = isinstance(attention, Vanilla | Sliced) or getattr(attention, "backend", "") == "math"
+    kept, split = SCORES if plain else FUSED, isinstance(attention, Sliced)
+    return Software("library", "compiled" if compiled else "eager", kept, split, numbers, compiled, graphs, torch)
+
+
+def _numbers(precision: Optimization | None) -> str:
+    """Returns the type of the arithmetic."""
+    if not isinstance(precision, Precision):
+        return "fp32"
+    kind = precision.autocast or precision.weights
+    return _TYPES.get(kind) or {"on": "tf32", "off": "ieee"}.get(precision.tf32, "fp32")

@@ -1,8 +1,10 @@
-"""Counts what one forward pass costs, without weights or a GPU: on the meta device, observed at each operator."""
+"""Counts what a pass of a network costs, from its configuration alone: on the meta device, operator by operator."""
 
 import math
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-_CONVOLUTION, _PRODUCT, _ATTENTION = "convolution", "product", "attention"
+from sdopt.foresight.latency import Costs
+from sdopt.foresight.software import FUSED
+from sdopt.pipelines.random_weights import empty_part
 
 _VIEWS = (
     "view",
@@ -35,43 +39,6 @@ _VIEWS = (
     "new_empty",
 )
 """Operators that start no kernel."""
-
-
-@dataclass
-class Costs:
-    """What one pass costs: operations and bytes by class of operator, kernels, and the peak of its memory."""
-
-    flop: dict[str, float] = field(default_factory=dict)
-    """Operations (multiply and add count as two) of convolutions, matrix products and fused attention."""
-    scores: float = 0.0
-    """Operations of attention whose scores are written to memory, as without a fused kernel."""
-    moved: float = 0.0
-    """Numbers that kernels read and write, weights included; times the size of the type they are bytes."""
-    between: float = 0.0
-    """Part of `moved`: that of kernels that only move or map numbers, which a compiler may fuse."""
-    kernels: int = 0
-    peak: int = 0
-    """Most bytes that were alive together, without parameters."""
-
-    @property
-    def convolutions(self) -> float:
-        """Operations of convolutions."""
-        return self.flop.get(_CONVOLUTION, 0.0)
-
-    @property
-    def products(self) -> float:
-        """Operations of matrix products, those of attention without a fused kernel included."""
-        return self.flop.get(_PRODUCT, 0.0)
-
-    @property
-    def attention(self) -> float:
-        """Operations of fused attention."""
-        return self.flop.get(_ATTENTION, 0.0)
-
-    @property
-    def total(self) -> float:
-        """All operations."""
-        return sum(self.flop.values())
 
 
 def trace(function: Any, *inputs: Any, kept: Any = (), **more: Any) -> Costs:
@@ -121,17 +88,16 @@ class _Observer(TorchDispatchMode):
         counter = flop_registry.get(func.overloadpacket)
         if counter is None:
             self.costs.between += moved
-            return
-        kind = _CONVOLUTION if "convolution" in name else _PRODUCT
-        self.costs.flop[kind] = self.costs.flop.get(kind, 0.0) + counter(*args, **kwargs, out_val=made)
+        elif "convolution" in name:
+            self.costs.convolutions += counter(*args, **kwargs, out_val=made)
+        else:
+            self.costs.products += counter(*args, **kwargs, out_val=made)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Counts one call of fused attention; returns its output."""
         made = torch.empty(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
         rows = math.prod(query.shape[:-1])
-        self.costs.flop[_ATTENTION] = self.costs.flop.get(_ATTENTION, 0.0) + 2.0 * rows * key.shape[-2] * (
-            query.shape[-1] + value.shape[-1]
-        )
+        self.costs.attention += 2.0 * rows * key.shape[-2] * (query.shape[-1] + value.shape[-1])
         self.costs.moved += sum(math.prod(tensor.shape) for tensor in (query, key, value, made))
         self.costs.kernels += 1
         return made
@@ -171,3 +137,58 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return [leaf for each in value for leaf in _flat(each)]
     return [value]
+
+
+def on_meta(module: torch.nn.Module, dtype: torch.dtype) -> Any:
+    """Moves a network to the meta device in one type; diffusers' own `to` warns of parts that it keeps in float32."""
+    return torch.nn.Module.to(module, "meta", dtype)
+
+
+def denoiser_inputs(
+    unet: Any, samples: int, width: int, height: int, dtype: torch.dtype
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the inputs of a denoiser for some samples of a size in pixels."""
+    config = unet.config
+    with torch.device("meta"):
+        sample = torch.empty(samples, config.in_channels, height // 8, width // 8, dtype=dtype)
+        states = torch.empty(samples, 77, config.cross_attention_dim, dtype=dtype)
+        more: dict[str, Any] = {}
+        if config.get("addition_embed_type") == "text_time":
+            wide = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+            added = {"text_embeds": torch.empty(samples, wide, dtype=dtype), "time_ids": torch.empty(samples, 6)}
+            more = {"added_cond_kwargs": added}
+    return [sample, torch.tensor(1.0, device="meta"), states], more
+
+
+@lru_cache(maxsize=64)
+def network(folder: Path, name: str) -> Any:
+    """Builds a network of a pipeline's folder on the meta device, in float16."""
+    return on_meta(empty_part(folder, name), torch.float16)
+
+
+@lru_cache(maxsize=256)
+def traced(folder: Path, name: str, width: int, height: int, attention: str) -> tuple[Costs, int]:
+    """Traces two samples of the denoiser (`unet`) or the decoder (`vae`) in float16.
+
+    Returns:
+        The costs, and the number of parameters, which are read once however many samples there are.
+    """
+    from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+
+    part = network(folder, name)
+    # Attention that keeps its scores in the kernel, or that writes them to memory.
+    part.set_attn_processor(AttnProcessor2_0() if attention == FUSED else AttnProcessor())
+    if name == "vae":
+        shape = 2, part.config.latent_channels, height // 8, width // 8
+        latents = torch.empty(shape, dtype=torch.float16, device="meta")
+        return trace(part.decode, latents), sum(p.numel() for p in part.decoder.parameters())
+    inputs, more = denoiser_inputs(part, 2, width, height, torch.float16)
+    return trace(part, *inputs, **more), sum(p.numel() for p in part.parameters())
+
+
+def pass_costs(folder: Path, name: str, samples: int, width: int, height: int, attention: str = FUSED) -> Costs:
+    """Returns the costs of a pass; all grow with the samples, except for launches and reading the weights."""
+    two, weights = traced(folder, name, width, height, attention)
+    share = samples / 2
+    moved, peak = (two.moved - weights) * share + weights, two.peak * share
+    return replace(two.times(share), moved=moved, kernels=two.kernels, peak=peak)

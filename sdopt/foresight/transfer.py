@@ -59,6 +59,6 @@ def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Ar
         words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
     rest = call - step * case.steps - decoder
     if rest > 0:
-        changes["fixed_library"] = math.log(max(rest, 1e-3) / float(parts[-2]))
+        changes[f"fixed_{case.software.fixed}"] = math.log(max(rest, 1e-3) / float(parts[-2]))
         words.append(f"fixed part {rest:.2f} s")
     return Observed(changes, f"with {source}: {', '.join(words) or 'nothing to learn'}")
