@@ -62,7 +62,6 @@ class Blueprint:
         denoiser: costs of one step.
         decoder: costs of decoding the images of a call.
         layer: the largest layer's weights, which an offloading option holds at a time.
-        notes: what the figures leave out.
     """
 
     weights: dict[str, float]
@@ -75,7 +74,6 @@ class Blueprint:
     """Bytes that it moves once in a call."""
     decodes_in_float32: bool = False
     """Whether the decoder runs in float32, whatever the precision of the denoiser."""
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,12 +129,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     vae = on_meta(vae, vae_type)
     inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
     latents = torch.empty(images, _channels(vae), shape.size // 8, shape.size // 8, dtype=vae_type, device="meta")
-    notes = []
     weights = _stored(networks, options.values())
     if isinstance(precision, Precision) and precision.autocast and precision.weights == "float32":
         weights["autocast's copies"] = weights["unet"] / 2
-    if "lora" in options and type(options["lora"]).__name__ in ("Loaded", "Hotswap"):
-        notes.append("the LoRA's own weights are not counted")
     moved = 0.0
     once = 0.0
     if SequentialOffload in chosen or GroupOffload in chosen:
@@ -153,7 +148,6 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         moved,
         once,
         vae_type == torch.float32 != dtype,
-        tuple(notes),
     )
 
 

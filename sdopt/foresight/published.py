@@ -19,20 +19,9 @@ from sdopt.schema import Sheet
 T = TypeVar("T")
 
 COLUMNS = (
-    "source",
-    "gpu",
-    "model",
-    "width",
-    "height",
-    "steps",
-    "batch",
-    "precision",
-    "backend",
-    "metric",
-    "value",
-    "unit",
+    "source", "gpu", "model", "width", "height", "steps", "batch", "precision", "backend", "metric", "value", "unit",
     "note",
-)
+)  # fmt: skip
 
 CALL, STEP, IMAGE, UNET, VAE, TEXT = "call", "step", "image", "unet", "vae", "text"
 """What a time is of: a call, a step of it, or an image of it in a stream of full batches; or one network of a call."""
@@ -102,7 +91,6 @@ class Figure:
         gib: the memory, if it is one.
         memory: which memory: `reserved`, `allocated` or `device`.
         refused: why it cannot be predicted; "" if it can.
-        people: how many people a median is of, if it is one.
     """
 
     line: int
@@ -115,7 +103,6 @@ class Figure:
     gib: float = math.nan
     memory: str = ""
     refused: str = ""
-    people: int = 0
 
 
 def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> list[Figure]:
@@ -146,8 +133,8 @@ class _RefusedError(Exception):
 
 
 def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
-    card, people = names.card(row["gpu"]), re.search(r"\bn=(\d+)", row["note"].lower())
-    known = Figure(line, publisher_of(row["source"]), row["gpu"], card, people=int(people[1]) if people else 0)
+    card = names.card(row["gpu"])
+    known = Figure(line, publisher_of(row["source"]), row["gpu"], card)
     try:
         if card is None:
             raise _RefusedError(names.why_not(row["gpu"]))
@@ -182,7 +169,11 @@ def _work(row: Mapping[str, str]) -> Work:
     for pattern, text, reason in (
         ("controlnet", f"{note} {model}", "ControlNet is not described"),
         (r"sd ?3|flux|pixart|cascade|refiner", model, f"unknown model '{row['model']}'"),
-        (r"t-?gate|hypertile|deepcache|\btoma\b|consistency decoder|minsdxl", backend, _not_described(row)),
+        (
+            r"t-?gate|hypertile|deepcache|\btoma\b|consistency decoder|minsdxl",
+            backend,
+            f"the software '{row['backend']}' is not described",
+        ),
         (r"tome(?!.*r=0%)", backend, "token merging is not described"),
     ):
         if re.search(pattern, text):
@@ -215,10 +206,6 @@ def _work(row: Mapping[str, str]) -> Work:
 _SIZES = (64, 4096)
 
 _SLICED_ABOVE = 16
-
-
-def _not_described(row: Mapping[str, str]) -> str:
-    return f"the software '{row['backend']}' is not described"
 
 
 def _positive(text: str, name: str) -> float:

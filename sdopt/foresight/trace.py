@@ -17,27 +17,9 @@ from sdopt.foresight.software import FUSED
 from sdopt.pipelines.random_weights import empty_part
 
 _VIEWS = (
-    "view",
-    "_unsafe_view",
-    "t",
-    "transpose",
-    "permute",
-    "expand",
-    "slice",
-    "select",
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unsqueeze",
-    "squeeze",
-    "detach",
-    "alias",
-    "as_strided",
-    "unbind",
-    "empty",
-    "empty_like",
-    "new_empty",
-)
+    "view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "split", "split_with_sizes",
+    "chunk", "unsqueeze", "squeeze", "detach", "alias", "as_strided", "unbind", "empty", "empty_like", "new_empty",
+)  # fmt: skip
 """Operators that start no kernel."""
 
 

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from sdopt.config.groups import data_sheets
-from sdopt.foresight.costs import PassCosts
-from sdopt.foresight.fitting import EXTRAPOLATED, KNOWN, half_width, state_of, why_not
-from sdopt.foresight.latency import COEFFICIENTS, NAMES, Case, Table, coefficients, fit
+from sdopt.foresight.fitting import EXTRAPOLATED, KNOWN, half_width, labels, state_of, why_not
+from sdopt.foresight.latency import COEFFICIENTS, NAMES, Case, Costs, Table, averaged, coefficients, fit
 from sdopt.foresight.software import Software
 
 SHEETS = data_sheets()
-STEP = PassCosts(9e11, 5e11, 2.5e11, 3.5e9, 1.7e9, 760)
-DECODER = PassCosts(2.5e12, 1e10, 3e10, 4.2e9, 2.9e9, 140)
-EAGER = Software("library", "eager", torch=2.1)
+STEP = Costs(9e11, 5e11, 2.5e11, 3.5e9, 1.7e9, 760)
+DECODER = Costs(2.5e12, 1e10, 3e10, 4.2e9, 2.9e9, 140)
+EAGER = Software("library", "eager", torch=(2, 1))
 
 
 def case(card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: object) -> Case:
@@ -58,7 +57,7 @@ def test_the_gradient_is_that_of_the_time() -> None:
 def test_a_fit_follows_its_figures() -> None:
     table = Table.of([case("rtx4090", steps=steps) for steps in (10, 20, 50)] * 10)
     true = 1.3 * np.exp(table.log_seconds(coefficients().all))
-    found = fit(table, true, np.ones(len(true)))
+    found = fit(table, true)
     assert np.exp(table.log_seconds(found)) == pytest.approx(true, rel=0.1)
 
 
@@ -76,8 +75,33 @@ def test_a_new_generation_is_extrapolated_with_a_wider_interval() -> None:
     assert state_of(found.cards, SHEETS, "rtx4090") == KNOWN
     assert state_of(found.cards, SHEETS, "rtx5090") == EXTRAPOLATED
     assert state_of(found.cards, SHEETS, "h100", without="GH100") == EXTRAPOLATED
-    known, wide = (half_width(found.widths, state, "library", "ada") for state in (KNOWN, EXTRAPOLATED))
-    assert 0 < known < wide
+    known, wide = (half_width(found.widths, labels(state, EAGER, "ada", True)) for state in (KNOWN, EXTRAPOLATED))
+    assert 0.1 < known < wide < 1
+
+
+def test_intervals_are_wider_for_a_new_publisher_and_for_a_pytorch_of_which_there_are_no_figures() -> None:
+    found = coefficients()
+    usual, strange = (half_width(found.widths, labels(KNOWN, EAGER, "ada", seen)) for seen in (True, False))
+    assert usual < strange
+    old, new = (Table.of([case(software=replace(EAGER, torch=torch))]) for torch in ((2, 3), (2, 10)))
+    assert old.untold(found.all)[0] == 0
+    assert half_width(found.widths, labels(KNOWN, EAGER, "ada", False), new.untold(found.all)[0]) > strange
+
+
+@pytest.mark.parametrize(("torch", "age"), [((1, 13), 1), ((0, 0), 2), ((2, 3), 2), ((2, 4), 3), ((2, 10), 3)])
+def test_versions_of_pytorch_have_an_age(torch: tuple[int, int], age: int) -> None:
+    software = replace(EAGER, torch=torch)
+    assert (software.fixed, software.launcher) == (f"library_{age}", f"eager_{age}")
+
+
+def test_a_recorded_graph_takes_launches_and_most_gaps_away() -> None:
+    eager, graph = seconds(case("h200"), case("h200", software=replace(EAGER, graphs=True)))
+    assert graph < 0.8 * eager
+
+
+def test_passes_are_averaged_by_how_often_they_run() -> None:
+    mean = averaged([(1, Costs(kernels=9, peak=5)), (2, Costs(kernels=3, peak=7))])
+    assert (mean.kernels, mean.peak) == (5, 7)
 
 
 def test_cards_without_enough_figures_are_refused() -> None:

@@ -88,7 +88,7 @@ def test_what_is_unknown_is_refused_with_a_reason(tmp_path: Path, row: dict[str,
 def test_software_is_sorted_by_words() -> None:
     web = Software.read("a1111, doggettx, torch 1.13", "fp16 autocast")
     assert isinstance(web, Software)
-    assert (web.application, web.processor, web.attention, web.torch) == ("web", "split", SCORES, 1.13)
+    assert (web.application, web.split, web.attention, web.torch) == ("web", True, SCORES, (1, 13))
     engine = Software.read("TensorRT 10.2.0, CUDA 12.4", "fp8 UNet")
     assert isinstance(engine, Software)
     assert engine.launcher == "engine"
