@@ -93,10 +93,10 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.overrides or arguments.plot:
         raise UsageError("--check: takes no overrides and draws no plot")
     sheets = data_sheets()
-    figures = read_figures(arguments.check, sheets)
-    if not figures:
+    figures, refusals = read_figures(arguments.check, sheets)
+    if not figures and not refusals:
         raise UsageError(f"{arguments.check}: has no figures")
-    found = check(figures, sheets, coefficients(), arguments.by)
+    found = check(figures, refusals, sheets, coefficients(), arguments.by)
     if arguments.json:
         print(json.dumps(_finite(asdict(found)), indent=1))
         return 0

@@ -11,7 +11,7 @@ import numpy as np
 from sdopt.foresight.fitting import Data, half_width, labels, refused, state_of
 from sdopt.foresight.latency import Array, Coefficients, generation_of
 from sdopt.foresight.memory import Footprint, likely_of
-from sdopt.foresight.published import Figure, Work
+from sdopt.foresight.published import Figure
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
 
@@ -58,8 +58,10 @@ class Check:
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
-def check(figures: Sequence[Figure], sheets: Mapping[str, Sheet], found: Coefficients, by: str = "chip") -> Check:
-    """Predicts each figure without its group, and compares."""
+def check(
+    figures: Sequence[Figure], refusals: Sequence[str], sheets: Mapping[str, Sheet], found: Coefficients, by: str
+) -> Check:
+    """Predicts each figure without its group, and compares. `refusals` tell why other rows are no figures."""
     data = Data.of(figures, sheets)
     errors = data.errors(found, by) if data.figures else np.zeros(0)
     peaks = _ratio_of_peaks(data, by)
@@ -68,14 +70,12 @@ def check(figures: Sequence[Figure], sheets: Mapping[str, Sheet], found: Coeffic
     states, halves = [], np.zeros(len(errors))
     untold = data.table.untold(found.all) if data.figures else halves
     for index, (figure, group) in enumerate(zip(data.figures, groups, strict=True)):
-        sheet, told = sheets[str(figure.card)], by != "publisher" and figure.publisher in seen
-        states.append(state_of(found.cards, sheets, str(figure.card), group if by != "publisher" else ""))
+        sheet, told = sheets[figure.card], by != "publisher" and figure.publisher in seen
+        states.append(state_of(found.cards, sheets, figure.card, group if by != "publisher" else ""))
         own = "" if by == "generation" else generation_of(sheet)
         halves[index] = half_width(found.widths, labels(states[-1], figure.software, own, told), untold[index])
     scores = [_score(name, rows, data, errors, halves, peaks) for name, rows in _classes(data, states) if rows]
-    refusals = Counter(
-        reason for figure in figures if not np.isfinite(figure.gib) and (reason := refused(figure, sheets))
-    )
+    others = (refused(figure, sheets) for figure in figures if not figure.memory)
     rows = [
         {
             "line": figure.line,
@@ -96,7 +96,7 @@ def check(figures: Sequence[Figure], sheets: Mapping[str, Sheet], found: Coeffic
         _options(data, errors),
         list(_memory(figures, sheets)),
         _fits(figures),
-        dict(refusals.most_common()),
+        dict(Counter([*refusals, *filter(None, others)]).most_common()),
         rows,
     )
 
@@ -107,8 +107,8 @@ def _classes(data: Data, states: Sequence[str]) -> Iterator[tuple[str, list[int]
     software = [figure.software for figure in data.figures]
     keys: Mapping[str, list[str]] = {
         "": list(states),
-        "software: ": [each.application if each else "" for each in software],
-        "precision: ": [each.precision if each else "" for each in software],
+        "software: ": [each.application for each in software],
+        "precision: ": [each.precision for each in software],
         "generation: ": data.groups("generation"),
     }
     for prefix, values in keys.items():
@@ -121,7 +121,7 @@ def _score(name: str, rows: Sequence[int], data: Data, errors: Array, halves: Ar
     share = np.abs(np.expm1(errors[chosen]))
     by_device: dict[str, list[float]] = defaultdict(list)
     for row, error in zip(rows, share, strict=True):
-        by_device[str(data.figures[row].card)].append(error)
+        by_device[data.figures[row].card].append(error)
     medians = np.array([np.median(found) for found in by_device.values()])
     return Score(
         name,
@@ -147,7 +147,7 @@ def _ratio_of_peaks(data: Data, by: str) -> Array:
     """Returns the errors of scaling the same work's time on other devices by the ratio of peak rates."""
     if not data.figures:
         return np.zeros(0)
-    peaks = np.array([_peak(data.sheets[str(figure.card)]) for figure in data.figures])
+    peaks = np.array([_peak(data.sheets[figure.card]) for figure in data.figures])
     scaled, groups = np.log(data.seconds * peaks), np.array(data.groups(by))
     errors = np.full(len(scaled), np.nan)
     alike = defaultdict(list)
@@ -204,12 +204,12 @@ def _options(data: Data, errors: Array) -> tuple[float, int]:
     return (float(np.mean(right)), len(right)) if right else (np.nan, 0)
 
 
-def _option_apart(first: Software | None, second: Software | None) -> bool:
+def _option_apart(first: Software, second: Software) -> bool:
     """Returns whether two ways differ in what sdopt has options for: attention, compiling, precision.
 
-    The rest must be equal: the program, its version, and of two fused kernels of attention the same one.
+    The rest must be equal: the program and its version.
     """
-    if first is None or second is None or (first.application, first.torch) != (second.application, second.torch):
+    if (first.application, first.torch) != (second.application, second.torch):
         return False
     one, other = ((each.attention, each.compiled, each.graphs, each.precision) for each in (first, second))
     named = first.name == second.name or first.compiled != second.compiled
@@ -219,26 +219,21 @@ def _option_apart(first: Software | None, second: Software | None) -> bool:
 _CARDS_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 80)
 
 
-def _of_memory(figures: Sequence[Figure]) -> Iterator[tuple[Figure, Work, Software]]:
-    """Yields the figures of memory that can be predicted."""
-    for figure in figures:
-        if np.isfinite(figure.gib) and not figure.refused and figure.work and figure.software:
-            yield figure, figure.work, figure.software
-
-
 def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
     """Returns how often it is told whether a published amount fits on the usual cards next to it.
 
     `tight` counts as fitting: an allocator that reserved more gives it up where there is less.
     """
     right, refused_wrongly = [], []
-    for figure, work, software in _of_memory(figures):
+    for figure in figures:
+        if not figure.memory:
+            continue
         beside = [
             *[size for size in _CARDS_GIB if size < figure.gib][-1:],
             *[size for size in _CARDS_GIB if size >= figure.gib][:1],
         ]
         for size in beside:
-            floor, likely = likely_of(work, software, figure.memory, float(size))
+            floor, likely = likely_of(figure.work, figure.software, figure.memory, float(size))
             told = Footprint(floor, likely).verdict(size) != "does not fit"
             right.append(told == (figure.gib <= size))
             refused_wrongly.append(not told and figure.gib <= size)
@@ -248,8 +243,10 @@ def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
 def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[tuple[str, int, float, float, float]]:
     """Compares memory: it hardly depends on the card, so nothing needs to be left out."""
     found = defaultdict(list)
-    for figure, work, software in _of_memory(figures):
-        floor, likely = likely_of(work, software, figure.memory, sheets[str(figure.card)].memory_gib)
+    for figure in figures:
+        if not figure.memory:
+            continue
+        floor, likely = likely_of(figure.work, figure.software, figure.memory, sheets[figure.card].memory_gib)
         found[figure.memory].append((likely / figure.gib - 1, floor / figure.gib - 1))
     for kind, pairs in sorted(found.items()):
         errors = np.array(pairs)

@@ -93,16 +93,12 @@ class Data:
     def of(cls, figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> "Data":
         """Takes the figures that can be predicted."""
         kept = [figure for figure in figures if not refused(figure, sheets)]
-        cases = [
-            case_of(figure.card, sheets[figure.card], figure.work, figure.software)
-            for figure in kept
-            if figure.card and figure.work and figure.software
-        ]
+        cases = [case_of(figure.card, sheets[figure.card], figure.work, figure.software) for figure in kept]
         return cls(kept, sheets, Table.of(cases), np.array([figure.seconds for figure in kept]))
 
     def groups(self, by: str) -> list[str]:
         """Returns the chip, generation or publisher of each figure."""
-        return [GROUPS[by](figure, self.sheets[str(figure.card)]) for figure in self.figures]
+        return [GROUPS[by](figure, self.sheets[figure.card]) for figure in self.figures]
 
     def errors(self, found: Coefficients, by: str) -> Array:
         """Returns log(predicted / published) of each figure, each predicted without its group."""
@@ -123,7 +119,7 @@ class Data:
             for group in sorted(set(groups.tolist())):
                 rest = np.flatnonzero(groups != group)
                 without[by][group] = fit(self.table.take(rest), self.seconds[rest], whole, most=12)
-        cards = dict(Counter(str(figure.card) for figure in self.figures))
+        cards = dict(Counter(figure.card for figure in self.figures))
         found = Coefficients(whole, without, cards)
         return Coefficients(whole, without, cards, self._widths(found))
 
@@ -134,10 +130,10 @@ class Data:
         of generations left out whole besides, and new publishers have those of publishers left out.
         """
         rows = [
-            (by, str(figure.card), labels(state, figure.software, "" if by == "generation" else own, by != "publisher"))
+            (by, figure.card, labels(state, figure.software, "" if by == "generation" else own, by != "publisher"))
             for by in GROUPS
             for figure, group, own in zip(self.figures, self.groups(by), self.groups("generation"), strict=True)
-            for state in [state_of(found.cards, self.sheets, str(figure.card), "" if by == "publisher" else group)]
+            for state in [state_of(found.cards, self.sheets, figure.card, "" if by == "publisher" else group)]
         ]
         errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
         tells = {EXTRAPOLATED: ("chip", "generation")}
@@ -159,14 +155,12 @@ class Data:
 
 
 def refused(figure: Figure, sheets: Mapping[str, Sheet]) -> str:
-    """Returns why a published time is not predicted; "" if it can be."""
-    if figure.refused:
-        return figure.refused
+    """Returns why a published figure is no time that can be predicted; "" if it is one."""
     if not np.isfinite(figure.seconds):
         return "not a time"
-    if figure.work is not None and figure.work.part == TEXT:
+    if figure.work.part == TEXT:
         return "text encoders alone are not described"
-    return why_not(sheets[str(figure.card)])
+    return why_not(sheets[figure.card])
 
 
 def relatives(cards: Mapping[str, int], sheets: Mapping[str, Sheet], card: str, without: str = "") -> int:
@@ -181,7 +175,7 @@ def state_of(cards: Mapping[str, int], sheets: Mapping[str, Sheet], card: str, w
     return KNOWN if relatives(cards, sheets, card, without) >= FAMILY else EXTRAPOLATED
 
 
-def labels(state: str, software: Software | None, generation: str, seen: bool) -> tuple[str, ...]:
+def labels(state: str, software: Software, generation: str, seen: bool) -> tuple[str, ...]:
     """Returns the classes that the width of an interval goes by.
 
     Args:
@@ -190,8 +184,6 @@ def labels(state: str, software: Software | None, generation: str, seen: bool) -
         generation: of the card; "" if it is left out.
         seen: whether other figures are of the same publisher; a user is a new one.
     """
-    if software is None:
-        return ALL, state
     kind = "fp16" if software.precision == "bf16" else software.precision
     new = () if seen else (f"{NEW}{software.application}",)
     return ALL, state, software.application, kind, *([generation] if generation else []), *new
@@ -233,7 +225,7 @@ def main(argv: Sequence[str]) -> None:
     from sdopt.foresight.published import read_figures
 
     sheets = data_sheets()
-    save(Data.of(read_figures(Path(argv[0]), sheets), sheets).fit())
+    save(Data.of(read_figures(Path(argv[0]), sheets)[0], sheets).fit())
 
 
 if __name__ == "__main__":

@@ -219,9 +219,10 @@ class Table:
 
     def log_seconds(self, coefficients: Array) -> Array:
         """Returns the logarithm of the time of each case."""
-        return np.log(self._sums(self.parts(coefficients))[0])
+        return np.log(self.sums(self.parts(coefficients))[0])
 
-    def _sums(self, parts: Array) -> tuple[Array, Array, Array]:
+    def sums(self, parts: Array) -> tuple[Array, Array, Array]:
+        """Returns the seconds of each case, of a step of it, and of its decoder."""
         size = len(PARTS)
         step, decoder = (_longer(parts[start : start + size]) for start in (0, size))
         total = self.weights[0] * step + self.weights[1] * decoder
@@ -230,7 +231,7 @@ class Table:
     def gradient(self, coefficients: Array) -> tuple[Array, Array]:
         """Returns the logarithm of the time of each case, and its derivatives by coefficients (columns)."""
         parts, size = self.parts(coefficients), len(PARTS)
-        total, step, decoder = self._sums(parts)
+        total, step, decoder = self.sums(parts)
         slope = np.empty_like(parts)
         for start, weight, whole in ((0, self.weights[0], step), (size, self.weights[1], decoder)):
             device = parts[start : start + size - 1].sum(0)

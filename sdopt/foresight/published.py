@@ -1,7 +1,7 @@
 """Reads published figures: a CSV file whose rows give a time or a memory of one device, with settings and software.
 
 What people wrote freely (device, model, software) is read by words. A row that cannot be read, or that the model does
-not describe, keeps the reason instead of being guessed at.
+not describe, is refused with a reason instead of being guessed at.
 """
 
 import csv
@@ -84,48 +84,49 @@ class Figure:
         line: of the file.
         publisher: who published it.
         gpu: the device as written.
-        card: the data sheet's name in `hardware=`; None if there is none.
-        work: what was done; None if it cannot be told.
-        software: with what; None if it cannot be told.
+        card: the data sheet's name in `hardware=`.
+        work: what was done.
+        software: with what.
         seconds: the time, if it is one.
         gib: the memory, if it is one.
         memory: which memory: `reserved`, `allocated` or `device`.
-        refused: why it cannot be predicted; "" if it can.
     """
 
     line: int
     publisher: str
     gpu: str
-    card: str | None = None
-    work: Work | None = None
-    software: Software | None = None
+    card: str
+    work: Work
+    software: Software
     seconds: float = math.nan
     gib: float = math.nan
     memory: str = ""
-    refused: str = ""
 
 
-def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> list[Figure]:
+def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> tuple[list[Figure], list[str]]:
     """Reads a file of published figures.
+
+    Returns:
+        The figures, and why each other row is none.
 
     Raises:
         UsageError: the file cannot be read, or lacks a column.
     """
+    figures, refusals, names = [], [], Names(sheets)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if lacking:
                 raise UsageError(f"{path}: lacks the column {lacking[0]}; its columns must be {','.join(COLUMNS)}")
-            names = Names(sheets)
-            return [
-                _figure(
-                    index, {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)}, names
-                )
-                for index, row in enumerate(reader, 2)
-            ]
+            for line, row in enumerate(reader, 2):
+                try:
+                    figures.append(_figure(line, {name: (row[name] or "").strip() for name in COLUMNS}, names))
+                except _RefusedError as reason:
+                    refusals.append(str(reason))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read ({error})") from error
+    return figures, refusals
 
 
 class _RefusedError(Exception):
@@ -134,21 +135,17 @@ class _RefusedError(Exception):
 
 def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     card = names.card(row["gpu"])
-    known = Figure(line, publisher_of(row["source"]), row["gpu"], card)
-    try:
-        if card is None:
-            raise _RefusedError(names.why_not(row["gpu"]))
-        value, work = _positive(row["value"], "value"), _work(row)
-        software = Software.read(row["backend"], row["precision"])
-        if isinstance(software, str):
-            raise _RefusedError(software)
-        known = replace(known, work=work, software=software)
-        metric, unit = row["metric"], row["unit"].lower()
-        if metric in _MEMORIES:
-            return replace(known, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=_MEMORIES[metric])
-        return replace(known, seconds=_seconds(metric, value, unit, work))
-    except _RefusedError as reason:
-        return replace(known, refused=str(reason))
+    if card is None:
+        raise _RefusedError(names.why_not(row["gpu"]))
+    value, work = _positive(row["value"], "value"), _work(row)
+    software = Software.read(row["backend"], row["precision"])
+    if isinstance(software, str):
+        raise _RefusedError(software)
+    figure = Figure(line, publisher_of(row["source"]), row["gpu"], card, work, software)
+    metric, unit = row["metric"], row["unit"].lower()
+    if metric in _MEMORIES:
+        return replace(figure, gib=value * _in_table(unit, _BYTES, "unit") / 2**30, memory=_MEMORIES[metric])
+    return replace(figure, seconds=_seconds(metric, value, unit, work))
 
 
 _BYTES = {"gb (1e9)": 1e9, "gb": 2**30, "gib": 2**30, "mb": 2**20, "mib": 2**20}

@@ -39,26 +39,23 @@ def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Ar
         coefficients: those of the prediction.
         source: what was measured, for the evidence.
     """
-    parts, size = Table.of([case]).parts(coefficients)[:, 0], len(PARTS)
-    device, host = float(parts[: size - 1].sum()), float(parts[size - 1])
-    step = stages.get("denoiser_step", math.nan)
+    table = Table.of([case])
+    parts = table.parts(coefficients)
+    _, (expected,), (decoding,) = table.sums(parts)
+    step, decoder = stages.get("denoiser_step", math.nan), stages.get("vae_decoder", math.nan)
     changes: dict[str, float] = {}
     words = []
-    if math.isfinite(step) and step > 0:
-        if host > device:  # bound by launches: the host's own speed
-            changes[f"launch_{case.software.launcher}"] = _TRUST * math.log(step / (device**4 + host**4) ** 0.25)
-            words.append(f"launches {math.exp(next(iter(changes.values()))):.2f}×")
-        else:
-            changes[f"class_{case.software.name}"] = _TRUST * math.log(step / (device**4 + host**4) ** 0.25)
-            words.append(f"software {math.exp(next(iter(changes.values()))):.2f}×")
-    decoder = stages.get("vae_decoder", math.nan)
-    if math.isfinite(decoder) and decoder > 0 and math.isfinite(step):
-        whole = (float(parts[size : 2 * size - 1].sum()) ** 4 + float(parts[2 * size - 1]) ** 4) ** 0.25
-        share = math.log(decoder / whole) - math.log(step / (device**4 + host**4) ** 0.25)
-        changes["decoder"] = -_TRUST * share
+    if step > 0:
+        # Bound by launches it tells of the host's own speed, else of the software.
+        bound = parts[len(PARTS) - 1, 0] > parts[: len(PARTS) - 1, 0].sum()
+        change = _TRUST * math.log(step / expected)
+        changes[f"launch_{case.software.launcher}" if bound else f"class_{case.software.name}"] = change
+        words.append(f"{'launches' if bound else 'software'} {math.exp(change):.2f}×")
+    if step > 0 and decoder > 0:
+        changes["decoder"] = -_TRUST * (math.log(decoder / decoding) - math.log(step / expected))
         words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
     rest = call - step * case.steps - decoder
     if rest > 0:
-        changes[f"fixed_{case.software.fixed}"] = math.log(max(rest, 1e-3) / float(parts[-2]))
+        changes[f"fixed_{case.software.fixed}"] = math.log(max(rest, 1e-3) / float(parts[-2, 0]))
         words.append(f"fixed part {rest:.2f} s")
     return Observed(changes, f"with {source}: {', '.join(words) or 'nothing to learn'}")

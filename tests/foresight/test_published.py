@@ -25,7 +25,7 @@ def truth(tmp_path: Path, *rows: dict[str, object]) -> Path:
 
 
 def one(tmp_path: Path, **row: object) -> Figure:
-    [found] = read_figures(truth(tmp_path, row), SHEETS)
+    [found], _ = read_figures(truth(tmp_path, row), SHEETS)
     return found
 
 
@@ -82,7 +82,9 @@ def test_times_have_units(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_unknown_is_refused_with_a_reason(tmp_path: Path, row: dict[str, object]) -> None:
-    assert one(tmp_path, **row).refused
+    figures, refusals = read_figures(truth(tmp_path, row), SHEETS)
+    assert not figures
+    assert len(refusals) == 1
 
 
 def test_software_is_sorted_by_words() -> None:
@@ -113,7 +115,7 @@ class TestCheck:
         from sdopt.foresight.latency import coefficients
 
         def predicted(value: float, by: str) -> float:
-            found = check(read_figures(truth(tmp_path, {"value": value}), SHEETS), SHEETS, coefficients(), by)
+            found = check(*read_figures(truth(tmp_path, {"value": value}), SHEETS), SHEETS, coefficients(), by)
             return float(found.rows[0]["predicted"])
 
         assert predicted(3.0, "chip") == pytest.approx(predicted(30.0, "chip"))
