@@ -305,7 +305,7 @@ def _rate(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
         return _VECTOR_SHARE * (vector if whole else float(sheet.vector.fp16 or 1.0)), own
     if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
         return vector, {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
-    # GeForce accumulates in float16 at twice the rate.
+    # GeForce accumulates in float16 at twice the rate. In TF32, too, it does more than its peak by others says.
     peak = sheet.half_accumulation or half
     terms = own | {"tensor": 1.0, name: 1.0}
     share = 1.0

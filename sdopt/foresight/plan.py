@@ -11,10 +11,9 @@ import numpy as np
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu, threads_of
 from sdopt.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
-from sdopt.foresight.latency import PARTS, Case, Coefficients, Table, coefficients, generation_of
+from sdopt.foresight.latency import PARTS, Array, Case, Coefficients, Table, coefficients, generation_of
 from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
 from sdopt.foresight.software import Software, software_of
-from sdopt.foresight.transfer import Observed
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.caching import Caching
@@ -26,6 +25,9 @@ from sdopt.statistics.words import gib_text, seconds_text
 from sdopt.variant import Variant
 
 REFUSED = "refused"
+
+Learned = tuple[Array, str]
+"""Coefficients that a measurement has changed, and a summary."""
 
 _LINK = (0.4, 0.9)
 """Shares of the link's peak rate at which offloading moves weights: pageable memory, and pinned with a stream."""
@@ -115,7 +117,7 @@ def predict(
     variants: Sequence[Variant],
     cards: Mapping[str, Sheet],
     sheets: Mapping[str, Sheet],
-    observed: Observed | None = None,
+    learned: Learned | None = None,
     torch: tuple[int, int] | None = None,
 ) -> list[Prediction]:
     """Predicts each variant at each of its shapes on each card.
@@ -124,12 +126,12 @@ def predict(
         variants: what would run.
         cards: the data sheets of the cards in question, by option of `hardware`.
         sheets: all data sheets, which tell how many relatives of a card the figures are of.
-        observed: what a user's own measurement says of this software and host.
+        learned: what a user's own measurement says of this software and host.
         torch: version of PyTorch there; this machine's if not given.
     """
     found, torch = coefficients(), torch or version_of(version("torch"))
     return [
-        _prediction(variant, plan, shape, card, sheet, sheets, found, observed, torch)
+        _prediction(variant, plan, shape, card, sheet, sheets, found, learned, torch)
         for variant in variants
         for shape in variant.shapes
         for plan in [blueprint(variant, shape)]
@@ -150,7 +152,7 @@ def _prediction(
     sheet: Sheet,
     sheets: Mapping[str, Sheet],
     found: Coefficients,
-    observed: Observed | None,
+    learned: Learned | None,
     torch: tuple[int, int],
 ) -> Prediction:
     memory = footprint(variant, plan, _device(sheet).is_cuda)
@@ -168,14 +170,14 @@ def _prediction(
     if sheet.architecture == CPU:
         return _here(made, variant, plan, case)
     table = Table.of([case])
-    vector = found.all if observed is None else observed.applied(found.all)
+    vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
     state = state_of(found.cards, sheets, card)
     if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
-    classes = labels(state, software, generation_of(sheet), seen=observed is not None)
-    half = half_width(found.widths, classes, 0.0 if observed else float(table.untold(vector)[0]))
+    classes = labels(state, software, generation_of(sheet), seen=learned is not None)
+    half = half_width(found.widths, classes, 0.0 if learned else float(table.untold(vector)[0]))
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     moved = plan.host_bytes * case.steps + plan.call_bytes
     if moved:
@@ -189,7 +191,7 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
-        evidence=_evidence(found, sheets, card, state, software, observed),
+        evidence=_evidence(found, sheets, card, state, software, learned),
         price=_price(variant, seconds / images),
     )
 
@@ -267,7 +269,7 @@ def _evidence(
     card: str,
     state: str,
     software: Software,
-    observed: Observed | None,
+    learned: Learned | None,
 ) -> str:
     generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(found.cards, sheets, card)
     own = f", {found.cards[card]} figures of this card" if card in found.cards else ""
@@ -275,8 +277,8 @@ def _evidence(
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
         text += "; few of its generation, or none of such a size or cache"
-    if observed:
-        return f"{text}; {observed.summary}"
+    if learned:
+        return f"{text}; {learned[1]}"
     return text + ("; none with PyTorch since 2.4" if software.application == "library" and software.age == 3 else "")
 
 

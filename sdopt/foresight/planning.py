@@ -1,5 +1,6 @@
 """From overrides to predictions: what `sdopt plan` and `sdopt.plan` have in common."""
 
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,10 @@ from sdopt.config.overrides import key_of, parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line
 from sdopt.foresight.cpu import sheet_of_cpu
-from sdopt.foresight.latency import coefficients
+from sdopt.foresight.latency import NAMES, PARTS, Array, Case, Table, coefficients
 from sdopt.foresight.memory import blueprint
-from sdopt.foresight.plan import Prediction, case_of_variant, predict, version_of
+from sdopt.foresight.plan import Learned, Prediction, case_of_variant, predict, version_of
 from sdopt.foresight.software import software_of
-from sdopt.foresight.transfer import Observed, learn
 from sdopt.hardware.cards import sheet_of
 from sdopt.record.files import read_result
 from sdopt.schema import Sheet
@@ -67,26 +67,29 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
     asked: dict[str, Any] = {}
-    torch = None
     for override in own:
         key = key_of(override)
         if key not in KEYS:
             raise UsageError(f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}")
-        asked[key] = parsed_override(override).value()
-        if key == "plan.torch":  # as written: 2.10 is not 2.1
-            written = override.partition("=")[2].strip("'\"")
-            try:
-                torch = version_of(written)
-            except ValueError:
-                raise UsageError(f"plan.torch={written}: is no version; write it as in plan.torch=2.3") from None
+        # A version is as written: 2.10 is not 2.1.
+        text = override.partition("=")[2].strip("'\"")
+        asked[key] = text if key == "plan.torch" else parsed_override(override).value()
     sheets = data_sheets()
     named = asked.get("plan.hardware")
     names = named if isinstance(named, list) else [named] if named else None
-    observed = _observed(Path(str(asked["plan.measured"])), sheets) if "plan.measured" in asked else None
+    torch, learned = asked.get("plan.torch"), None
+    try:
+        torch = torch and version_of(torch)
+    except ValueError:
+        raise UsageError(f"plan.torch={torch}: is no version; write it as in plan.torch=2.3") from None
+    if "plan.measured" in asked:
+        if torch:
+            raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
+        torch, learned = _learned(Path(str(asked["plan.measured"])), sheets)
     with composer_of(rest, config_dir) as composer:
         cards = _cards(composer, sheets, names, rest)
         variants = _variants(composer, rest)
-        predictions = predict(variants, cards, sheets, observed, torch)
+        predictions = predict(variants, cards, sheets, learned, torch)
     return Planned(predictions, command_line("run", *rest, "protocol.replicates=3"))
 
 
@@ -119,8 +122,8 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
     return [composer.variant(None)]
 
 
-def _observed(folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
-    """Returns what the baseline of a measured run tells of its software and host. Raises UsageError."""
+def _learned(folder: Path, sheets: Mapping[str, Sheet]) -> tuple[tuple[int, int], Learned]:
+    """Returns the PyTorch of a measured run, and what its baseline tells of software and host. Raises UsageError."""
     result = read_result(folder)
     row = result.variant(result.baseline)
     device = str(result.environment.device["name"])
@@ -134,7 +137,8 @@ def _observed(folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
         raise UsageError(f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more")
     with composer_of(list(row.overrides)) as measured_composer:
         variant = measured_composer.variant(None)
-    software = software_of(variant, version_of(str(result.environment.packages["torch"])))
+    torch = version_of(result.environment.packages.get("torch", "0.0"))
+    software = software_of(variant, torch)
     if isinstance(software, str):
         raise UsageError(f"plan.measured={folder}: {software}")
     shape = variant.shapes[0]
@@ -143,4 +147,46 @@ def _observed(folder: Path, sheets: Mapping[str, Sheet]) -> Observed:
         name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
         for name in ("denoiser_step", "vae_decoder")
     }
-    return learn(case, stages, statistics.median(calls), coefficients().all, f"stages of {os.fspath(folder)}")
+    source = f"stages of {os.fspath(folder)}"
+    return torch, learn(case, stages, statistics.median(calls), coefficients().all, source)
+
+
+_TRUST = 0.5
+"""How much of a component's residual is taken over: a stage's time holds the card's error too."""
+
+
+def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Array, source: str) -> Learned:
+    """Changes coefficients by what a measured call says of the host and the software, and of the card nothing.
+
+    One ratio over everything would carry the card's own factor to other cards, and makes predictions worse.
+
+    Args:
+        case: the measured call.
+        stages: seconds by stage: `denoiser_step` (one step) and `vae_decoder`; NaN where there are none.
+        call: seconds of the whole call.
+        coefficients: those of the prediction.
+        source: what was measured, for the evidence.
+    """
+    table = Table.of([case])
+    parts = table.parts(coefficients)
+    _, (expected,), (decoding,) = table.sums(parts)
+    step, decoder = stages["denoiser_step"], stages["vae_decoder"]
+    changes: dict[str, float] = {}
+    words = []
+    if step > 0:
+        # Bound by launches it tells of the host's own speed, else of the software.
+        bound = parts[len(PARTS) - 1, 0] > parts[: len(PARTS) - 1, 0].sum()
+        change = _TRUST * math.log(step / expected)
+        changes[f"launch_{case.software.launcher}" if bound else f"class_{case.software.name}"] = change
+        words.append(f"{'launches' if bound else 'software'} {math.exp(change):.2f}×")
+    if step > 0 and decoder > 0:
+        changes["decoder"] = -_TRUST * (math.log(decoder / decoding) - math.log(step / expected))
+        words.append(f"VAE {math.exp(-changes['decoder']):.2f}×")
+    rest = call - step * case.steps - decoder
+    if rest > 0:
+        changes[f"fixed_{case.software.fixed}"] = math.log(max(rest, 1e-3) / float(parts[-2, 0]))
+        words.append(f"fixed part {rest:.2f} s")
+    vector = coefficients.copy()
+    for name, change in changes.items():
+        vector[NAMES.index(name)] += change
+    return vector, f"with {source}: {', '.join(words) or 'nothing to learn'}"

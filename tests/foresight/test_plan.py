@@ -12,8 +12,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
 from sdopt.foresight.plan import Prediction, predict, ranks, text_of
-from sdopt.foresight.planning import plan
-from sdopt.foresight.transfer import learn
+from sdopt.foresight.planning import learn, plan
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
@@ -149,8 +148,8 @@ def test_a_measured_run_changes_components_and_not_the_card() -> None:
     from tests.foresight.test_model import case
 
     known, all_parts = case("t4"), coefficients().all
-    observed = learn(known, {"denoiser_step": 0.5, "vae_decoder": 0.6}, 14.0, all_parts, "a run")
-    changed = {NAMES[i] for i in range(len(NAMES)) if observed.applied(all_parts)[i] != all_parts[i]}
+    changed_to, _ = learn(known, {"denoiser_step": 0.5, "vae_decoder": 0.6}, 14.0, all_parts, "a run")
+    changed = {NAMES[i] for i in range(len(NAMES)) if changed_to[i] != all_parts[i]}
     assert changed == {"class_eager", "decoder", "fixed_library_2"}
 
 
@@ -177,6 +176,7 @@ class TestCommand:
             ["model=sd15", "hardware=t4", "plan.speed=1"],
             ["model=sd15", "hardware=t4", "plan.measured=/nowhere"],
             ["model=sd15", "hardware=t4", "plan.torch=new"],
+            ["model=sd15", "hardware=t4", "plan.torch=2.1", "plan.measured=outputs/records/nvidia-h200/sd15_processes"],
         ],
     )
     def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
