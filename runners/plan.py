@@ -19,7 +19,9 @@ def main(argv: list[str]) -> int:
         "sdopt plan model=sd15 precision=fp16 'plan.hardware=[t4,l4,rtx4090,h100]'; "
         "sdopt plan model=sdxl hardware=l4 study=one_at_a_time 'study.options=[compiler,attention,memory]'",
     )
-    parser.add_argument("overrides", nargs="*", help="as of sdopt run; besides plan.hardware=[…], plan.torch=2.3, plan.measured=RUN")
+    parser.add_argument(
+        "overrides", nargs="*", help="as of sdopt run; besides plan.hardware=[…], plan.torch=2.3, plan.measured=RUN"
+    )
     parser.add_config_dir()
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times and memory into a picture")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
