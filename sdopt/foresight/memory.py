@@ -122,6 +122,8 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     for _, option in variant.applied:
         if isinstance(option, _STRUCTURAL):
             option.apply(pipe)
+        elif getattr(option, "backend", "") == "math":  # PyTorch's own arithmetic writes all scores, too
+            Vanilla().apply(pipe)
     images = shape.batch_size * variant.workload.images_per_prompt
     samples = images * (2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1)
     upcast = _upcasts(variant, vae) and dtype == torch.float16 and not isinstance(precision, FixedVae)

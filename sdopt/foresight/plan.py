@@ -276,7 +276,7 @@ def _evidence(
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
-        text += "; few of its generation, or none of such a size or cache"
+        text += "; few of such cards, sizes or caches"
     if learned:
         return f"{text}; {learned[1]}"
     return text + ("; none with PyTorch since 2.4" if software.application == "library" and software.age == 3 else "")

@@ -5,6 +5,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,11 @@ def _cards(
     if names is not None:
         unknown = [str(name) for name in names if str(name) not in sheets]
         if unknown:
-            raise UsageError(f"plan.hardware: no data sheet for {', '.join(unknown)}; choose among {', '.join(sheets)}")
+            near = get_close_matches(unknown[0], sheets)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+            raise UsageError(
+                f"plan.hardware: no data sheet for {', '.join(unknown)}{meant} there are {', '.join(sheets)}"
+            )
         return {str(name): sheets[str(name)] for name in dict.fromkeys(names)}
     sheet = composer.current.hardware.sheet
     if sheet is None and composer.current.hardware.device == "cpu":

@@ -173,7 +173,7 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     for axis, untold, reason in (
         ("precision", not isinstance(precision, Precision | None), "there are no figures of 8-bit back ends"),
         ("lora", not isinstance(options.get("lora"), NoLora | Fused | None), "there are no figures of unfused LoRAs"),
-        ("caching", not isinstance(options.get("caching"), _COUNTED), "what it leaves out shows in no traced step"),
+        ("caching", not isinstance(options.get("caching"), _COUNTED), "there are no figures of what it leaves out"),
         ("grad_mode", getattr(options.get("grad_mode"), "mode", "") == "enabled", "there are no figures with autograd"),
         ("compiler", kind not in (*_COMPILERS, "TensorRt"), "there are no figures of it"),
     ):

@@ -68,6 +68,7 @@ class TestMemory:
 
     def test_vanilla_attention_needs_the_scores(self, planned: Planned) -> None:
         assert held(planned, "attention=vanilla").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
+        assert held(planned, "attention=math").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
 
     def test_half_the_type_is_half_the_weights(self, planned: Planned) -> None:
         full = planned("rtx4090", "model=sd15").memory
