@@ -67,7 +67,8 @@ def check(
     peaks = _ratio_of_peaks(data, by)
     groups = data.groups(by)
     seen = found.without.get("publisher", {})
-    states, halves = [], np.zeros(len(errors))
+    states: list[str] = []
+    halves = np.zeros(len(errors))
     untold = data.table.untold(found.all) if data.figures else halves
     for index, (figure, group) in enumerate(zip(data.figures, groups, strict=True)):
         sheet, told = sheets[figure.card], by != "publisher" and figure.publisher in seen

@@ -136,10 +136,10 @@ class Data:
             for state in [state_of(found.cards, self.sheets, figure.card, "" if by == "publisher" else group)]
         ]
         errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
-        tells = {EXTRAPOLATED: ("chip", "generation")}
+        tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
         chosen = {}
         for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
-            sources = ("publisher",) if name.startswith(NEW) else tells.get(name, ("chip",))
+            sources: tuple[str, ...] = ("publisher",) if name.startswith(NEW) else tells.get(name, ("chip",))
             member = np.array([name in names for _, _, names in rows])
             told = member & np.array([by in sources for by, _, _ in rows])
             devices = len({card for (_, card, _), tell in zip(rows, told, strict=True) if tell})

@@ -129,9 +129,9 @@ def predict(
         learned: what a user's own measurement says of this software and host.
         torch: version of PyTorch there; this machine's if not given.
     """
-    found, torch = coefficients(), torch or version_of(version("torch"))
+    found, there = coefficients(), torch or version_of(version("torch"))
     return [
-        _prediction(variant, plan, shape, card, sheet, sheets, found, learned, torch)
+        _prediction(variant, plan, shape, card, sheet, sheets, found, learned, there)
         for variant in variants
         for shape in variant.shapes
         for plan in [blueprint(variant, shape)]

@@ -78,7 +78,8 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
     sheets = data_sheets()
     named = asked.get("plan.hardware")
     names = named if isinstance(named, list) else [named] if named else None
-    torch, learned = asked.get("plan.torch"), None
+    torch = asked.get("plan.torch")
+    learned: Learned | None = None
     try:
         torch = torch and version_of(torch)
     except ValueError:

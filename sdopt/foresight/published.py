@@ -112,7 +112,9 @@ def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> tuple[list[Figure],
     Raises:
         UsageError: the file cannot be read, or lacks a column.
     """
-    figures, refusals, names = [], [], Names(sheets)
+    figures: list[Figure] = []
+    refusals: list[str] = []
+    names = Names(sheets)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
