@@ -243,7 +243,7 @@ class Table:
     def untold(self, coefficients: Array) -> Array:
         """Returns the deviation (log) of the time of each case by what no figure tells (`UNSEEN`)."""
         slope, chosen = self.gradient(coefficients)[1], [_INDEX[name] for name in UNSEEN]
-        return np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1))
+        return np.asarray(np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1)))
 
 
 def _longer(parts: Array) -> Array:
@@ -329,7 +329,7 @@ def _power(sheet: Sheet) -> float:
     usual = _USUAL_POWER.get(generation_of(sheet))
     if not (sheet.power_w and sheet.vector.fp32 and usual):
         return 1.0
-    return float(sheet.power_w / sheet.vector.fp32 / usual) ** _POWER_GAIN
+    return float((sheet.power_w / sheet.vector.fp32 / usual) ** _POWER_GAIN)
 
 
 _SCALE = 0.2
