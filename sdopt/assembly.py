@@ -4,18 +4,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Finding, Inputs, Optimization, Proof, loading_arguments
 from sdopt.pipelines.loading import load_pipeline
-from sdopt.pipelines.parts import called
+from sdopt.pipelines.parts import Pipeline, called
 from sdopt.variant import Variant
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 
 @dataclass
@@ -28,7 +24,7 @@ class Assembly:
         proofs: the proofs by axis; each judges its option by the trace of a call.
     """
 
-    pipe: "DiffusionPipeline"
+    pipe: Pipeline
     options: Mapping[str, Optimization]
     proofs: dict[str, Proof] = field(default_factory=dict)
     _changes: list[Callable[[Inputs], Inputs]] = field(default_factory=list)
@@ -56,7 +52,7 @@ class Assembly:
         return cls.of(pipe, options)
 
     @classmethod
-    def of(cls, pipe: "DiffusionPipeline", options: Mapping[str, Optimization]) -> "Assembly":
+    def of(cls, pipe: Pipeline, options: Mapping[str, Optimization]) -> "Assembly":
         """Applies options to a pipeline, in their order."""
         assembly = cls(pipe, options)
         assembly.apply()

@@ -7,15 +7,12 @@ Each function returns a line for whatever of a pipeline breaks the assumption; [
 import inspect
 import re
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
-from sdopt.pipelines.parts import casting_hook, denoiser_of, hook_of, networks_of, unwrapped
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import Pipeline, casting_hook, denoiser_of, hook_of, networks_of, unwrapped
 
 _COMMON = (
     *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
@@ -24,7 +21,7 @@ _COMMON = (
 """diffusers' processors that all compute the same attention."""
 
 
-def common_attention(pipe: "DiffusionPipeline") -> list[str]:
+def common_attention(pipe: Pipeline) -> list[str]:
     """For options that replace attention processors: they compute nothing but attention."""
     processors = getattr(unwrapped(denoiser_of(pipe)), "attn_processors", {}).values()
     kinds = {type(each) for each in processors}
@@ -35,7 +32,7 @@ def common_attention(pipe: "DiffusionPipeline") -> list[str]:
     return [f"would replace the processors {', '.join(others)}, and leave out {what}: choose attention=math, or none"]
 
 
-def own_blocks(pipe: "DiffusionPipeline") -> list[str]:
+def own_blocks(pipe: Pipeline) -> list[str]:
     """For options that run the blocks of a UNet themselves: nothing else takes part in them."""
     from diffusers import UNet2DConditionModel
 
@@ -55,7 +52,7 @@ def own_blocks(pipe: "DiffusionPipeline") -> list[str]:
     return found
 
 
-def _residuals(pipe: "DiffusionPipeline") -> list[str]:
+def _residuals(pipe: Pipeline) -> list[str]:
     """Returns the networks that add to the states within a UNet."""
     unet = denoiser_of(pipe)
     parts = {"a ControlNet": hasattr(pipe, "controlnet"), "a T2I-Adapter": hasattr(pipe, "adapter")}
@@ -66,7 +63,7 @@ def _residuals(pipe: "DiffusionPipeline") -> list[str]:
 _BLOCK = re.compile(r"mid_block|(down|up)_blocks\.\d+")
 
 
-def ungated_blocks(pipe: "DiffusionPipeline") -> list[str]:
+def ungated_blocks(pipe: Pipeline) -> list[str]:
     """For options that replace the forward of transformer blocks: these have no further layers (GLIGEN)."""
     blocks = [block for block in denoiser_of(pipe).modules() if type(block).__name__ == "BasicTransformerBlock"]
     if all(getattr(block, "fuser", None) is None for block in blocks):
@@ -74,7 +71,7 @@ def ungated_blocks(pipe: "DiffusionPipeline") -> list[str]:
     return ["replaces the forward of transformer blocks, and would leave out GLIGEN"]
 
 
-def unchanged_layers(pipe: "DiffusionPipeline") -> list[str]:
+def unchanged_layers(pipe: Pipeline) -> list[str]:
     """For options that replace or join layers: a program has neither hooked them nor changed how they compute."""
     for name, module in unwrapped(denoiser_of(pipe)).named_modules():
         if name and (_hooks(module) or {"forward", "_conv_forward"} & vars(module).keys()):
@@ -82,12 +79,12 @@ def unchanged_layers(pipe: "DiffusionPipeline") -> list[str]:
     return []
 
 
-def two_halves(pipe: "DiffusionPipeline") -> list[str]:
+def two_halves(pipe: Pipeline) -> list[str]:
     """For options that know the batch of a denoiser: each sample without, and then with the prompt."""
     return _calls_of(pipe, ("", "ControlNet"), "the two halves of the batch")
 
 
-def one_call_a_step(pipe: "DiffusionPipeline") -> list[str]:
+def one_call_a_step(pipe: Pipeline) -> list[str]:
     """For options that use a step's results in the next call of the denoiser: that is the next step, of all samples.
 
     Self-attention guidance calls the denoiser twice in a step, and a panorama once for each view.
@@ -102,19 +99,19 @@ _ONE_CALL = (
 """The kinds of pipelines that call the denoiser once in a step, by the middle of their class names."""
 
 
-def counted_steps(pipe: "DiffusionPipeline") -> list[str]:
+def counted_steps(pipe: Pipeline) -> list[str]:
     """For options that ask at each step how many there are."""
     if hasattr(type(pipe), "num_timesteps"):
         return []
     return [f"needs the number of steps, which a {type(pipe).__name__} does not say"]
 
 
-def usual_guidance(pipe: "DiffusionPipeline") -> list[str]:
+def usual_guidance(pipe: Pipeline) -> list[str]:
     """For options that compute guidance and the scheduler's step: no other network sees the latents in between."""
     return _calls_of(pipe, ("",), "guidance and the scheduler's step")
 
 
-def _calls_of(pipe: "DiffusionPipeline", kinds: tuple[str, ...], what: str) -> list[str]:
+def _calls_of(pipe: Pipeline, kinds: tuple[str, ...], what: str) -> list[str]:
     """Checks that a pipeline's call is one of those whose steps are known."""
     import diffusers
 
@@ -130,7 +127,7 @@ def _calls_of(pipe: "DiffusionPipeline", kinds: tuple[str, ...], what: str) -> l
     return [f"changes {what}, of which the call of a {type(pipe).__name__} has its own"]
 
 
-def nothing_but_tensors(pipe: "DiffusionPipeline") -> list[str]:
+def nothing_but_tensors(pipe: Pipeline) -> list[str]:
     """For options that keep a graph of the denoiser: no Python code takes part in later runs."""
     denoiser = unwrapped(denoiser_of(pipe))
     call: Any = inspect.unwrap(type(pipe).__call__)
@@ -158,7 +155,7 @@ def _hooks(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "_diffusers_hook" in vars(module))
 
 
-def plain_weights(pipe: "DiffusionPipeline") -> list[str]:
+def plain_weights(pipe: Pipeline) -> list[str]:
     """For options that cast, move, join or convert weights: these are numbers of the type that they stand for."""
     for name, layer in unwrapped(denoiser_of(pipe)).named_modules():
         for weight in layer.parameters(recurse=False):
@@ -168,7 +165,7 @@ def plain_weights(pipe: "DiffusionPipeline") -> list[str]:
     return []
 
 
-def within_float16(pipe: "DiffusionPipeline", kept: Collection[str]) -> list[str]:
+def within_float16(pipe: Pipeline, kept: Collection[str]) -> list[str]:
     """For options that compute all networks but `kept` in float16, in which numbers above 65,504 become infinite."""
     for name, network in networks_of(pipe).items():
         for key, weight in network.named_parameters() if name not in kept else ():
@@ -177,7 +174,7 @@ def within_float16(pipe: "DiffusionPipeline", kept: Collection[str]) -> list[str
     return []
 
 
-def usual_encoding(pipe: "DiffusionPipeline") -> list[str]:
+def usual_encoding(pipe: Pipeline) -> list[str]:
     """For options that encode prompts beforehand: what a pipeline does with embeddings that are given is known."""
     encode: Any = getattr(type(pipe), "encode_prompt", None)
     lacking = [name for name in ("text_encoder", "tokenizer") if getattr(pipe, name, None) is None]
@@ -189,33 +186,33 @@ def usual_encoding(pipe: "DiffusionPipeline") -> list[str]:
     return ["encodes prompts beforehand, and this pipeline's own encode_prompt would change them once more: remove it"]
 
 
-def no_lora(pipe: "DiffusionPipeline") -> list[str]:
+def no_lora(pipe: Pipeline) -> list[str]:
     """For options that load a LoRA: diffusers would switch another one off, or fuse it too."""
     if not any(lora_layers(network) for network in networks_of_a_lora(pipe)):
         return []
     return ["this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"]
 
 
-def no_projected_pictures(pipe: "DiffusionPipeline") -> list[str]:
+def no_projected_pictures(pipe: Pipeline) -> list[str]:
     """For options that store weights in 8 bits: diffusers casts an IP-Adapter's pictures to the type of its weights."""
     if getattr(unwrapped(denoiser_of(pipe)), "encoder_hid_proj", None) is None:
         return []
     return ["diffusers would cast the pictures of the IP-Adapter to 8 bits, too, and fail: choose precision=bf16"]
 
 
-def a_vae(pipe: "DiffusionPipeline") -> list[str]:
+def a_vae(pipe: Pipeline) -> list[str]:
     """For options that change the VAE: a pipeline that returns latents may have none."""
     return [] if getattr(pipe, "vae", None) is not None else ["changes the VAE, and this pipeline has none"]
 
 
-def call_without_gradients(pipe: "DiffusionPipeline") -> list[str]:
+def call_without_gradients(pipe: Pipeline) -> list[str]:
     """For options that take the decorator off a pipeline's call, which switches gradients off."""
     if hasattr(type(pipe).__call__, "__wrapped__"):
         return []
     return [f"the call of a {type(pipe).__name__} is not decorated with torch.no_grad(), as diffusers' are"]
 
 
-def as_loaded(pipe: "DiffusionPipeline", networks: dict[str, torch.nn.Module]) -> Iterator[str]:
+def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[str]:
     """Yields what was done to networks that all options assume not to be: they are compiled, or hooks move them."""
     for name, network in networks.items():
         modules = list(network.modules())

@@ -1,7 +1,7 @@
 """attention: sets the attention implementation of the denoiser, and not of the text encoder and the VAE."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
@@ -20,12 +20,8 @@ from sdopt.options.assumptions import common_attention, unchanged_layers
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
-from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
-
 
 _OPERATORS = {
     "_scaled_dot_product_attention_math": "math",
@@ -49,27 +45,34 @@ _WIDE_HEADS = {(9, 0)}
 sdp_utils.cpp. On Blackwell, cuDNN supports only one such pair of sizes: 192 for keys and 128 for values."""
 
 
+def _setting(processor: str) -> tuple[str, ...]:
+    """Returns the code that sets one of diffusers' attention processors."""
+    module = "diffusers.models.attention_processor"
+    return f"from {module} import {processor}", f"pipe.unet.set_attn_processor({processor}())"
+
+
+def _set(pipe: Pipeline, processor: str) -> Any:
+    """Sets one of diffusers' attention processors; returns the denoiser."""
+    from diffusers.models import attention_processor
+
+    denoiser = denoiser_of(pipe)
+    denoiser.set_attn_processor(getattr(attention_processor, processor)())
+    return denoiser
+
+
 @dataclass(frozen=True)
 class Default(Optimization):
     """The default of diffusers: PyTorch's scaled dot-product attention, with a kernel that PyTorch selects."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
     assumes: ClassVar[tuple[Assumption, ...]] = (common_attention,)
-
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        # `set_default_attn_processor` sets AttnProcessor on a UNet, which is attention=vanilla.
-        name = "AttnProcessor2_0"
-        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
+    # `set_default_attn_processor` sets AttnProcessor on a UNet, which is attention=vanilla.
+    diffusers_lines: ClassVar[tuple[str, ...]] = _setting("AttnProcessor2_0")
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        from diffusers.models.attention_processor import AttnProcessor2_0
-
-        denoiser = denoiser_of(pipe)
-        if _processors(denoiser) != ["AttnProcessor2_0"]:
-            denoiser.set_attn_processor(AttnProcessor2_0())
+    def apply(self, pipe: Pipeline) -> Proof:
+        if _processors(denoiser_of(pipe)) != ["AttnProcessor2_0"]:
+            _set(pipe, "AttnProcessor2_0")
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
@@ -94,18 +97,11 @@ class EquivalentAttention(Optimization):
 class Vanilla(EquivalentAttention):
     """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of older articles."""
 
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        name = "AttnProcessor"
-        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
+    diffusers_lines: ClassVar[tuple[str, ...]] = _setting("AttnProcessor")
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        from diffusers.models.attention_processor import AttnProcessor
-
-        denoiser = denoiser_of(pipe)
-        denoiser.set_attn_processor(AttnProcessor())
+    def apply(self, pipe: Pipeline) -> Proof:
+        denoiser = _set(pipe, "AttnProcessor")
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(denoiser)
@@ -163,7 +159,7 @@ class Sdpa(EquivalentAttention):
         return [f"{found}: choose attention=default or mem_efficient"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         backend = {
             "math": SDPBackend.MATH,
             "flash": SDPBackend.FLASH_ATTENTION,
@@ -219,7 +215,7 @@ class Sliced(EquivalentAttention):
         return [f"{found}; choose at most {heads}, or null"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
 
@@ -243,12 +239,7 @@ class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
-
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        name = "XFormersAttnProcessor"
-        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
+    diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -261,12 +252,9 @@ class Xformers(EquivalentAttention):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        from diffusers.models.attention_processor import XFormersAttnProcessor
-
+    def apply(self, pipe: Pipeline) -> Proof:
         # `enable_xformers_memory_efficient_attention` first runs a test in float32, which not every card supports.
-        denoiser = denoiser_of(pipe)
-        denoiser.set_attn_processor(XFormersAttnProcessor())
+        denoiser = _set(pipe, "XFormersAttnProcessor")
 
         def proof(trace: Trace) -> Finding:
             kinds, operators = _processors(denoiser), trace.denoiser.operators
@@ -301,7 +289,7 @@ class FusedProjections(EquivalentAttention):
         return leaves_adapters_out(ctx)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         denoiser.fuse_qkv_projections()
         _share_weights(denoiser)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sdopt.contract import Contract
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
+from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import DiffusionPipeline
 
 
 class Stage(IntEnum):
@@ -152,11 +152,11 @@ class Optimization:
         """Returns everything that keeps the option from running: the keys to set, and the conflicts."""
         return [*self.lacking(ctx), *self.conflicts(ctx)]
 
-    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+    def broken(self, pipe: Pipeline) -> list[str]:
         """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""
         return [reason for assumption in self.assumes for reason in assumption(pipe)]
 
-    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+    def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         """Returns methods of a pipeline that the option has to come after, with what to say if one is called later."""
         return {}
 
@@ -198,7 +198,7 @@ class Optimization:
         """
         return {}
 
-    def parts_for(self, pipe: "DiffusionPipeline", model: Model, dtype: "torch.dtype") -> dict[str, Any]:
+    def parts_for(self, pipe: Pipeline, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
         """Returns the components that replace those of a pipeline that is already loaded, and that it leaves as it is.
 
         Args:
@@ -221,7 +221,7 @@ class Optimization:
         """Whether the option computes something from the prompts before the first call."""
         return type(self).prepare_inputs is not Optimization.prepare_inputs
 
-    def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs] | None:
+    def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs] | None:
         """Computes values that depend on the prompts alone, once, after all options were applied and in their contexts.
 
         Args:
@@ -234,14 +234,14 @@ class Optimization:
         """
         return None
 
-    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
         """Returns a context manager that wraps each call of `pipe` and restores the settings that it changes."""
         return nullcontext()
 
     def begin_process(self) -> None:
         """Changes settings of the process before a pipeline is loaded in it, and before the device is used."""
 
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         """Changes the pipeline; returns a proof that checks, from a traced call, whether the change took effect."""
         raise NotImplementedError
 

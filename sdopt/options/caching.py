@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -23,17 +23,12 @@ from sdopt.options.assumptions import (
 )
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
-from sdopt.options.conflicts import compiles, missing_packages
+from sdopt.options.conflicts import compiles, missing_packages, unguided
 from sdopt.options.deepspeed import Attention as DeepSpeedAttention
-from sdopt.options.halves import halves
+from sdopt.options.skipping import DeepCache, FirstBlock, Halves, Skipping, Spectrum
 from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.parts import STEPS, denoiser_of, unwrapped
+from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
-
-    from sdopt.options.skipping import Skipping
 
 
 class State(Protocol):
@@ -54,7 +49,7 @@ class WholeSteps(Optimization):
     stage: ClassVar[Stage] = Stage.CACHING
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             calls, fewest = trace.denoiser.calls, min(trace.denoiser.ran.values(), default=None)
             whole = STEPS not in unwrapped(denoiser_of(pipe)).__dict__ and (fewest is None or fewest >= calls)
@@ -89,7 +84,7 @@ class Caching(Optimization):
 
     @override
     @contextmanager
-    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+    def context(self, pipe: Pipeline) -> Iterator[None]:
         state: State | None = unwrapped(denoiser_of(pipe)).__dict__.get(STEPS)
         if state is None:
             yield
@@ -122,7 +117,7 @@ class SkippedLayers(Caching):
         return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         unet = denoiser_of(pipe)
         skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
         unet.forward = skipping
@@ -147,7 +142,7 @@ class SkippedLayers(Caching):
     others: ClassVar[str]
     """What the steps do that do not run the whole UNet."""
 
-    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
+    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
         """Returns the function that replaces the UNet's forward."""
         raise NotImplementedError
 
@@ -177,10 +172,7 @@ class DeepCaching(SkippedLayers):
         return found
 
     @override
-    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
-        # This module imports the compiler, which takes seconds that other commands should not spend.
-        from sdopt.options.skipping import DeepCache
-
+    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
         return DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
 
 
@@ -214,9 +206,7 @@ class FirstBlockCaching(SkippedLayers):
         return found
 
     @override
-    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
-        from sdopt.options.skipping import FirstBlock
-
+    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
         return FirstBlock(pipe, unet, self.threshold)
 
 
@@ -288,9 +278,7 @@ class SpectralForecast(SkippedLayers):
         return [f"all of {ctx.steps} steps run, and none is forecast: set workload.steps to {enough} or more"]
 
     @override
-    def _skipping(self, pipe: "DiffusionPipeline", unet: Any) -> "Skipping":
-        from sdopt.options.skipping import Spectrum
-
+    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
         return Spectrum(pipe, unet, self)
 
 
@@ -337,7 +325,7 @@ class PyramidAttention(Caching):
         return [f"no step of {ctx.steps} reuses an output between the shares {between}: set more steps"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
 
         unet = denoiser_of(pipe)
@@ -374,7 +362,7 @@ _KINDS = ("attn1", "attn2")
 class _Broadcast:
     """Counts the steps for the hooks of pyramid attention broadcast, and resets these hooks between images."""
 
-    def __init__(self, pipe: "DiffusionPipeline", unet: Any) -> None:
+    def __init__(self, pipe: Pipeline, unet: Any) -> None:
         self._pipe, self._unet = pipe, unet
         self._step, self._on, self._batch = -1, False, 0
         unet.register_forward_pre_hook(self._next)
@@ -426,11 +414,7 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
-        if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
-            found.append("the model takes the guidance scale as an input, so there is no guidance to skip: choose none")
-        elif ctx.workload.guidance(ctx.model) <= 1:
-            found.append("there is no guidance to skip: set workload.guidance_scale above 1")
+        found = super().conflicts(ctx) + unguided(ctx, "guidance to skip")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
         return found
@@ -443,7 +427,7 @@ class GuidanceInterval(Caching):
         return [f"all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         halved = denoiser.__dict__[STEPS] = _HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
@@ -458,15 +442,12 @@ class GuidanceInterval(Caching):
         return proof
 
 
-class _HalfBatches:
-    """Replaces a denoiser's forward, and runs steps without guidance on only the half of the batch with the prompt.
+class _HalfBatches(Halves):
+    """Runs steps without guidance on only the half of the batch with the prompt."""
 
-    The pipeline passes each sample twice, without and with the prompt. A step without guidance returns its prediction
-    for both, for which the guidance formula has no effect, so that the pipeline needs no change.
-    """
-
-    def __init__(self, pipe: "DiffusionPipeline", forward: Any, chosen: GuidanceInterval) -> None:
-        self._pipe, self._forward, self._chosen = pipe, forward, chosen
+    def __init__(self, pipe: Pipeline, forward: Any, chosen: GuidanceInterval) -> None:
+        super().__init__(pipe, forward)
+        self._chosen = chosen
         self.begin()
         self.end()
 
@@ -476,28 +457,15 @@ class _HalfBatches:
     def end(self) -> None:
         self._on = False
 
-    # A compiler captures the denoiser itself, with one graph per batch size.
-    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def __call__(
-        self,
-        sample: torch.Tensor,
-        timestep: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        return_dict: bool = True,
-        **others: Any,
-    ) -> Any:
+    @override
+    def _which(self, batch: int) -> Sequence[int]:
         # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
-        unhalved = not (self._on and self._pipe.do_classifier_free_guidance)
-        if unhalved or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
+        whole = not (self._on and self._pipe.do_classifier_free_guidance)
+        if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
             self.guided += 1
-            return self._forward(sample, timestep, encoder_hidden_states, return_dict=return_dict, **others)
+            return ()
         self.unguided += 1
-        _, (samples, states, more) = halves((sample, encoder_hidden_states, others), len(sample))
-        output = self._forward(samples, timestep, states, return_dict=return_dict, **more)
-        if not return_dict:
-            return (torch.cat([output[0]] * 2),)
-        output.sample = torch.cat([output.sample] * 2)
-        return output
+        return (1,)
 
 
 @dataclass(frozen=True)
@@ -524,7 +492,7 @@ class TokenMerging(Caching):
         return tokens - int(tokens * self.ratio) if 2**level <= self.max_downsample else tokens
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         import tomesd
 
         unet = denoiser_of(pipe)

@@ -81,6 +81,15 @@ def upcasts_vae(ctx: Context) -> bool:
     return loaded_in_half and is_sdxl(ctx.model) and bool((part_config(ctx.model, "vae") or {}).get("force_upcast"))
 
 
+def unguided(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of an option that needs guidance with a model or a workload that has none."""
+    if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
+        return [f"the model takes the guidance scale as an input, so there is no {what}: leave the option out"]
+    if ctx.workload.guidance(ctx.model) <= 1:
+        return [f"there is no {what}: set workload.guidance_scale above 1"]
+    return []
+
+
 def other_than_float16(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of `what`, which computes only in float16, with the precision."""
     if weights_of(ctx) == "float16" and not autocast_of(ctx):

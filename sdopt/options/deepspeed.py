@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -37,10 +37,7 @@ from sdopt.options.conflicts import (
     records_autograd,
 )
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
-from sdopt.pipelines.parts import denoiser_of
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import Pipeline, denoiser_of
 
 _TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8
 _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
@@ -67,7 +64,7 @@ class Attention(EquivalentAttention):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         from diffusers.models import attention_processor
 
         denoiser, kind = denoiser_of(pipe), attention_processor.Attention

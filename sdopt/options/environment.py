@@ -5,12 +5,12 @@ so options use PyTorch's own switches, and each proof reads what came of them.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -21,10 +21,8 @@ from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
 from sdopt.options.conflicts import compiles, keeps_gradients
 from sdopt.options.lora import Hotswap
+from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _ALLOCATOR, _FIND_MODE = "PYTORCH_ALLOC_CONF", "MIOPEN_FIND_MODE"
 
@@ -42,16 +40,12 @@ class CudnnBenchmark(Optimization):
         return ctx.device.needs_cuda("cuDNN")
 
     @override
-    @contextmanager
-    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
-        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        switches: Any = torch.backends.cudnn
+        return _switched_on(lambda: switches.benchmark, lambda on: setattr(switches, "benchmark", on))
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             seen = trace.denoiser
             ran = sum(n for name, n in seen.operators.items() if name.startswith(_CONVOLUTIONS))
@@ -61,6 +55,16 @@ class CudnnBenchmark(Optimization):
             return Finding(engaged, f"benchmarking was {state} in the denoiser; {where}", {"convolutions": ran})
 
         return proof
+
+
+@contextmanager
+def _switched_on(read: Callable[[], bool], write: Callable[[bool], None]) -> Iterator[None]:
+    before = read()
+    write(True)
+    try:
+        yield
+    finally:
+        write(before)
 
 
 _CONVOLUTIONS = ("aten::cudnn_convolution", "aten::miopen_convolution")
@@ -77,7 +81,7 @@ class AtStart(Optimization):
         raise NotImplementedError
 
     @override
-    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+    def broken(self, pipe: Pipeline) -> list[str]:
         name, value = self.variable()
         return [f"takes effect only at the start of a program: start Python with {name}={value}"]
 
@@ -105,7 +109,7 @@ class ExpandableSegments(AtStart):
         torch._C._accelerator_setAllocatorSettings(value)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             segments = torch.cuda.memory_snapshot()
             grown = sum(bool(segment["is_expandable"]) for segment in segments)
@@ -143,7 +147,7 @@ class MiopenFind(AtStart):
         os.environ[_FIND_MODE] = self.mode  # MIOpen reads it at its first convolution
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             ran = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_CONVOLUTIONS[1]))
             mode = os.environ.get(_FIND_MODE)
@@ -169,17 +173,11 @@ class TunableOp(Optimization):
         return ctx.device.needs_cuda("TunableOp")
 
     @override
-    @contextmanager
-    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
-        before = torch.cuda.tunable.is_enabled()
-        torch.cuda.tunable.enable(True)
-        try:
-            yield
-        finally:
-            torch.cuda.tunable.enable(before)
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        return _switched_on(torch.cuda.tunable.is_enabled, torch.cuda.tunable.enable)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         # Else PyTorch writes it into the user's working folder.
         torch.cuda.tunable.set_filename(str(Path(gettempdir()) / "tunableop.csv"))
 
@@ -191,14 +189,30 @@ class TunableOp(Optimization):
 
 
 @dataclass(frozen=True)
-class InductorFreezing(Optimization):
+class InductorSetting(Optimization):
+    """The base class of options that change a setting of Inductor while it compiles."""
+
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    setting: ClassVar[str]
+    """Its name in `torch._inductor.config`."""
+
+    @override
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        import torch._inductor.config as settings
+
+        patched: AbstractContextManager[Any] = settings.patch({self.setting: True})
+        return patched
+
+
+@dataclass(frozen=True)
+class InductorFreezing(InductorSetting):
     """Lets Inductor treat weights as constants: it folds them, and on a CPU repacks them for oneDNN.
 
     PyTorch's variable for it is `TORCHINDUCTOR_FREEZING`. The frozen weights are copies beside the pipeline's own.
     """
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    setting: ClassVar[str] = "freezing"
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -215,14 +229,7 @@ class InductorFreezing(Optimization):
         return found
 
     @override
-    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        import torch._inductor.config as settings
-
-        patched: AbstractContextManager[Any] = settings.patch(freezing=True)
-        return patched
-
-    @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         from torch._inductor.codecache import PyCodeCache
 
         before = len(PyCodeCache.modules)
@@ -236,29 +243,21 @@ class InductorFreezing(Optimization):
 
 
 @dataclass(frozen=True)
-class CoordinateDescent(Optimization):
+class CoordinateDescent(InductorSetting):
     """Lets Inductor search the launch settings of each Triton kernel further, one setting after another.
 
     PyTorch's variable for it is `TORCHINDUCTOR_COORDINATE_DESCENT_TUNING`; the `max-autotune` modes of a compiler
     include it.
     """
 
-    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
-    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    setting: ClassVar[str] = "coordinate_descent_tuning"
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         return ctx.device.needs_cuda("the tuning of Triton kernels") + _without_inductor(ctx, *_BY_INDUCTOR)
 
     @override
-    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        import torch._inductor.config as settings
-
-        patched: AbstractContextManager[Any] = settings.patch(coordinate_descent_tuning=True)
-        return patched
-
-    @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         from torch._dynamo.utils import counters
 
         def proof(trace: Trace) -> Finding:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -11,10 +11,8 @@ from typing_extensions import override
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import call_without_gradients
 from sdopt.options.base import Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,18 @@ class GradMode(Optimization):
         return () if self.mode == "enabled" else ("import torch", f"with torch.{self.mode}():")
 
     @override
-    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+    def broken(self, pipe: Pipeline) -> list[str]:
         return call_without_gradients(pipe) if self.mode == "enabled" else []
 
     @override
     @contextmanager
-    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+    def context(self, pipe: Pipeline) -> Iterator[None]:
         modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
         with modes[self.mode]():
             yield
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         if self.mode == "enabled":
             _undecorate(pipe)
 
@@ -64,7 +62,7 @@ class GradMode(Optimization):
         return proof
 
 
-def _undecorate(pipe: "DiffusionPipeline") -> None:
+def _undecorate(pipe: Pipeline) -> None:
     # A pipeline's __call__ is decorated with torch.no_grad(), which would override any surrounding mode.
     cls: Any = type(pipe)
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": cls.__call__.__wrapped__})

@@ -1,7 +1,7 @@
 """layout: the order of a tensor's dimensions in memory."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -10,11 +10,8 @@ from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import a_vae, plain_weights
 from sdopt.options.base import Assumption, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.parts import denoiser_of
+from sdopt.pipelines.parts import Pipeline, denoiser_of
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Layout(Optimization):
         return "import torch", f"pipe.unet.to(memory_format={order})", f"pipe.vae.to(memory_format={order})"
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         modules = [denoiser_of(pipe), pipe.vae]
         if self.memory_format == "channels_last":
             for module in modules:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,12 +30,9 @@ from sdopt.pipelines.loras import (
     tensors_of,
     trains_text_encoder,
 )
-from sdopt.pipelines.parts import denoiser_of, hook_of, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
 from sdopt.reference import MODEL
 from sdopt.schema import Model, bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _NAME = "sdopt"
 """The adapter name in diffusers."""
@@ -54,7 +51,7 @@ class NoLora(Optimization):
     stage: ClassVar[Stage] = Stage.WEIGHTS
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             layers = sum(len(lora_layers(network)) for network in networks_of_a_lora(pipe))
             return Finding(not layers, f"{layers} layers with a LoRA" if layers else "no layer has a LoRA")
@@ -128,7 +125,7 @@ class Lora(Optimization):
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
         return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
 
-    def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
+    def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         # Without a network, diffusers finds a file in its folder by `weight_name` only.
         source: Any = tensors_of(file) or str(file.parent)
@@ -152,7 +149,7 @@ class Loaded(Lora):
         return self._lines(f"pipe.set_adapters({_NAME!r}, adapter_weights={self.scale})")
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         self._load(pipe, self.names[0])
         pipe.set_adapters(_NAME, adapter_weights=self.scale)
         return lambda trace: _adapter_finding(pipe, trace)
@@ -187,7 +184,7 @@ class Fused(Lora):
         return self._lines(f"pipe.fuse_lora(lora_scale={self.scale})", "pipe.unload_lora_weights()")
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         # Keeps no text encoder alive that `memory=precomputed_embeddings` removes.
         networks = [weakref.ref(network) for network in networks_of_a_lora(pipe)]
         before = _all_sums(networks)
@@ -318,7 +315,7 @@ class Hotswap(Lora):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         rank = self.target_rank or max(rank_of(lora_file(self.path, name)) for name in self.names)
         denoiser_of(pipe).enable_lora_hotswap(target_rank=rank)
         self._load(pipe, self.names[0])
@@ -340,7 +337,7 @@ class Hotswap(Lora):
         return proof
 
 
-def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
+def _adapter_finding(pipe: Pipeline, trace: Trace) -> Finding:
     """Checks whether LoRA layers exist, are active, and ran; in compiled code, whether they changed the images."""
     networks = networks_of_a_lora(pipe)
     layers = [layer for network in networks for layer in lora_layers(network)]
@@ -385,7 +382,7 @@ _ENCODING = "_sdopt_lora_in_text_encoders"
 
 
 @contextmanager
-def encoding_noted(pipe: "DiffusionPipeline") -> Iterator[None]:
+def encoding_noted(pipe: Pipeline) -> Iterator[None]:
     """Notes which LoRA layers of the text encoders run in the block, for text encoders that are removed after it."""
     networks = [each for each in text_encoders_of(pipe) if getattr(each, "_hf_peft_config_loaded", False)]
     layers = [layer for network in networks for layer in lora_layers(network)]
@@ -394,7 +391,7 @@ def encoding_noted(pipe: "DiffusionPipeline") -> Iterator[None]:
     vars(pipe)[_ENCODING] = len(layers), len(ran)
 
 
-def lora_in_text_encoders(pipe: "DiffusionPipeline") -> bool:
+def lora_in_text_encoders(pipe: Pipeline) -> bool:
     """Returns whether text encoders that were removed had layers with a LoRA."""
     return bool(vars(pipe).get(_ENCODING, (0, 0))[0])
 

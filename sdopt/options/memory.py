@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -22,26 +22,25 @@ from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weight
 from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
-from sdopt.options.conflicts import compiles
-from sdopt.options.halves import EachHalf
+from sdopt.options.conflicts import compiles, unguided
 from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
+from sdopt.options.skipping import Halves
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
 from sdopt.pipelines.parts import (
     TEXT_ENCODERS,
+    Pipeline,
     casting_hook,
     denoiser_of,
     device_of,
+    is_called,
     layers_with_weights,
     text_encoders_of,
 )
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model, bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
@@ -74,7 +73,7 @@ class VaeSlicing(VaeInPieces):
         return [] if images > 1 else ["needs a batch of several images: set workload.batch_size to 2 or more"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         pipe.vae.enable_slicing()
 
         def proof(trace: Trace) -> Finding:
@@ -129,7 +128,7 @@ class VaeTiling(VaeInPieces):
         return [f"a tile of {tile} pixels holds the whole image of {size}: {advice}"]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         vae, factor = pipe.vae, pipe.vae_scale_factor
         vae.enable_tiling()
         if self.tile_size is not None:
@@ -220,7 +219,7 @@ class TinyVae(Optimization):
         return hub_network("madebyollin/taesdxl" if is_sdxl(model) else "madebyollin/taesd", "memory.tiny_vae", fetch)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             kind, seen = type(pipe.vae).__name__, trace.stages[VAE_DECODER]
             # A full decoder has group norms, and a tiny one has none.
@@ -255,7 +254,7 @@ class PrecomputedEmbeddings(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
-    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+    def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         gone = "memory=precomputed_embeddings: the text encoders are gone, which"
         loading = (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
         found = {name: f"{gone} {what} changes too: load it before" for name, what in loading}
@@ -264,7 +263,7 @@ class PrecomputedEmbeddings(Optimization):
         return found
 
     @override
-    def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+    def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         with torch.no_grad(), encoding_noted(pipe):
             encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
@@ -308,7 +307,7 @@ class PrecomputedEmbeddings(Optimization):
         return embedded
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             left, calls = len(text_encoders_of(pipe)), trace.stages[TEXT_ENCODER].calls
             summary = f"{left} text encoders left; text encoders ran {calls} times in the call"
@@ -327,7 +326,7 @@ def _as_negative(embeddings: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
 
 
-def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
+def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
     """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
     found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
     return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
@@ -347,11 +346,7 @@ class SequentialGuidance(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
-        if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
-            found.append("the model takes the guidance scale as an input, so there are no halves: leave it out")
-        elif ctx.workload.guidance(ctx.model) <= 1:
-            found.append("there is no guidance, and so no second half: set workload.guidance_scale above 1")
+        found = unguided(ctx, "guidance, and so no second half of a batch")
         if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
             found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
         if compiles(ctx, Inductor, Regional):
@@ -359,9 +354,9 @@ class SequentialGuidance(Optimization):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
-        denoiser.forward = each = EachHalf(pipe, denoiser.forward)
+        denoiser.forward = each = _EachHalf(pipe, denoiser.forward)
 
         def proof(trace: Trace) -> Finding:
             images = max((shape[0] for shape in trace.decoded), default=0)
@@ -373,6 +368,23 @@ class SequentialGuidance(Optimization):
             return Finding(each.halved > 0 and most <= images, summary, facts)
 
         return proof
+
+
+class _EachHalf(Halves):
+    """Runs both halves, one after the other.
+
+    Attributes:
+        halved: the number of calls that were made as two.
+    """
+
+    halved = 0
+
+    @override
+    def _which(self, batch: int) -> Sequence[int]:
+        if not (is_called(self._pipe) and self._pipe.do_classifier_free_guidance) or batch % 2:
+            return ()
+        self.halved += 1
+        return (0, 1)
 
 
 @dataclass(frozen=True)
@@ -402,7 +414,7 @@ class LayerwiseCasting(Optimization):
         return [found] if compiles(ctx) else []
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         compute, storage = denoiser.dtype, getattr(torch, self.storage)
         denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -20,13 +20,9 @@ from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_chan
 from sdopt.options.lora import Hotswap
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
-from sdopt.pipelines.parts import denoiser_of, device_of, hook_of, layers_with_weights, networks_of
+from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
 from sdopt.schema import bounded
 from sdopt.scratch import own_folder
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
-
 
 _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
 """The blocks that diffusers' `AutoencoderKL` declares; an `AutoencoderTiny` has only the last two."""
@@ -65,7 +61,7 @@ class ModelOffload(Offload):
         return super().conflicts(ctx) + _needs_a_gpu(ctx.device)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         from accelerate.hooks import CpuOffload
 
         pipe.enable_model_cpu_offload(device=device_of(pipe))
@@ -99,7 +95,7 @@ class SequentialOffload(Offload):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         pipe.enable_sequential_cpu_offload(device=device_of(pipe))
 
         def proof(trace: Trace) -> Finding:
@@ -172,7 +168,7 @@ class GroupOffload(Offload):
         return waits, on_gpu if self.use_stream is None else self.use_stream
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         from diffusers.hooks import apply_group_offloading
 
         device = device_of(pipe)
@@ -238,7 +234,7 @@ def _upcast(ctx: Context) -> list[str]:
     return [f"{found}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]
 
 
-def _finding(pipe: "DiffusionPipeline", trace: Trace, hooked: bool, what: str, facts: dict[str, Any]) -> Finding:
+def _finding(pipe: Pipeline, trace: Trace, hooked: bool, what: str, facts: dict[str, Any]) -> Finding:
     """Checks offloading to host memory: the call ran on the device, and no weights stay there between calls."""
     device = device_of(pipe)
     ran = pipe._execution_device.type == device.type and (device.type != "cuda" or bool(trace.kernels))
@@ -264,7 +260,7 @@ def _held(weight: torch.Tensor) -> list[torch.Tensor]:
     return [tensor for name in names for tensor in _held(getattr(weight, name))]
 
 
-def _folder_for(pipe: "DiffusionPipeline") -> Path:
+def _folder_for(pipe: Pipeline) -> Path:
     """Returns a new folder for the weights of a pipeline; the folder is deleted with the denoiser."""
     folder = tempfile.mkdtemp(prefix="offload-", dir=own_folder())
     weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)

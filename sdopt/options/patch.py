@@ -1,7 +1,7 @@
 """patch: functions of a user's own file that change the pipeline."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -11,11 +11,9 @@ from sdopt.errors import UsageError
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.functions import absolute, defined, loaded
+from sdopt.pipelines.parts import Pipeline
 from sdopt.record.choices import PATCH
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _CLAIMS = {
     "latency": frozenset({"latency"}),
@@ -32,7 +30,7 @@ class NoPatch(Optimization):
     stage: ClassVar[Stage] = Stage.LAYOUT
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         return lambda trace: Finding(True, "no function of one's own")
 
 
@@ -76,7 +74,7 @@ class Patch(Optimization):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         before = _state(pipe)
         for function in self.functions:
             loaded(function, PATCH)(pipe)

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -21,11 +21,8 @@ from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, load_part
-from sdopt.pipelines.parts import computing_types, denoiser_of, device_of
+from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
 from sdopt.schema import Model, bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Types of weights that a denoiser computes in."""
@@ -88,11 +85,11 @@ class Precision(Optimization):
         return found
 
     @override
-    def broken(self, pipe: "DiffusionPipeline") -> list[str]:
+    def broken(self, pipe: Pipeline) -> list[str]:
         own_vae = a_vae(pipe) if isinstance(self, FullVae) else []
         return [*super().broken(pipe), *self._infinite(pipe), *own_vae]
 
-    def _infinite(self, pipe: "DiffusionPipeline") -> list[str]:
+    def _infinite(self, pipe: Pipeline) -> list[str]:
         own_vae = {"vae"} if isinstance(self, FullVae | FixedVae) else set[str]()
         return within_float16(pipe, own_vae) if "float16" in (self.weights, self.autocast) else []
 
@@ -102,7 +99,7 @@ class Precision(Optimization):
 
     @contextmanager
     @override
-    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
+    def context(self, pipe: Pipeline) -> Iterator[None]:
         with ExitStack() as stack:
             if self.tf32 != "default":
                 stack.enter_context(tf32(self.tf32 == "on"))
@@ -111,7 +108,7 @@ class Precision(Optimization):
             yield
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         if found := self._infinite(pipe):
             raise UsageError(f"precision: {found[0]}")
 
@@ -172,12 +169,12 @@ class FullVae(Precision):
         return {"vae": load_part(model, "vae", torch.float32)}
 
     @override
-    def parts_for(self, pipe: "DiffusionPipeline", model: Model, dtype: torch.dtype) -> dict[str, Any]:
+    def parts_for(self, pipe: Pipeline, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         # The program may have put in a VAE of its own, or none can be loaded again.
         return {"vae": deepcopy(pipe.vae).to(torch.float32)}
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
         upcast = bool(pipe.vae.config.get("force_upcast")) and "XL" in type(pipe).__name__
         # Otherwise diffusers casts the VAE in each call, and back to half precision.
@@ -239,7 +236,7 @@ class FixedVae(Precision):
         return None if model.weights == "random" else hub_network(self.hub_id, "precision", fetch)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
 
         def proof(trace: Trace) -> Finding:
@@ -252,9 +249,7 @@ def _other_vae(ctx: Context) -> list[str]:
     return ["memory=tiny_vae replaces this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
 
 
-def _with_decoder(
-    found: Finding, pipe: "DiffusionPipeline", trace: Trace, wanted: str, facts: dict[str, Any]
-) -> Finding:
+def _with_decoder(found: Finding, pipe: Pipeline, trace: Trace, wanted: str, facts: dict[str, Any]) -> Finding:
     """Extends the denoiser's finding with whether the VAE is stored in, and computes in, the type `wanted`."""
     stored, products = computing_types(pipe.vae), sorted(trace.stages[VAE_DECODER].product_dtypes)
     summary = f"{found.summary}; VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"

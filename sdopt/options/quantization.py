@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -21,11 +21,8 @@ from sdopt.options.compiler import CudaGraphs, Regional
 from sdopt.options.compiler.toolchain import missing_for_triton
 from sdopt.options.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.options.lora import Hotswap, Loaded
-from sdopt.pipelines.parts import denoiser_of, layers_with_weights, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import Pipeline, denoiser_of, layers_with_weights, text_encoders_of, unwrapped
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _PRODUCTS = {
     "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
@@ -84,7 +81,7 @@ class Quantized(Optimization):
         return {"dtype": getattr(torch, self.others)}
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         kinds = {name: type(layer).__name__ for name, layer in denoiser.named_modules()}
         self._quantize(denoiser)
@@ -232,7 +229,7 @@ class Sdnq(Quantized):
         return found
 
     @override
-    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+    def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         return {"load_lora_weights": "precision: SDNQ has replaced the layers that a LoRA wraps: fuse it before"}
 
     @override
@@ -277,12 +274,12 @@ class QuantizedTextEncoders(Optimization):
         return found + records_autograd(ctx, "a quantized weight")
 
     @override
-    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+    def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         replaced = "memory: SDNQ has replaced layers of the text encoders that a LoRA wraps"
         return {"load_lora_weights": f"{replaced}: fuse it before"}
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         for encoder in text_encoders_of(pipe):
             _quantize_by_sdnq(encoder, weights_dtype=self.weights, torch_dtype=next(encoder.parameters()).dtype)
 

@@ -1,10 +1,11 @@
-"""UNets that compute some steps from earlier ones: DeepCache, the first-block cache, and Spectrum.
+"""Functions that replace a UNet's forward: they run fewer layers in some steps, or one half of the batch at a time.
 
 Python chooses between the kinds of step outside of the modules that compute them. Compilers get these modules, each
 free of branches.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -66,12 +67,60 @@ class Skipping:
         **others: Any,
     ) -> Any:
         """Replaces `UNet2DConditionModel.forward`. Raises UsageError for inputs that it cannot pass on."""
-        noise = self._predict(sample, timestep, encoder_hidden_states, others)
-        if not return_dict:
-            return (noise,)
-        from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+        return _output(self._predict(sample, timestep, encoder_hidden_states, others), return_dict)
 
-        return UNet2DConditionOutput(sample=noise)
+
+def _output(noise: Tensor, return_dict: bool) -> Any:
+    """Returns a prediction in the form in which `UNet2DConditionModel.forward` does."""
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+    return UNet2DConditionOutput(sample=noise) if return_dict else (noise,)
+
+
+class Halves:
+    """Replaces the forward function of a denoiser, and runs it on one half of the batch at a time.
+
+    A pipeline with guidance passes each sample twice, without and with the prompt. Where only one half runs, it stands
+    for both, for which the guidance formula has no effect.
+    """
+
+    def __init__(self, pipe: Any, forward: Any) -> None:
+        self._pipe, self._forward = pipe, forward
+
+    def _which(self, batch: int) -> Sequence[int]:
+        """Returns the halves of a batch that run, 0 without and 1 with the prompt; () for all of it at once."""
+        raise NotImplementedError
+
+    # A compiler captures the denoiser itself, with one graph per batch size.
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(self, sample: Tensor, *args: Any, return_dict: bool = True, **others: Any) -> Any:
+        """Replaces the denoiser's forward; another pipeline with this denoiser may have no two halves."""
+        which = self._which(len(sample))
+        if not which:
+            return self._forward(sample, *args, return_dict=return_dict, **others)
+        found = []
+        for number in which:
+            own, given, more = half((sample, args, others), len(sample), number)
+            found.append(self._forward(own, *given, return_dict=False, **more)[0])
+        return _output(torch.cat(found * (2 // len(found))), return_dict)
+
+
+def half(arguments: Any, batch: int, which: int) -> Any:
+    """Returns the arguments of a denoiser for the first (0) or the second (1) half of its batch.
+
+    Text states, further conditions, and what other networks (ControlNet) add have a row per sample too; the pictures of
+    an IP-Adapter may have several.
+
+    Args:
+        arguments: tensors in tuples, lists and dictionaries; those with rows per sample are cut.
+        batch: the number of samples.
+        which: the half.
+    """
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor.chunk(2)[which] if tensor.ndim and len(tensor) % batch == 0 else tensor
+
+    return tree_map_only(Tensor, cut, arguments)
 
 
 def _conditions(name: str, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Conditions:

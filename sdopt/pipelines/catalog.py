@@ -53,6 +53,18 @@ def part_class(library: str, class_name: str) -> Any:
     return getattr(import_module(library), class_name)
 
 
+def read_json(file: Path) -> Any:
+    """Returns what a JSON file holds."""
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def parts_in(folder: Path) -> dict[str, tuple[str, str]]:
+    """Returns the library and the class of each part of the pipeline in a folder, by its name; not those left out."""
+    index = read_json(folder / "model_index.json")
+    pairs = {name: value for name, value in index.items() if isinstance(value, list) and len(value) == 2}
+    return {name: (library, class_name) for name, (library, class_name) in pairs.items() if library and class_name}
+
+
 def names_in_folder(folder: Path) -> str:
     """Lists the models whose files a folder holds, for messages."""
     return ", ".join(sorted(path.parent.name for path in folder.glob("*/model_index.json"))) or "missing"
@@ -66,7 +78,7 @@ def architecture_folder(model: Model) -> Path | None:
 
 def class_name_of(folder: Path) -> str:
     """Returns the class name of the pipeline in a folder; see `text_to_image`."""
-    return text_to_image(json.loads((folder / "model_index.json").read_text(encoding="utf-8"))["_class_name"])
+    return text_to_image(read_json(folder / "model_index.json")["_class_name"])
 
 
 def text_to_image(class_name: Any) -> str:

@@ -18,6 +18,7 @@ from sdopt.pipelines.catalog import (
     class_named,
     missing_alt_diffusion,
     names_in_folder,
+    read_json,
     text_to_image,
 )
 from sdopt.pipelines.factory import KEY
@@ -269,7 +270,7 @@ def _require_architecture(model: Model, at: str, kind: str, width: int | None) -
 
 def _read_json(file: Path, at: str) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"{at}: {file.name} cannot be read ({error})") from error
     return content if isinstance(content, dict) else {}

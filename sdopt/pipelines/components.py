@@ -1,9 +1,6 @@
 """Builds the parts of a model without their weights, to find their errors before a worker starts."""
 
-import json
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -11,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import NOT_RUN, part_class
+from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
 from sdopt.pipelines.checks import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
-from sdopt.pipelines.loading import folder_of, network_config
-from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.loading import folder_of, network_config, path_of
+from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.tokenizer import lacking_vocabulary
 from sdopt.pipelines.weights import Header, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
@@ -33,9 +30,9 @@ def require_parts(model: Model) -> None:
         UsageError: a line for each faulty part, with the file and the reason.
     """
     folder = folder_of(model)
-    single = model.weights == "path" and folder != Path(str(model.path)).expanduser()
+    single = model.weights == "path" and folder != path_of(model)
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
-    found = _problems_in_file(Path(str(model.path)).expanduser(), folder) if single else _problems(folder, model, at)
+    found = _problems_in_file(path_of(model), folder) if single else _problems(folder, model, at)
     problems = [f"{at}: {problem}" for problem in found]
     if problems:
         raise UsageError(problems)
@@ -78,16 +75,13 @@ def count_weights(model: Model) -> int:
     from sdopt.pipelines.random_weights import empty_network
 
     folder = folder_of(model)
-    networks = (empty_network(folder / name, *parts) for name, parts in _parts(folder) if not _is_no_network(name))
+    networks = (empty_network(folder / name, *parts) for name, parts in _run(folder) if not _is_no_network(name))
     return sum(weight.numel() for network in networks for weight in network.parameters())
 
 
-def _parts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yields the names of the parts that sdopt loads, each with its library and its class."""
-    for name, value in json.loads((folder / "model_index.json").read_text(encoding="utf-8")).items():
-        if isinstance(value, list) and None not in value and name not in NOT_RUN:
-            library, class_name = value
-            yield name, (library, class_name)
+def _run(folder: Path) -> list[tuple[str, tuple[str, str]]]:
+    """Returns the names of the parts that sdopt loads, each with its library and its class."""
+    return [part for part in parts_in(folder).items() if part[0] not in NOT_RUN]
 
 
 def _is_no_network(name: str) -> bool:
@@ -98,7 +92,7 @@ def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
     parts: dict[str, Any] = {}
     faultless = True
-    for problem in chain.from_iterable(_of_part(folder, model, at, parts, *part) for part in _parts(folder)):
+    for problem in chain.from_iterable(_of_part(folder, model, at, parts, *part) for part in _run(folder)):
         faultless = False
         yield problem
     if faultless:
@@ -145,7 +139,7 @@ def _of_part(
             cls.from_pretrained(folder / name, local_files_only=True)
         else:
             files = weight_files(folder / name, library, model.variant, at)
-            if json.loads((folder / name / "config.json").read_text(encoding="utf-8")).get("quantization_config"):
+            if read_json(folder / name / "config.json").get("quantization_config"):
                 yield f"{name}/ is quantized, as its config.json says; give the model in float32, float16 or bfloat16"
                 return
             variant = model.variant if model.variant in variants_of(folder / name, library) else None
@@ -201,7 +195,7 @@ def _listed(names: Collection[str]) -> str:
 
 def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults]:
     """Loads a network onto the meta device, as its library loads it but without values; returns it and its faults."""
-    with _silent():
+    with quiet():
         network, info = cls.from_pretrained(
             folder,
             variant=variant,
@@ -224,7 +218,7 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
     from sdopt.pipelines.random_weights import empty_network
 
     shapes = Header.of(file, f"model.path={file}").shapes
-    for name, (library, class_name) in _parts(folder):
+    for name, (library, class_name) in _run(folder):
         if not _is_no_network(name):
             network = empty_network(folder / name, library, class_name)
             tensors = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
@@ -269,24 +263,3 @@ def _converted(tensors: "dict[str, torch.Tensor]", part: str, network: Any) -> "
         found = convert_ldm_clip_checkpoint(tensors)
     outer = "" if hasattr(network, "text_model") else "text_model."
     return {name.removeprefix(outer): tensor for name, tensor in found.items()}
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Keeps diffusers and transformers from reporting in their own words what is reported here."""
-    import diffusers.utils.logging
-    import transformers.utils.logging
-
-    logs = (diffusers.utils.logging, transformers.utils.logging)
-    before = [log.get_verbosity() for log in logs]
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    try:
-        for log in logs:
-            log.set_verbosity(logging.CRITICAL)
-        transformers.utils.logging.disable_progress_bar()
-        yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.set_verbosity(level)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()

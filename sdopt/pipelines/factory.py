@@ -7,18 +7,15 @@ builds it once and describes it. Each worker builds it again.
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import settings_of, side_of
 from sdopt.pipelines.functions import loaded
-from sdopt.pipelines.parts import networks_of
+from sdopt.pipelines.parts import Pipeline, networks_of
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 KEY = "model.factory"
 
@@ -47,7 +44,7 @@ class Built:
 _BUILT: dict[Model, Built] = {}
 
 
-def build(model: Model, task: Task) -> "DiffusionPipeline":
+def build(model: Model, task: Task) -> Pipeline:
     """Returns the pipeline that a model's function builds.
 
     Raises:
@@ -66,7 +63,7 @@ def build(model: Model, task: Task) -> "DiffusionPipeline":
         )
     if (other := task_of(kind)).kind != task.kind:
         raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
-    found: DiffusionPipeline = pipe
+    found: Pipeline = pipe
     return found
 
 
@@ -95,7 +92,7 @@ def built(model: Model) -> Built | None:
     return _BUILT.get(model)
 
 
-def configs_of(pipe: "DiffusionPipeline") -> dict[str, dict[str, Any]]:
+def configs_of(pipe: Pipeline) -> dict[str, dict[str, Any]]:
     """Returns the configurations of a pipeline's networks and its scheduler, of those that diffusers defines."""
     parts: dict[str, Any] = {**networks_of(pipe), "scheduler": pipe.scheduler}
     return {key: json.loads(part.to_json_string()) for key, part in parts.items() if hasattr(part, "to_json_string")}
@@ -107,7 +104,7 @@ def _known_class(pipe: Any) -> str | None:
     return next((name for name in names if text_to_image(name) in PIPELINES), None)
 
 
-def _digest(pipe: "DiffusionPipeline") -> str:
+def _digest(pipe: Pipeline) -> str:
     import torch
 
     digest = hashlib.sha256()

@@ -1,13 +1,12 @@
 """Finds what a user's own model is, from its file, its folder or its repository: architecture, size, guidance scale."""
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, text_to_image
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, read_json, text_to_image
 from sdopt.pipelines.sampling import marks_in
 from sdopt.pipelines.weights import Header
 
@@ -34,7 +33,7 @@ def fitting_architectures(kind: str, width: int | None, channels: int | None = N
 @cache
 def _architectures() -> dict[str, tuple[str, int, int]]:
     folders = [path.parent for root in (ARCHITECTURES, PACKAGED) for path in sorted(root.glob("*/model_index.json"))]
-    unets = {folder: json.loads((folder / "unet" / "config.json").read_text(encoding="utf-8")) for folder in folders}
+    unets = {folder: read_json(folder / "unet" / "config.json") for folder in folders}
     return {
         folder.name: (class_name_of(folder), unet["cross_attention_dim"], unet["block_out_channels"][0])
         for folder, unet in unets.items()
@@ -113,7 +112,7 @@ def settings_of_folder(folder: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

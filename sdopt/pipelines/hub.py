@@ -1,6 +1,5 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import NOT_RUN
+from sdopt.pipelines.catalog import NOT_RUN, read_json
 from sdopt.pipelines.tokenizer import SENTENCEPIECE
 from sdopt.schema import Model
 
@@ -52,7 +51,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
     with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
         file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
         names = _names(repository, model.revision) if fetch and model.variant else []
-        wanted = _files(json.loads(Path(file).read_text(encoding="utf-8")), model.variant, names)
+        wanted = _files(read_json(Path(file)), model.variant, names)
         return Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
@@ -68,7 +67,7 @@ def hub_configs(repository: str) -> tuple[dict[str, Any], dict[str, Any], dict[s
 
     with _explained(repository, f"model={repository} (no folder here)", _PIPELINE):
         files = [hf_hub_download(repository, f"{part}.json") for part in ("model_index", "unet/config", "vae/config")]
-        index, unet, vae = (json.loads(Path(file).read_text(encoding="utf-8")) for file in files)
+        index, unet, vae = (read_json(Path(file)) for file in files)
         return index, unet, vae
 
 

@@ -1,7 +1,6 @@
 """Loads the pipeline of a `Model`, or single networks of it."""
 
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +14,13 @@ from sdopt.pipelines.catalog import (
     class_name_of,
     class_named,
     part_class,
+    parts_in,
+    read_json,
 )
-from sdopt.pipelines.factory import build, built
+from sdopt.pipelines.factory import Built, build, built
 from sdopt.pipelines.families import predicts_noise
 from sdopt.pipelines.hub import hub_folder
-from sdopt.pipelines.parts import place
+from sdopt.pipelines.parts import Pipeline, place
 from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.tokenizer import load_tokenizer
@@ -28,7 +29,6 @@ from sdopt.schema import Model, Scheduler, Task
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,20 @@ class LoadedModel(Model):
 
 def part_config(model: Model, part: str) -> dict[str, Any] | None:
     """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local."""
-    if isinstance(model, LoadedModel):
-        return model.configs.get(part)
-    if model.factory is not None:
-        described = built(model)
-        return None if described is None else described.configs.get(part)
+    if (described := _described(model)) is not None:
+        return described.configs.get(part)
     try:
         path = folder_of(model) / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
     except UsageError:
-        return None  # conflicts are checked before anything is fetched
+        return None  # conflicts are checked before anything is fetched, or built by a function
     if not path.is_file():
         return None
-    return dict(json.loads(path.read_text(encoding="utf-8"))) | (marks_of(model) if part == "scheduler" else {})
+    return dict(read_json(path)) | (marks_of(model) if part == "scheduler" else {})
+
+
+def _described(model: Model) -> "LoadedModel | Built | None":
+    """Returns what describes a model that is loaded or built, and not read from files."""
+    return model if isinstance(model, LoadedModel) else built(model)
 
 
 def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
@@ -75,7 +77,7 @@ def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
 
 def marks_of(model: Model) -> dict[str, Any]:
     """Returns what the file of a model says of how it was trained; {} for a folder, which has a configuration."""
-    return marks_in(Path(str(model.path)).expanduser()) if _is_file(model) else {}
+    return marks_in(path_of(model)) if _is_file(model) else {}
 
 
 def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:
@@ -85,6 +87,11 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
         return []
     named = misnamed(name_of(model), own, scheduler)
     return [*unsuited(own, scheduler, steps), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
+
+
+def path_of(model: Model) -> Path:
+    """Returns the folder or the file of a model with `weights=path`."""
+    return Path(str(model.path)).expanduser()
 
 
 def name_of(model: Model) -> str:
@@ -100,7 +107,7 @@ def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns a problem if a file of Stable Diffusion 2.x says, but not as a mark, that it is sampled otherwise."""
     if model.name not in _OF_SD2 or not _is_file(model) or {"prediction_type"} & {*marks_of(model), *scheduler.options}:
         return []
-    says = predicts_noise(Path(str(model.path)).expanduser())
+    says = predicts_noise(path_of(model))
     if says is None or says == _OF_SD2[model.name]:
         return []
     other = next(name for name, noise in _OF_SD2.items() if noise == says)
@@ -117,7 +124,7 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
     `modelspec.encoder_layer` counts from the end, so that 1 is the last layer. The architectures of SDXL and of Stable
     Diffusion 2.x leave out one anyway.
     """
-    said = Header.of(Path(str(model.path)).expanduser(), "").metadata.get(_LAYER, "") if _is_file(model) else ""
+    said = Header.of(path_of(model), "").metadata.get(_LAYER, "") if _is_file(model) else ""
     if not said.strip():
         return 0, []
     layers = int((part_config(model, "text_encoder") or {})["num_hidden_layers"])
@@ -140,7 +147,7 @@ def leave_out_layers(text_encoder: Any, count: int) -> None:
 
 
 def _is_file(model: Model) -> bool:
-    return model.weights == "path" and Path(str(model.path)).expanduser().is_file()
+    return model.weights == "path" and path_of(model).is_file()
 
 
 def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
@@ -155,9 +162,7 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
 
 def pipeline_of(model: Model) -> str:
     """Returns the class name of a model's pipeline; if it is not local, by the model's name, and "" if that is none."""
-    if isinstance(model, LoadedModel):
-        return model.class_name
-    if (described := built(model)) is not None:
+    if (described := _described(model)) is not None:
         return described.class_name
     try:
         return class_name_of(folder_of(model))
@@ -172,7 +177,7 @@ def is_sdxl(model: Model) -> bool:
 
 def network_config(folder: Path) -> dict[str, Any]:
     """Returns the configuration of a standalone network, without loading it."""
-    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return dict(read_json(folder / "config.json"))
 
 
 def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> "torch.nn.Module":
@@ -199,8 +204,8 @@ def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) ->
 
 def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module":
     """Loads one network of a model, such as `vae`, on the CPU, with weights of the given type."""
-    folder, file = folder_of(model), Path(str(model.path)).expanduser()
-    library, class_name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[part]
+    folder = folder_of(model)
+    library, class_name = parts_in(folder)[part]
     if model.weights == "random":
         from sdopt.pipelines.random_weights import random_network
 
@@ -208,7 +213,7 @@ def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module
     cls = part_class(library, class_name)
     if _is_file(model):
         return cls.from_single_file(  # type: ignore[no-any-return]
-            str(file), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
+            str(path_of(model)), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
         )
     return cls.from_pretrained(  # type: ignore[no-any-return]
         folder, subfolder=part, variant=model.variant, use_safetensors=True, local_files_only=True, dtype=dtype
@@ -251,7 +256,7 @@ def load_pipeline(
     device: str,
     load_kwargs: dict[str, Any],
     on_host: bool = False,
-) -> "DiffusionPipeline":
+) -> Pipeline:
     """Loads or builds the task's pipeline without touching a hub, and moves it to `device`.
 
     The safety checker of Stable Diffusion 1.x and the watermark of SDXL are left out, because they would be timed too.
@@ -276,8 +281,8 @@ def load_pipeline(
         pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
     elif _is_file(model):
         tokenizers = {path.name: load_tokenizer(path, model.tokenizer) for path in folder.glob("tokenizer*")}
-        file = Path(str(model.path)).expanduser()
-        pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
+        file = str(path_of(model))
+        pipe = cls.from_single_file(file, config=str(folder), local_files_only=True, **tokenizers | arguments)
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
     else:
         own: dict[str, Any] = {}
@@ -292,7 +297,7 @@ def load_pipeline(
     return _prepared(pipe, model, scheduler, task, device, on_host)
 
 
-def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> "DiffusionPipeline":
+def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline:
     """Returns the pipeline that a function builds, in the type of the chosen precision."""
     pipe = build(model, task)
     parts = {name: part for name, part in load_kwargs.items() if name != "dtype"}
@@ -306,9 +311,7 @@ def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> "Diffusi
     return pipe
 
 
-def _prepared(
-    pipe: "DiffusionPipeline", model: Model, scheduler: Scheduler, task: Task, device: str, on_host: bool
-) -> "DiffusionPipeline":
+def _prepared(pipe: Pipeline, model: Model, scheduler: Scheduler, task: Task, device: str, on_host: bool) -> Pipeline:
     pipe.scheduler = scheduler_like(pipe.scheduler, scheduler, marks_of(model))
     pipe.set_progress_bar_config(disable=True)
     adapt(pipe, task)
@@ -325,8 +328,8 @@ def folder_of(model: Model) -> Path:
             f"{model.origin}: a function builds it, and it has no files to read; save it with save_pretrained and give "
             "model=FOLDER"
         )
-    if model.weights == "path" and Path(str(model.path)).expanduser().is_dir():
-        return Path(str(model.path)).expanduser()
+    if model.weights == "path" and path_of(model).is_dir():
+        return path_of(model)
     folder = architecture_folder(model)
     assert folder is not None, "require_model lets no other model through"
     return folder

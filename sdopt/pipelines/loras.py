@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
 from sdopt.pipelines.loading import LoadedModel, clip_skip_of, folder_of, is_sdxl, leave_out_layers, part_config
-from sdopt.pipelines.parts import TEXT_ENCODERS, denoiser_of, quiet, text_encoders_of, unwrapped
-from sdopt.pipelines.weights import state_of
+from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, denoiser_of, quiet, text_encoders_of, unwrapped
+from sdopt.pipelines.weights import Header, state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import DiffusionPipeline
 
 _MATRIX = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)\.weight")
 """The names of a LoRA's two matrices, by peft (`….lora_A.weight`), by kohya (`….lora_down.weight`), by older diffusers
@@ -60,8 +59,11 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
     Raises:
         UsageError: the file does not exist, or is not a safetensors file.
     """
-    if path is not None and _is_repository(path):
-        return _hub_file(path, weight_name, fetch)
+    if path is not None and is_on_hub(path):
+        if weight_name is None or not weight_name.endswith(".safetensors"):
+            raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {path}")
+        [file] = fetch_files(path, [weight_name], f"lora.path={path}", "give the file as lora.path", fetch)
+        return file
     path_given = LORAS if path is None else Path(path).expanduser()
     if path_given.is_file() and weight_name is not None:
         raise UsageError(
@@ -82,10 +84,12 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
 
 def is_on_hub(path: str | None) -> bool:
     """Returns whether a LoRA comes from the hub, so that nothing is known of it before it is downloaded."""
-    return path is not None and _is_repository(path)
+    if path is None or Path(path).expanduser().exists() or path.endswith(".safetensors"):
+        return False
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
 
 
-def networks_of_a_lora(pipe: "DiffusionPipeline") -> "list[torch.nn.Module]":
+def networks_of_a_lora(pipe: Pipeline) -> "list[torch.nn.Module]":
     """Returns the networks that a LoRA can change: denoiser and text encoders, without what compiles them."""
     return [unwrapped(network) for network in (denoiser_of(pipe), *text_encoders_of(pipe))]
 
@@ -99,18 +103,18 @@ def lora_layers(denoiser: Any) -> list[Any]:
 
 def rank_of(file: Path) -> int:
     """Returns the highest rank among the matrices of a LoRA."""
-    found = ((_MATRIX.fullmatch(name), shape) for name, shape in _shapes(file).items())
-    return max((shape[0] for match, shape in found if match and match[2] in ("A", "down")), default=0)
+    shapes = _header(file).shapes
+    return max((shapes[pair["down"]][0] for pair in _pairs(shapes).values() if "down" in pair), default=0)
 
 
 def has_biases(file: Path) -> bool:
     """Returns whether a LoRA adds to biases, too."""
-    return any(name.endswith(_BIAS) for name in _shapes(file))
+    return any(name.endswith(_BIAS) for name in _header(file).shapes)
 
 
 def trains_text_encoder(file: Path) -> bool:
     """Returns whether a LoRA changes a text encoder too."""
-    return any(name.startswith(("text_encoder", "lora_te")) for name in _shapes(file))
+    return any(name.startswith(("text_encoder", "lora_te")) for name in _header(file).shapes)
 
 
 def tensors_of(file: Path) -> "dict[str, torch.Tensor] | None":
@@ -149,17 +153,14 @@ def misfits(file: Path, model: Model) -> list[str]:
 
 @lru_cache(maxsize=64)
 def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
-    matrices: dict[str, set[str]] = {}
-    for name in _shapes(file):
-        match = _MATRIX.fullmatch(name)
-        if match:
-            matrices.setdefault(match[1], set()).add("down" if match[2] in ("A", "down") else "up")
-        elif not name.endswith(_ALPHA) and not any(part in name for part in _BESIDE):
+    names = _header(file).shapes
+    for name in names:
+        if not (_MATRIX.fullmatch(name) or name.endswith(_ALPHA) or any(part in name for part in _BESIDE)):
             kind = next((kind for part, kind in _KINDS.items() if re.search(part, name)), "no matrix of a LoRA")
             return (f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",)
-    if not matrices:
+    if not (pairs := _pairs(names)):
         return ("holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",)
-    if half := [module for module, found in matrices.items() if len(found) < 2]:
+    if half := [module for module, pair in pairs.items() if len(pair) < 2]:
         return (f"has only one of the two matrices of {half[0]}",)
     return tuple(_malformed(file) or _of_another_family(file, model) or _lost(file, model) or _idle(file))
 
@@ -175,20 +176,13 @@ def _malformed(file: Path) -> list[str]:
             return [f"holds {name} of shape {list(tensor.shape)}, which is no {'number' if alpha else 'matrix'}"]
         if not tensor.float().isfinite().all():
             return [f"holds numbers in {name} that are not finite (NaN or infinite)"]
-    if tensors_of(file) is not None and _SETTINGS in _metadata(file):
+    if tensors_of(file) is not None and _SETTINGS in _header(file).metadata:
         return [f"has weights of 8 bits or alphas beside {_SETTINGS}, of which diffusers would lose one: save it anew"]
     return []
 
 
 _SETTINGS = "lora_adapter_metadata"
 """diffusers' key in the header of a file for the adapter's own settings, such as its scale."""
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    with safe_open(file, "np") as opened:
-        return dict(opened.metadata() or {})
 
 
 def _idle(file: Path) -> list[str]:
@@ -208,7 +202,7 @@ def _of_another_family(file: Path, model: Model) -> list[str]:
 
     Self-attention has the same widths in Stable Diffusion 1.x and 2.x.
     """
-    unet, marks = part_config(model, "unet"), _metadata(file)
+    unet, marks = part_config(model, "unet"), _header(file).metadata
     if unet is None:
         return []
     own = "xl" if is_sdxl(model) else "v2" if unet.get("cross_attention_dim") == _WIDTH_OF_SD2 else "v1"
@@ -274,7 +268,7 @@ def _lost(file: Path, model: Model) -> list[str]:
     return [f"holds {lost[0]}{more}, which diffusers would leave out: this model's networks have no such layer"]
 
 
-def _pairs(tensors: "Mapping[str, torch.Tensor]") -> dict[str, dict[str, str]]:
+def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns the names of the two matrices (`down`, `up`) of each module."""
     found: dict[str, dict[str, str]] = {}
     for match in filter(None, map(_MATRIX.fullmatch, tensors)):
@@ -300,8 +294,7 @@ def _arrived(pipe: Any) -> "tuple[Counter[tuple[_Mark, _Mark, float]], Counter[_
     pairs: Counter[tuple[_Mark, _Mark, float]] = Counter()
     beside: Counter[_Mark] = Counter()
     empty: list[str] = []
-    parts = [getattr(pipe, name, None) for name in ("unet", *TEXT_ENCODERS)]
-    for path, layer in (found for part in parts if part is not None for found in part.named_modules()):
+    for path, layer in (found for network in networks_of_a_lora(pipe) for found in network.named_modules()):
         if not isinstance(layer, BaseTunerLayer) or _ADAPTER not in getattr(layer, "lora_A", {}):
             continue
         own = {name: each for name, each in layer.named_parameters() if "base_layer" not in name}
@@ -318,8 +311,7 @@ def _sizes(pipe: Any) -> dict[str, tuple[int, int]]:
     """Returns the input and output channels of layers, by the letters and digits of their names."""
     return {
         _letters(name): (layer.weight.shape[1], layer.weight.shape[0])
-        for part in ("unet", *TEXT_ENCODERS)
-        if (network := getattr(pipe, part, None)) is not None
+        for network in networks_of_a_lora(pipe)
         for name, layer in network.named_modules()
         if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1
     }
@@ -378,30 +370,12 @@ def _empty_pipeline(model: Model) -> Any:
     )
 
 
-def _is_repository(path: str) -> bool:
-    exists = Path(path).expanduser().exists()
-    return not exists and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None and not path.endswith(".safetensors")
-
-
-def _hub_file(repository: str, weight_name: str | None, fetch: bool) -> Path:
-    if weight_name is None or not weight_name.endswith(".safetensors"):
-        raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {repository}")
-    [file] = fetch_files(repository, [weight_name], f"lora.path={repository}", "give the file as lora.path", fetch)
-    return file
-
-
 def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.safetensors"))
 
 
-def _shapes(file: Path) -> dict[str, list[int]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "np") as tensors:
-            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"{file}: not a complete safetensors file ({error}); copy or fetch it again") from error
+def _header(file: Path) -> Header:
+    return Header.of_any(file, str(file.parent))
 
 
 def _read(file: Path) -> "dict[str, torch.Tensor]":

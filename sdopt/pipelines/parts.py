@@ -1,14 +1,17 @@
 """Finds the parts of a pipeline by what they do: code says *denoiser*, not `pipe.unet`."""
 
+import logging
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+Pipeline = Any
+"""A `DiffusionPipeline` of diffusers, which takes seconds to import."""
 
 _STORAGE_ONLY = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -20,12 +23,12 @@ STEPS = "sdopt_caching"
 """Attribute of a denoiser with data that an option keeps from step to step."""
 
 
-def denoiser_of(pipe: "DiffusionPipeline") -> Any:
+def denoiser_of(pipe: Pipeline) -> Any:
     """Returns the model that is called once per step: a UNet or a transformer, compiled or not."""
     return getattr(pipe, denoiser_name(pipe))
 
 
-def denoiser_name(pipe: "DiffusionPipeline") -> str:
+def denoiser_name(pipe: Pipeline) -> str:
     """Returns the attribute of a pipeline that holds its denoiser."""
     return "unet" if hasattr(pipe, "unet") else "transformer"
 
@@ -46,23 +49,23 @@ TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 """The attributes of a pipeline that hold its text encoders, in their order."""
 
 
-def text_encoders_of(pipe: "DiffusionPipeline") -> list[torch.nn.Module]:
+def text_encoders_of(pipe: Pipeline) -> list[torch.nn.Module]:
     """Returns the text encoders of a pipeline, in their order."""
     return [encoder for name in TEXT_ENCODERS if (encoder := getattr(pipe, name, None)) is not None]
 
 
-def networks_of(pipe: "DiffusionPipeline") -> dict[str, torch.nn.Module]:
+def networks_of(pipe: Pipeline) -> dict[str, torch.nn.Module]:
     """Returns the networks of a pipeline by their attributes: text encoders, denoiser, VAE."""
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
-def device_of(pipe: "DiffusionPipeline") -> torch.device:
+def device_of(pipe: Pipeline) -> torch.device:
     """Returns the device on which a pipeline computes; its weights may be elsewhere."""
     device: torch.device = getattr(pipe, _DEVICE, None) or pipe.device
     return device
 
 
-def place(pipe: "DiffusionPipeline", device: str, on_host: bool) -> None:
+def place(pipe: Pipeline, device: str, on_host: bool) -> None:
     """Moves a pipeline to the device on which it computes, or to the host if an option moves its weights later."""
     pipe.to("cpu" if on_host else device)
     setattr(pipe, _DEVICE, torch.device(device))
@@ -73,7 +76,7 @@ _CALLED = "_sdopt_called"
 
 
 @contextmanager
-def called(pipe: "DiffusionPipeline") -> Iterator[None]:
+def called(pipe: Pipeline) -> Iterator[None]:
     """Marks a pipeline as called: its denoiser and its scheduler may be those of other pipelines too."""
     vars(pipe)[_CALLED] = True
     try:
@@ -82,7 +85,7 @@ def called(pipe: "DiffusionPipeline") -> Iterator[None]:
         vars(pipe).pop(_CALLED, None)
 
 
-def is_called(pipe: "DiffusionPipeline") -> bool:
+def is_called(pipe: Pipeline) -> bool:
     """Returns whether a pipeline is called now, so that it says how its denoiser is to run."""
     return _CALLED in vars(pipe)
 
@@ -112,16 +115,18 @@ def hook_of(layer: torch.nn.Module, name: str) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps what diffusers and others say, and their progress bars, from the terminal."""
-    import warnings
-
-    from diffusers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    """Keeps what diffusers, transformers and others say, and their progress bars, from the terminal."""
+    # Of what is not imported yet, nothing is to be imported here.
+    logs = [
+        sys.modules[name] for name in ("diffusers.utils.logging", "transformers.utils.logging") if name in sys.modules
+    ]
+    before = [log.get_verbosity() for log in logs]
+    for log in logs:
+        log.set_verbosity(logging.CRITICAL)
     try:
         with redirect_stderr(StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(before)
+        for log, level in zip(logs, before, strict=True):
+            log.set_verbosity(level)

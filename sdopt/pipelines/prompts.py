@@ -1,6 +1,5 @@
 """Resolves a workload's prompts and negative prompts, and says what of them is not read as it may be meant."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED, part_class
-from sdopt.pipelines.loading import folder_of, part_config
+from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json
+from sdopt.pipelines.loading import folder_of, part_config, path_of
 from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
 from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.pipelines.weights import state_of
@@ -93,7 +92,7 @@ def _source(workload: Workload, model: Model) -> PromptFile:
             f"name a file that ends in {', '.join(TABLES)}"
         )
     if source == "packaged":
-        own = json.loads((PACKAGED / "prompts.json").read_text(encoding="utf-8"))["gate"]
+        own = read_json(PACKAGED / "prompts.json")["gate"]
         general = _GENERAL.read_text(encoding="utf-8").splitlines()
         return PromptFile(tuple(Prompt(text, "") for text in (own if (PACKAGED / model.name).is_dir() else general)))
     if isinstance(source, str):
@@ -265,9 +264,9 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
 
 def _tokenizers(model: Model) -> Iterator[Any]:
     folder = folder_of(model)
-    if model.weights == "path" and Path(str(model.path)).expanduser().is_file():
+    if model.weights == "path" and path_of(model).is_file():
         yield from (load_tokenizer(part, model.tokenizer) for part in sorted(folder.glob("tokenizer*")))
         return
-    for name, value in json.loads((folder / "model_index.json").read_text(encoding="utf-8")).items():
-        if name.startswith("tokenizer") and isinstance(value, list) and None not in value:
-            yield part_class(*value).from_pretrained(folder / name, local_files_only=True)
+    for name, named in parts_in(folder).items():
+        if name.startswith("tokenizer"):
+            yield part_class(*named).from_pretrained(folder / name, local_files_only=True)

@@ -5,23 +5,20 @@ Latency and memory do not depend on the values of the weights. Images do: here t
 
 import hashlib
 import importlib
-import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from sdopt.pipelines.catalog import part_class
+from sdopt.pipelines.catalog import part_class, parts_in, read_json
+from sdopt.pipelines.parts import Pipeline, unwrapped
 from sdopt.pipelines.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 
 
-def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any) -> "DiffusionPipeline":
+def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any) -> Pipeline:
     """Builds the pipeline that a folder of configurations describes.
 
     Args:
@@ -31,7 +28,7 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
         dtype: type of their parameters.
         given: arguments of the class that are passed on instead of built.
     """
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index = read_json(folder / "model_index.json")
     normal = _pool().to(device)
     for name, value in index.items():
         if name in given or name.startswith("_"):
@@ -61,35 +58,32 @@ def random_network(folder: Path, library: str, class_name: str, name: str, dtype
 
 def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Module:
     """Builds the network that a configuration describes, with parameters on the meta device and buffers in place."""
+    cls = part_class(library, class_name)
+    # A class of transformers has a class for its configuration, as AltDiffusion's text encoder does too.
+    own = hasattr(cls, "config_class")
+    return _empty(
+        cls, cls.config_class.from_pretrained(folder) if own else cls.load_config(folder, local_files_only=True)
+    )
+
+
+def _empty(cls: Any, config: Any) -> torch.nn.Module:
     from accelerate import init_empty_weights
 
-    cls = part_class(library, class_name)
     # Buffers are computed, not learned: with the parameters they would be lost on the meta device.
     with init_empty_weights(include_buffers=False):
-        network: torch.nn.Module = (
-            cls(cls.config_class.from_pretrained(folder))
-            if hasattr(cls, "config_class")  # a class of transformers, as AltDiffusion's text encoder is too
-            else cls.from_config(cls.load_config(folder, local_files_only=True))
-        )
+        network: torch.nn.Module = cls(config) if hasattr(cls, "config_class") else cls.from_config(config)
     return network.eval()
 
 
 def empty_part(folder: Path, name: str) -> torch.nn.Module:
     """Builds the network `name` of a pipeline's folder, with parameters on the meta device."""
-    library, class_name = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))[name]
-    return empty_network(folder / name, library, class_name)
+    return empty_network(folder / name, *parts_in(folder)[name])
 
 
 def empty_like(network: Any) -> torch.nn.Module:
     """Builds a network as another one was built, with parameters on the meta device."""
-    from accelerate import init_empty_weights
-
-    plain = getattr(network, "_orig_mod", network)
-    with init_empty_weights(include_buffers=False):
-        made: torch.nn.Module = (
-            type(plain)(plain.config) if hasattr(type(plain), "config_class") else type(plain).from_config(plain.config)
-        )
-    return made.eval()
+    plain = unwrapped(network)
+    return _empty(type(plain), plain.config)
 
 
 def _pool() -> torch.Tensor:

@@ -5,14 +5,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from sdopt.pipelines.parts import networks_of
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import Pipeline, networks_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class Snapshot:
     """The parameters of each network."""
 
     @classmethod
-    def of(cls, pipe: "DiffusionPipeline") -> "Snapshot":
+    def of(cls, pipe: Pipeline) -> "Snapshot":
         """Saves the state of a pipeline; reads all of its weights once."""
         networks = networks_of(pipe)
         modules = [module for network in networks.values() for module in network.modules()]
@@ -111,7 +108,7 @@ class Snapshot:
         changed = [name for name, weights in self.weights.items() if _are_lost(weights)]
         return [f"the weights of {name} were changed" for name in sorted(changed)]
 
-    def restore(self, pipe: "DiffusionPipeline") -> None:
+    def restore(self, pipe: Pipeline) -> None:
         """Restores parts with their methods, flags, hooks, layers and memory formats; `lost` must have returned []."""
         pipe.__class__ = self.cls
         for name, part in self.parts.items():

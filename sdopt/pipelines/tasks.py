@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.parts import Pipeline
 from sdopt.record.images import open_picture
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import DiffusionPipeline
     from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
@@ -169,7 +169,7 @@ def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any
     return arguments
 
 
-def adapt(pipe: "DiffusionPipeline", task: Task) -> None:
+def adapt(pipe: Pipeline, task: Task) -> None:
     """Makes diffusers' inpainting accept a text-to-image model whose latents do not have four channels.
 
     diffusers recognises a text-to-image denoiser by that number, though any number would work.
@@ -179,7 +179,7 @@ def adapt(pipe: "DiffusionPipeline", task: Task) -> None:
 
 
 @contextmanager
-def noise_in_float32(pipe: "DiffusionPipeline") -> Iterator[None]:
+def noise_in_float32(pipe: Pipeline) -> Iterator[None]:
     """Makes a pipeline draw its noise on the CPU in float32, image by image, and only then cast it.
 
     diffusers draws in the type in which it computes: half precision would start from other noise than single precision.

@@ -1,11 +1,11 @@
 """Finds a tokenizer's files, and loads CLIP's: a single file and random weights take the vocabulary that sdopt has."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import read_json
 from sdopt.reference import VOCABULARY
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenize
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Returns how the tokenizer of a pipeline folder starts, ends, pads and cuts prompts, as CLIP's class takes it."""
-    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "tokenizer_config.json")
     return {name: config[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token", "model_max_length")}

@@ -30,6 +30,17 @@ class Header:
         Raises:
             UsageError: the file is not complete, or holds quantized weights, which would be read as plain numbers.
         """
+        header = cls.of_any(file, at, name)
+        if quantized := header.quantized:
+            raise UsageError(
+                f"{at}: {name or file.name} holds quantized weights, such as {quantized} ({header.types[quantized]}), "
+                "which mean nothing without their scales; give the model in float32, float16 or bfloat16"
+            )
+        return header
+
+    @classmethod
+    def of_any(cls, file: Path, at: str, name: str | None = None) -> "Header":
+        """Reads a file's header, whatever the types of its tensors. Raises UsageError if the file is not complete."""
         from safetensors import SafetensorError, safe_open
 
         name = name or file.name
@@ -40,17 +51,11 @@ class Header:
                 slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
                 types = {key: str(each.get_dtype()) for key, each in slices.items()}
                 shapes = {key: list(each.get_shape()) for key, each in slices.items()}
-                header = cls(dict(tensors.metadata() or {}), types, shapes)
+                return cls(dict(tensors.metadata() or {}), types, shapes)
         except (SafetensorError, OSError) as error:
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
             ) from error
-        if quantized := header.quantized:
-            raise UsageError(
-                f"{at}: {name} holds quantized weights, such as {quantized} ({header.types[quantized]}), which mean "
-                "nothing without their scales; give the model in float32, float16 or bfloat16"
-            )
-        return header
 
     @property
     def quantized(self) -> str | None:

@@ -196,7 +196,7 @@ class TestCommand:
 
 
 def test_the_page_depends_on_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("conflicts", "compiler.toolchain", "compiler.blade"):
+    for module in ("conflicts", "compiler.toolchain", "compiler.engines"):
         monkeypatch.setattr(f"sdopt.options.{module}.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
     assert option_matrix.__wrapped__() in (CONF / "README.md").read_text()

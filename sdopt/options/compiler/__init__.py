@@ -1,18 +1,14 @@
-"""compiler: compiles modules to kernels, or captures them as graphs that launch at once. One file per compiler.
+"""compiler: compiles modules to kernels, or captures them as graphs that launch at once.
 
 `base` has the shared parts: the modules that compilers replace, the replacements, and common conflicts.
 """
 
 from sdopt.options.compiler.aot import Aot
-from sdopt.options.compiler.blade import Blade
+from sdopt.options.compiler.base import Eager
 from sdopt.options.compiler.cuda_graphs import CudaGraphs
 from sdopt.options.compiler.deepspeed import DeepSpeed
-from sdopt.options.compiler.eager import Eager
+from sdopt.options.compiler.engines import Blade, OnnxRuntime, OpenVino, TensorRt, TorchScript
 from sdopt.options.compiler.inductor import Inductor, InductorDynamic, Regional
-from sdopt.options.compiler.onnxruntime import OnnxRuntime
-from sdopt.options.compiler.openvino import OpenVino
-from sdopt.options.compiler.tensorrt import TensorRt
-from sdopt.options.compiler.torchscript import TorchScript
 from sdopt.options.compiler.whole_step import WholeStep
 
 __all__ = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,10 +31,8 @@ from sdopt.options.compiler.base import (
     replace_by_graphs,
 )
 from sdopt.options.compiler.toolchain import missing_for_packages
+from sdopt.pipelines.parts import Pipeline
 from sdopt.scratch import cache_folder
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Aot(GraphCompiler):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         compilation.reset()
         packages = Packages(private_folder("aot"), self.recompile)
         made = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -13,16 +13,13 @@ from typing_extensions import override
 from sdopt.contract import Contract
 from sdopt.measure.compilation import compilation, runs_eagerly
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
-from sdopt.measure.trace import StageTrace, Trace
+from sdopt.measure.trace import StageTrace
 from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Stage
-from sdopt.options.conflicts import autocasts, records_autograd, upcasts_vae, weights_of
+from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.options.conflicts import autocasts, records_autograd, upcasts_vae
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
-from sdopt.pipelines.parts import STEPS, denoiser_name, denoiser_of, text_encoders_of, unwrapped
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
 
 STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
 """The targets of compilers, with the stage of a call in which each runs."""
@@ -30,6 +27,18 @@ STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_D
 
 TARGETS = {"choices": tuple(STAGE_OF)}
 """Metadata of a field that lists targets."""
+
+
+@dataclass(frozen=True)
+class Eager(Optimization):
+    """Runs PyTorch operator by operator, without a compiler."""
+
+    stage: ClassVar[Stage] = Stage.COMPILE
+    compiles: ClassVar[bool] = False
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        return lambda trace: Finding(not trace.is_compiled(denoiser_of(pipe)), "operator by operator")
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Compiler(Optimization):
         return Contract.EQUIVALENT  # OpenVINO overrides it by a property, since its precision decides
 
     @override
-    def comes_after(self, pipe: "DiffusionPipeline") -> Mapping[str, str]:
+    def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         if unwrapped(denoiser_of(pipe)) is denoiser_of(pipe):
             return {}
         # diffusers passes over a network that is no `ModelMixin`.
@@ -86,14 +95,6 @@ def exports(ctx: Context, what: str) -> list[str]:
     return found
 
 
-def leaves_pytorch(ctx: Context, what: str) -> list[str]:
-    """Returns the conflicts of `what`, which computes the denoiser outside of PyTorch with a copy of the weights."""
-    found = exports(ctx, what)
-    if weights_of(ctx) == "bfloat16":
-        found.append(f"{what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
-    return found
-
-
 def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
     """Returns the conflicts of a list of targets: the list is empty, or has a text encoder that never runs."""
     if not chosen:
@@ -114,7 +115,7 @@ def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
     return found
 
 
-def places_of(pipe: "DiffusionPipeline", target: str) -> Iterator[tuple[Any, str]]:
+def places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
     """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
     if target == "text_encoder":
         encoders = text_encoders_of(pipe)
@@ -129,7 +130,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def replace_modules(
-    pipe: "DiffusionPipeline", chosen: Iterable[str], make: Callable[[torch.nn.Module], Module]
+    pipe: Pipeline, chosen: Iterable[str], make: Callable[[torch.nn.Module], Module]
 ) -> dict[str, list[Module]]:
     """Replaces each module of the targets by `make(module)`; returns the replacements by target."""
     made: dict[str, list[Module]] = {}
@@ -142,7 +143,7 @@ def replace_modules(
 
 
 def replace_by_graphs(
-    pipe: "DiffusionPipeline", chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
+    pipe: Pipeline, chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
 ) -> "dict[str, list[PerShape]]":
     """Replaces each module of the targets by a `PerShape`; returns the replacements by target.
 
@@ -291,15 +292,3 @@ def tracing() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         yield
-
-
-def ran_outside(trace: Trace, made: Mapping[str, Sequence[PerShape]]) -> Finding:
-    """Checks whether graphs outside of PyTorch computed the targets: PyTorch then runs no matrix products in them."""
-    seen = {target: trace.stages[STAGE_OF[target]] for target in made}
-    counts = {target: graphs_in(stand_ins) for target, stand_ins in made.items()}
-    graphs, calls = sum(counts.values()), sum(stage.calls for stage in seen.values())
-    left = sum(sum(stage.product_dtypes.values()) for stage in seen.values())
-    facts = {"graphs": graphs, "calls": calls, "products_by_pytorch": left}
-    summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {left} products by PyTorch"
-    ran = all(counts[target] and seen[target].calls for target in made)
-    return Finding(ran and not left, summary, facts)

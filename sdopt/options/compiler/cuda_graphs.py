@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -23,9 +23,7 @@ from sdopt.options.compiler.base import (
     unfit_for_graphs,
     unfit_targets,
 )
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import Pipeline
 
 _WARM_UP = 3
 """Runs before a capture, in which libraries select kernels and allocate workspaces; PyTorch recommends three."""
@@ -48,7 +46,7 @@ class CudaGraphs(GraphCompiler):
         return found + unfit_for_graphs(ctx, self.targets)
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         compilation.reset()
         capture = Capture()
         made = replace_by_graphs(pipe, self.targets, capture)

@@ -12,7 +12,7 @@ assume the following, as of DeepSpeed 0.19.8; `require_fitting` checks each assu
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -25,10 +25,7 @@ from sdopt.options.base import Assumption, Context, Finding, Proof
 from sdopt.options.compiler.base import Compiler
 from sdopt.options.deepspeed import attention_of, begin_a_model, compile_kernels, lacks, misfits
 from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.parts import denoiser_of
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import Pipeline, denoiser_of
 
 _TOKENS = 4096
 """The `max_out_tokens` of DeepSpeed's own injection."""
@@ -56,7 +53,7 @@ class DeepSpeed(Compiler):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         compilation.reset()
         denoiser = denoiser_of(pipe)
         kept = len(_blocks(denoiser))

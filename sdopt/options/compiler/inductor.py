@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.fx.experimental._config
@@ -27,11 +27,8 @@ from sdopt.options.compiler.base import (
 from sdopt.options.compiler.toolchain import unfit_for_inductor
 from sdopt.options.conflicts import keeps_gradients
 from sdopt.pipelines.loading import head_dimensions_by_level
-from sdopt.pipelines.parts import denoiser_of, device_of
+from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -145,7 +142,7 @@ class Inductor(Compiler):
         return found
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         _start(self, pipe)
         replays = records_cuda_graphs(self.mode)
 
@@ -194,7 +191,7 @@ class Regional(Compiler):
         return unfit_for_inductor(ctx) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         _start(self, pipe)
         denoiser = denoiser_of(pipe)
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
@@ -240,14 +237,14 @@ class InductorDynamic(Compiler):
         return found + records_any_shape(ctx)
 
     @override
-    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
         # By default, sizes that are equal in the first call must stay equal, which would exclude non-square images.
         settings: Any = torch.fx.experimental._config
         patched: AbstractContextManager[Any] = settings.patch(use_duck_shape=False)
         return patched
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         _start(self, pipe)
 
         def compiled(module: torch.nn.Module) -> Any:
@@ -268,7 +265,7 @@ class InductorDynamic(Compiler):
         return proof
 
 
-def _start(option: Inductor | Regional | InductorDynamic, pipe: "DiffusionPipeline") -> None:
+def _start(option: Inductor | Regional | InductorDynamic, pipe: Pipeline) -> None:
     """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
     compilation.reset()
     if option.keep:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from math import cos, sin
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -20,11 +20,8 @@ from sdopt.options.compiler.base import Compiler, StandIn, replace_modules
 from sdopt.options.compiler.toolchain import unfit_for_inductor
 from sdopt.options.conflicts import records_autograd
 from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.parts import denoiser_of, is_called
+from sdopt.pipelines.parts import Pipeline, denoiser_of, is_called
 from sdopt.schema import bounded
-
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
 
 _SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler")
 """Schedulers whose step is linear in the current latents and prediction, and depends on nothing else: see `Steps`."""
@@ -71,7 +68,7 @@ class WholeStep(Compiler):
         return [f"{name}={call[name]}: {lacks}" for name in given]
 
     @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+    def apply(self, pipe: Pipeline) -> Proof:
         compilation.reset()
         steps = Steps(pipe.scheduler, lambda: is_called(pipe))
         [[whole]] = replace_modules(pipe, ["denoiser"], lambda unet: _WholeStep(pipe, unet, steps, self.mode)).values()
@@ -183,7 +180,7 @@ class Steps:
 class _WholeStep(StandIn):
     """Replaces the denoiser: computes the latents after the step, and passes them through the pipeline's code."""
 
-    def __init__(self, pipe: "DiffusionPipeline", denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
+    def __init__(self, pipe: Pipeline, denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
         super().__init__(denoiser)
         self._pipe = pipe
         self._steps = steps

@@ -1,0 +1,303 @@
+"""Compilers whose graphs are exported from the denoiser and run by another engine: one graph for each input shape."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.contract import Contract
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.options.base import Context, Finding, Proof
+from sdopt.options.compiler.base import (
+    STAGE_OF,
+    TARGETS,
+    Graph,
+    GraphCompiler,
+    PerShape,
+    StandIn,
+    Tensors,
+    exports,
+    graphs_in,
+    replace_by_graphs,
+    replace_modules,
+    tracing,
+    unfit_targets,
+)
+from sdopt.options.conflicts import missing_packages, weights_of
+from sdopt.pipelines.parts import Pipeline
+from sdopt.schema import bounded
+from sdopt.scratch import scratch_folder
+
+# ---- on any device --------------------------------------------------------------------------------------------------
+
+_TRACED = "forward"
+"""The profiler's name for a run of a TorchScript graph; Python calls are not recorded as operators."""
+
+_WARM_UP = 3
+"""Runs of a graph: the executor profiles types and shapes in the first two, and optimizes the graph for the third."""
+
+
+@dataclass(frozen=True)
+class TorchScript(GraphCompiler):
+    """Traces the denoiser with `torch.jit.trace`: one TorchScript graph per input shape.
+
+    PyTorch has deprecated TorchScript in favour of `torch.compile` and `torch.export`. The option exists to compare
+    with figures in older articles.
+    """
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return exports(ctx, "a traced graph")
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        compilation.reset()
+        made = replace_by_graphs(pipe, ["denoiser"], _traced)
+
+        def proof(trace: Trace) -> Finding:
+            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
+            runs = seen.operators[_TRACED]
+            facts = {"graphs": shapes, "graphs_run": runs, "calls": seen.calls}
+            summary = f"{shapes} traced graph{'s' if shapes != 1 else ''}, run {runs} times in {seen.calls} calls"
+            return Finding(runs >= seen.runs > 0 and shapes > 0, summary, facts)
+
+        return proof
+
+
+def _traced(call: Tensors) -> Graph:
+    """Traces a call, and runs the graph until TorchScript's profiling executor has optimized the graph."""
+    with torch.no_grad(), tracing():
+        traced: Graph = torch.jit.trace(call.eval(), tuple(call.inputs), check_trace=False)
+        for _ in range(_WARM_UP):
+            traced(*call.inputs)
+    return traced
+
+
+# ---- on CUDA --------------------------------------------------------------------------------------------------------
+
+_BLADE_ENGINE, _TENSORRT_ENGINE = "DiscEngine", "tensorrt::execute_engine"
+"""Part of the name of the operator that runs a subgraph compiled by BladeDISC, and the one that runs TensorRT's."""
+
+
+@dataclass(frozen=True)
+class Blade(GraphCompiler):
+    """Runs BladeDISC's `torch_blade.optimize` on text encoder, denoiser and decoder, as in Alibaba's PAI-Blade article.
+
+    Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.
+    """
+
+    targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
+    """The modules to compile; each must prove that its compiled form ran."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        what = "BladeDISC's graph"
+        found = ctx.device.needs_cuda(what)
+        if not ctx.device.is_here or find_spec("torch_blade") is None:
+            found.append(
+                "PAI-Blade has no public package for PyTorch 2.11 or later: build torch_blade "
+                "from https://github.com/alibaba/BladeDISC, or choose compiler=inductor_dynamic, which also compiles "
+                "once for any size"
+            )
+        return found + unfit_targets(ctx, self.targets) + exports(ctx, what)
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        compilation.reset()
+        replace_by_graphs(pipe, self.targets, _optimized)
+
+        def proof(trace: Trace) -> Finding:
+            stages = {target: trace.stages[STAGE_OF[target]].operators for target in self.targets}
+            runs = {
+                target: sum(n for name, n in seen.items() if _BLADE_ENGINE in name) for target, seen in stages.items()
+            }
+            shown = ", ".join(f"{target} {count}" for target, count in runs.items())
+            return Finding(all(runs.values()), f"engines run: {shown}", {"engines_run": runs})
+
+        return proof
+
+
+def _optimized(call: Tensors) -> Graph:
+    import torch_blade
+
+    with torch.no_grad(), tracing():
+        graph = torch_blade.optimize(call.eval(), allow_tracing=True, model_inputs=tuple(call.inputs))
+
+    def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        with torch.no_grad():
+            found = graph(*tensors)
+        return found if isinstance(found, tuple | list) else [found]
+
+    return run
+
+
+@dataclass(frozen=True)
+class TensorRt(GraphCompiler):
+    """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        what = "a TensorRT engine"
+        found = ctx.device.needs_cuda(what, (7, 5))
+        found += missing_packages(ctx, "tensorrt", "torch_tensorrt")
+        return found + exports(ctx, what)
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        compilation.reset()
+        replace_modules(pipe, ["denoiser"], _Engine)
+
+        def proof(trace: Trace) -> Finding:
+            runs, calls = trace.denoiser.operators[_TENSORRT_ENGINE], trace.denoiser.calls
+            # If TensorRT lacks an operator, the graph is split into several engines, with PyTorch in between.
+            facts = {"engines_run": runs, "calls": calls}
+            return Finding(runs >= calls > 0, f"{runs} engines run in {calls} calls", facts)
+
+        return proof
+
+
+class _Engine(StandIn):
+    """Replaces a module by its TensorRT engine, which Torch-TensorRT rebuilds for each new shape."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        import torch_tensorrt
+
+        super().__init__(module)
+        engine: Any = torch_tensorrt.MutableTorchTensorRTModule(module, use_explicit_typing=True)
+        # The engine is a module; as a submodule it would list all weights twice.
+        self.__dict__["_engine"] = engine
+        self._shapes: set[Any] = set()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the engine; counts the first call of each shape as a compilation."""
+        shape = tuple(args[0].shape)
+        if shape in self._shapes:
+            return self._engine(*args, **kwargs)
+        with compilation.compilation():
+            result = self._engine(*args, **kwargs)
+        self._shapes.add(shape)
+        return result
+
+
+# ---- outside of PyTorch, on a CPU -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CpuEngine(GraphCompiler):
+    """The base class of engines that compute modules on a CPU with a copy of the weights."""
+
+    packages: ClassVar[tuple[str, ...]]
+    """The extra, and the modules that it installs."""
+    what: ClassVar[str]
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing_packages(ctx, *self.packages) + exports(ctx, self.what)
+        if weights_of(ctx) == "bfloat16":
+            found.append(f"{self.what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
+        if ctx.device.is_cuda:
+            found.append(f"{self.what} runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu")
+        return found
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        compilation.reset()
+        types: set[str] = set()
+        targets = getattr(self, "targets", ["denoiser"])
+        made = replace_by_graphs(pipe, targets, lambda call: self._exported(call, types))
+        return lambda trace: self._found(trace, made, types)
+
+    def _exported(self, call: Tensors, types: set[str]) -> Graph:
+        """Exports a call, and opens it in the engine; adds the type that the engine computes in, if it says so."""
+        raise NotImplementedError
+
+    def _found(self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]) -> Finding:
+        """Checks whether the engine computed the targets: PyTorch then runs no matrix products in them."""
+        seen = {target: trace.stages[STAGE_OF[target]] for target in made}
+        counts = {target: graphs_in(stand_ins) for target, stand_ins in made.items()}
+        graphs, calls = sum(counts.values()), sum(stage.calls for stage in seen.values())
+        left = sum(sum(stage.product_dtypes.values()) for stage in seen.values())
+        facts = {"graphs": graphs, "calls": calls, "products_by_pytorch": left}
+        summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {left} products by PyTorch"
+        ran = all(counts[target] and seen[target].calls for target in made)
+        return Finding(ran and not left, summary, facts)
+
+
+@dataclass(frozen=True)
+class OnnxRuntime(CpuEngine):
+    """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
+
+    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnxruntime", "onnxscript")
+    what: ClassVar[str] = "an ONNX Runtime session"
+
+    @override
+    def _exported(self, call: Tensors, types: set[str]) -> Graph:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        # The exported file is deleted once the session is open.
+        with scratch_folder("onnx") as folder, torch.no_grad(), tracing():
+            path = str(folder / "denoiser.onnx")
+            torch.onnx.export(call.eval(), tuple(call.inputs), path, dynamo=True, external_data=True, verbose=False)
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            call(*call.inputs)  # records the structure of the output
+        names = [given.name for given in session.get_inputs()]
+
+        def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            given = {name: tensor.detach().numpy() for name, tensor in zip(names, tensors, strict=True)}
+            return [torch.from_numpy(result) for result in session.run(None, given)]
+
+        return run
+
+
+@dataclass(frozen=True)
+class OpenVino(CpuEngine):
+    """Runs the denoiser, and optionally the VAE's decoder, as OpenVINO models, converted at each shape's first call."""
+
+    packages: ClassVar[tuple[str, ...]] = ("openvino", "openvino")
+    what: ClassVar[str] = "an OpenVINO model"
+
+    precision: str = bounded("f32", choices=("f32", "bf16", "f16"))
+    """OpenVINO's type of arithmetic; OpenVINO's own default is bfloat16 on processors that support it."""
+    targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata={"choices": ("denoiser", "decoder")})
+    """The modules to convert; each must prove that its model ran."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT if self.precision == "f32" else Contract.LOSSY
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return super().conflicts(ctx) + unfit_targets(ctx, self.targets)
+
+    @override
+    def _found(self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]) -> Finding:
+        found = super()._found(trace, made, types)
+        # OpenVINO takes another type if the processor lacks the one that it is asked for.
+        summary = f"{found.summary}; computed in {', '.join(sorted(types))}"
+        return Finding(found.engaged and types == {self.precision}, summary, {**found.facts, "types": sorted(types)})
+
+    @override
+    def _exported(self, call: Tensors, types: set[str]) -> Graph:
+        import openvino
+
+        shapes = [tuple(given.shape) for given in call.inputs]
+        with torch.no_grad(), tracing():
+            model = openvino.convert_model(call.eval(), example_input=tuple(call.inputs), input=shapes)
+            call(*call.inputs)  # records the structure of the output
+        options = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        compiled = openvino.Core().compile_model(model, "CPU", options)
+        types.add(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        request = compiled.create_infer_request()
+
+        def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            results = request.infer([tensor.detach().numpy() for tensor in tensors])
+            return [torch.from_numpy(result) for result in results.values()]
+
+        return run
