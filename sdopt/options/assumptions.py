@@ -218,7 +218,7 @@ def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[
         modules = list(network.modules())
         if any(_is_compiled(module) for module in modules):
             yield f"pipe.{name} is compiled already: apply the options to the pipeline as loaded, with compiler=…"
-        elif any("_hf_hook" in vars(module) or _offloads(module) for module in modules):
+        elif any("_hf_hook" in vars(module) or hook_of(module, "group_offloading") for module in modules):
             yield f"hooks move the weights of pipe.{name}: remove them (pipe.remove_all_hooks()), and choose memory=…"
     if getattr(pipe, "hf_device_map", None):
         yield "the pipeline is spread over devices: call pipe.reset_device_map() first"
@@ -227,10 +227,6 @@ def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[
 def _is_compiled(module: torch.nn.Module) -> bool:
     made = isinstance(module, torch.jit.ScriptModule) or unwrapped(module) is not module
     return made or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _offloads(module: torch.nn.Module) -> bool:
-    return hook_of(module, "group_offloading") is not None
 
 
 def structure_of(network: Any, graph: bool) -> dict[str, Any]:

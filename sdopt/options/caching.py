@@ -82,6 +82,31 @@ class Caching(Optimization):
             found.append(f"changes from step to step, which this compiler cannot capture: choose compiler={others}")
         return found
 
+    def skips(self, steps: int) -> bool:
+        """Returns whether one of `steps` steps is cheaper than the whole denoiser."""
+        return True
+
+    def whole(self, steps: int) -> str:
+        """Returns why none of `steps` steps is, for messages."""
+        raise NotImplementedError
+
+    def _fewest(self) -> int | None:
+        """Returns the fewest steps of which one is cheaper; None if no number is enough."""
+        return next((steps for steps in range(2, 1000) if self.skips(steps)), None)
+
+    @property
+    @override
+    def traced_calls(self) -> int:
+        return self._fewest() or 2
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        if self.skips(ctx.steps):
+            return []
+        fewest = self._fewest()
+        way = f": set workload.steps to {ceil(fewest / ctx.task.strength)} or more" if fewest else ""
+        return [f"{self.whole(ctx.steps)}{way}"]
+
     @override
     @contextmanager
     def context(self, pipe: Pipeline) -> Iterator[None]:
@@ -111,10 +136,12 @@ class SkippedLayers(Caching):
     }
 
     @override
-    def ineffective(self, ctx: Context) -> list[str]:
-        if ctx.steps > 1:
-            return []
-        return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
+    def skips(self, steps: int) -> bool:
+        return steps > 1
+
+    @override
+    def whole(self, steps: int) -> str:
+        return "the first step skips nothing"
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -265,17 +292,13 @@ class SpectralForecast(SkippedLayers):
         line[-2:] = -ahead, 1 + ahead
         return [float(weight) for weight in self.blend * fit + (1 - self.blend) * line]
 
-    @property
     @override
-    def traced_calls(self) -> int:
-        return next((n for n in range(2, 1000) if not all(self.runs(n))), 2)
+    def skips(self, steps: int) -> bool:
+        return not all(self.runs(steps))
 
     @override
-    def ineffective(self, ctx: Context) -> list[str]:
-        if not all(self.runs(ctx.steps)):
-            return []
-        enough = ceil(self.traced_calls / ctx.task.strength)
-        return [f"all of {ctx.steps} steps run, and none is forecast: set workload.steps to {enough} or more"]
+    def whole(self, steps: int) -> str:
+        return f"all of {steps} steps run, and none is forecast"
 
     @override
     def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
@@ -297,12 +320,8 @@ class PyramidAttention(Caching):
     stop: float = bounded(0.9, gt=0, le=1)
     """Share of the steps after which all attention is computed again, until the end."""
 
-    @property
     @override
-    def traced_calls(self) -> int:
-        return next((n for n in range(2, 1000) if self._reuses(n)), 2)
-
-    def _reuses(self, steps: int) -> bool:
+    def skips(self, steps: int) -> bool:
         """Returns whether each kind of attention that is to be reused is so in one of `steps` steps."""
         chosen = [every for every in (self.spatial, self.cross) if every is not None]
         between = [i for i in range(1, steps) if self.start < i / steps < self.stop]
@@ -318,11 +337,8 @@ class PyramidAttention(Caching):
         return found
 
     @override
-    def ineffective(self, ctx: Context) -> list[str]:
-        if self._reuses(ctx.steps):
-            return []
-        between = f"{self.start} and {self.stop}"
-        return [f"no step of {ctx.steps} reuses an output between the shares {between}: set more steps"]
+    def whole(self, steps: int) -> str:
+        return f"no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -407,10 +423,13 @@ class GuidanceInterval(Caching):
         """Returns whether a step, counted from 0, is guided."""
         return self.start <= step / steps < self.stop
 
-    @property
     @override
-    def traced_calls(self) -> int:
-        return next((n for n in range(2, 1000) if any(not self.guides(i, n) for i in range(n))), 2)
+    def skips(self, steps: int) -> bool:
+        return not all(self.guides(step, steps) for step in range(steps))
+
+    @override
+    def whole(self, steps: int) -> str:
+        return f"all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -418,13 +437,6 @@ class GuidanceInterval(Caching):
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
         return found
-
-    @override
-    def ineffective(self, ctx: Context) -> list[str]:
-        steps = ctx.steps
-        if any(not self.guides(step, steps) for step in range(steps)):
-            return []
-        return [f"all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -67,11 +67,6 @@ def attends_in_float32(ctx: Context) -> bool:
     return not autocast_of(ctx) and loading_arguments(ctx.chosen.values()).get("dtype") == torch.float32
 
 
-def autocasts(ctx: Context, what: str) -> list[str]:
-    """Returns the conflict, if any, of `what`, which autocast does not affect."""
-    return [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if autocast_of(ctx) else []
-
-
 def upcasts_vae(ctx: Context) -> bool:
     """Returns whether diffusers casts the VAE to float32 and back in each call, as it does with SDXL's in float16."""
     precision = ctx.chosen.get("precision")
@@ -88,13 +83,6 @@ def unguided(ctx: Context, what: str) -> list[str]:
     if ctx.workload.guidance(ctx.model) <= 1:
         return [f"there is no {what}: set workload.guidance_scale above 1"]
     return []
-
-
-def other_than_float16(ctx: Context, what: str) -> list[str]:
-    """Returns the conflict, if any, of `what`, which computes only in float16, with the precision."""
-    if weights_of(ctx) == "float16" and not autocast_of(ctx):
-        return []
-    return [f"{what} computes only in float16: choose precision=fp16"]
 
 
 def leaves_adapters_out(ctx: Context) -> list[str]:

@@ -30,11 +30,12 @@ from sdopt.measure.trace import Trace
 from sdopt.options.attention import EquivalentAttention
 from sdopt.options.base import Context, Finding, Proof
 from sdopt.options.conflicts import (
+    autocast_of,
     compiles,
     leaves_adapters_out,
     missing_packages,
-    other_than_float16,
     records_autograd,
+    weights_of,
 )
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
@@ -136,7 +137,9 @@ def misfits(ctx: Context) -> list[str]:
     found = ctx.device.needs_cuda(what, (8, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
         found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
-    found += other_than_float16(ctx, what) + records_autograd(ctx, what) + leaves_adapters_out(ctx)
+    if weights_of(ctx) != "float16" or autocast_of(ctx):
+        found.append(f"{what} computes only in float16: choose precision=fp16")
+    found += records_autograd(ctx, what) + leaves_adapters_out(ctx)
     if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
         found.append("this model computes its attention in float32, which DeepSpeed's kernels cannot")
     if len(ctx.shapes) > 1:

@@ -226,8 +226,7 @@ class FixedVae(Precision):
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         folder = self._folder(model, fetch=False)
         vae = load_part(model, "vae", dtype) if folder is None else load_network(folder, "vae", dtype, random=False)
-        cast: Any = vae
-        cast.register_to_config(force_upcast=False)
+        vae.register_to_config(force_upcast=False)
         return {"vae": vae}
 
     def _folder(self, model: Model, fetch: bool) -> Path | None:

@@ -63,8 +63,7 @@ def build(model: Model, task: Task) -> Pipeline:
         )
     if (other := task_of(kind)).kind != task.kind:
         raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
-    found: Pipeline = pipe
-    return found
+    return pipe
 
 
 def describe(model: Model, task: Task) -> Built:

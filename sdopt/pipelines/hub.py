@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
@@ -48,7 +47,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     repository = str(model.hub_id)
-    with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
+    with _explained(repository, f"model.hub_id={model.hub_id}", *_PIPELINE, model.revision):
         file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
         names = _names(repository, model.revision) if fetch and model.variant else []
         wanted = _files(read_json(Path(file)), model.variant, names)
@@ -65,7 +64,7 @@ def hub_configs(repository: str) -> tuple[dict[str, Any], dict[str, Any], dict[s
     """
     from huggingface_hub import hf_hub_download
 
-    with _explained(repository, f"model={repository} (no folder here)", _PIPELINE):
+    with _explained(repository, f"model={repository} (no folder here)", *_PIPELINE):
         files = [hf_hub_download(repository, f"{part}.json") for part in ("model_index", "unet/config", "vae/config")]
         index, unet, vae = (read_json(Path(file)) for file in files)
         return index, unet, vae
@@ -80,7 +79,7 @@ def download_bytes(model: Model) -> int | None:
         hub_folder(model, fetch=False)
         return 0
     try:
-        with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
+        with _explained(repository, f"model.hub_id={model.hub_id}", *_PIPELINE, model.revision):
             found = HfApi().model_info(repository, revision=model.revision, files_metadata=True, timeout=10)
     except UsageError:
         return None
@@ -104,13 +103,8 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
     Raises:
         UsageError: the repository does not exist, is gated, or is not in the cache and cannot be reached.
     """
-    from huggingface_hub import hf_hub_download
-
-    wanted = _Wanted("no network of diffusers", f"or give {key}.path")
-    with _explained(repository, f"{key}.hub_id={repository}", wanted):
-        weights = hf_hub_download(repository, NETWORK_WEIGHTS, local_files_only=not fetch)
-        hf_hub_download(repository, "config.json", local_files_only=not fetch)
-    return Path(weights).parent
+    names, at = (NETWORK_WEIGHTS, "config.json"), f"{key}.hub_id={repository}"
+    return fetch_files(repository, names, at, f"give {key}.path", fetch)[0].parent
 
 
 def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fetch: bool = True) -> list[Path]:
@@ -128,22 +122,15 @@ def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fe
     """
     from huggingface_hub import hf_hub_download
 
-    with _explained(repository, at, _Wanted(f"not all of {', '.join(names)}", f"or {instead}")):
+    with _explained(repository, at, f"not all of {', '.join(names)}", f"or {instead}"):
         return [Path(hf_hub_download(repository, name, local_files_only=not fetch)) for name in names]
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """Texts for messages: the expected content of a repository, and what to do if it cannot be fetched."""
-
-    lacks: str
-    instead: str
-
-
-_PIPELINE = _Wanted(
+_PIPELINE = (
     "no model_index.json, so it is not a diffusers pipeline",
     "give model.weights=path with model.path, or measure speed alone with model.weights=random",
 )
+"""What a repository lacks that is no pipeline, and what to do if it cannot be fetched."""
 
 
 def _transport_error() -> type[Exception]:
@@ -156,8 +143,16 @@ def _transport_error() -> type[Exception]:
 
 
 @contextmanager
-def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None = None) -> Iterator[None]:
-    """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do."""
+def _explained(repository: str, at: str, lacks: str, instead: str, revision: str | None = None) -> Iterator[None]:
+    """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do.
+
+    Args:
+        repository: as in `owner/name`.
+        at: the key and the value that name it.
+        lacks: what it does not hold, if files are missing.
+        instead: what to do if it cannot be fetched.
+        revision: the branch, tag or commit that is asked for.
+    """
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -185,11 +180,11 @@ def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None =
     except RevisionNotFoundError as error:
         raise UsageError(f"model.revision={revision}: {repository} has no such branch, tag or commit") from error
     except RemoteEntryNotFoundError as error:
-        raise UsageError(f"{at}: holds {wanted.lacks}") from error
+        raise UsageError(f"{at}: holds {lacks}") from error
     except LocalEntryNotFoundError as error:
         raise UsageError(
             f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
-            f"there is a network, {wanted.instead}"
+            f"there is a network, {instead}"
         ) from error
     except (HfHubHTTPError, _transport_error(), OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__

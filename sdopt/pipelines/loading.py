@@ -180,7 +180,7 @@ def network_config(folder: Path) -> dict[str, Any]:
     return dict(read_json(folder / "config.json"))
 
 
-def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> "torch.nn.Module":
+def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> Any:
     """Loads a standalone diffusers network on the CPU, or builds it with random weights as the part `name`.
 
     Args:
@@ -197,12 +197,10 @@ def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) ->
     import diffusers
 
     cls: Any = getattr(diffusers, class_name)
-    return cls.from_pretrained(  # type: ignore[no-any-return]
-        folder, use_safetensors=True, local_files_only=True, dtype=dtype
-    )
+    return cls.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=dtype)
 
 
-def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module":
+def load_part(model: Model, part: str, dtype: "torch.dtype") -> Any:
     """Loads one network of a model, such as `vae`, on the CPU, with weights of the given type."""
     folder = folder_of(model)
     library, class_name = parts_in(folder)[part]
@@ -212,10 +210,10 @@ def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module
         return random_network(folder / part, library, class_name, part, dtype)
     cls = part_class(library, class_name)
     if _is_file(model):
-        return cls.from_single_file(  # type: ignore[no-any-return]
+        return cls.from_single_file(
             str(path_of(model)), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
         )
-    return cls.from_pretrained(  # type: ignore[no-any-return]
+    return cls.from_pretrained(
         folder, subfolder=part, variant=model.variant, use_safetensors=True, local_files_only=True, dtype=dtype
     )
 

@@ -17,7 +17,7 @@ from sdopt.measure.trace import StageTrace
 from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
-from sdopt.options.conflicts import autocasts, records_autograd, upcasts_vae
+from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
 
@@ -74,17 +74,13 @@ class GraphCompiler(Compiler):
     keeps_weights: ClassVar[bool] = True
 
 
-def picks_kernels(ctx: Context, what: str) -> list[str]:
-    """Returns the conflict, if any, of `what`, which ignores the choice of a PyTorch attention kernel."""
-    attention = ctx.chosen.get("attention")
-    if not isinstance(attention, Sdpa):
-        return []
-    return [f"{what} selects its own attention kernel: remove attention={attention.backend}"]
-
-
 def exports(ctx: Context, what: str) -> list[str]:
     """Returns the conflicts of a graph exported from a module with options that exported graphs do not support."""
-    found = autocasts(ctx, what) + picks_kernels(ctx, what) + records_autograd(ctx, what)
+    found = [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if autocast_of(ctx) else []
+    attention = ctx.chosen.get("attention")
+    if isinstance(attention, Sdpa):
+        found.append(f"{what} selects its own attention kernel: remove attention={attention.backend}")
+    found += records_autograd(ctx, what)
     for axis, option in ctx.chosen.items():
         if option.stage is Stage.QUANTIZE and axis != "memory.quantized_text_encoders":
             found.append(f"{what} needs weights in the type of the arithmetic, which {axis} changes")
@@ -115,7 +111,7 @@ def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
     return found
 
 
-def places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
+def _places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
     """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
     if target == "text_encoder":
         encoders = text_encoders_of(pipe)
@@ -130,35 +126,29 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def replace_modules(
-    pipe: Pipeline, chosen: Iterable[str], make: Callable[[torch.nn.Module], Module]
+    pipe: Pipeline, chosen: Iterable[str], make: Callable[[torch.nn.Module], Module], by_step: bool = False
 ) -> dict[str, list[Module]]:
-    """Replaces each module of the targets by `make(module)`; returns the replacements by target."""
+    """Replaces each module of the targets by `make(module)`; returns the replacements by target.
+
+    With `by_step`, a denoiser with several kinds of step (`caching=deepcache`) is not replaced itself: Python chooses
+    at each step between the modules that compute them.
+    """
     made: dict[str, list[Module]] = {}
     for target in dict.fromkeys(chosen):
-        for owner, name in list(places_of(pipe, target)):
-            replacement = make(getattr(owner, name))
-            setattr(owner, name, replacement)
-            made.setdefault(target, []).append(replacement)
+        for place in list(_places_of(pipe, target)):
+            steps = vars(getattr(*place)).get(STEPS) if by_step else None
+            for owner, name in [(steps, part) for part in getattr(steps, "parts", ())] or [place]:
+                replacement = make(getattr(owner, name))
+                setattr(owner, name, replacement)
+                made.setdefault(target, []).append(replacement)
     return made
 
 
 def replace_by_graphs(
     pipe: Pipeline, chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
 ) -> "dict[str, list[PerShape]]":
-    """Replaces each module of the targets by a `PerShape`; returns the replacements by target.
-
-    A denoiser with two kinds of step (`caching=deepcache`) is not replaced itself. Each kind has its own graphs, and
-    Python chooses between them at each step.
-    """
-    made: dict[str, list[PerShape]] = {}
-    for target in dict.fromkeys(chosen):
-        for place in list(places_of(pipe, target)):
-            steps = vars(getattr(*place)).get(STEPS)
-            for owner, name in [(steps, part) for part in getattr(steps, "parts", ())] or [place]:
-                replacement = PerShape(getattr(owner, name), make)
-                setattr(owner, name, replacement)
-                made.setdefault(target, []).append(replacement)
-    return made
+    """Replaces each module of the targets by a `PerShape`, of each kind of step its own; returns them by target."""
+    return replace_modules(pipe, chosen, lambda module: PerShape(module, make), by_step=True)
 
 
 def only_replays(stages: Iterable[StageTrace]) -> bool:
