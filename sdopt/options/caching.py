@@ -70,6 +70,8 @@ class Caching(Optimization):
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
     batch_sizes: ClassVar[int] = 1
     """Number of batch sizes of the denoiser in one image."""
+    idle: ClassVar[str]
+    """Why none of `steps` steps is cheaper than the whole denoiser, where `skips` says so."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -86,26 +88,18 @@ class Caching(Optimization):
         """Returns whether one of `steps` steps is cheaper than the whole denoiser."""
         return True
 
-    def whole(self, steps: int) -> str:
-        """Returns why none of `steps` steps is, for messages."""
-        raise NotImplementedError
-
-    def _fewest(self) -> int | None:
-        """Returns the fewest steps of which one is cheaper; None if no number is enough."""
-        return next((steps for steps in range(2, 1000) if self.skips(steps)), None)
-
     @property
     @override
     def traced_calls(self) -> int:
-        return self._fewest() or 2
+        return next((steps for steps in range(2, 1000) if self.skips(steps)), 2)
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
         if self.skips(ctx.steps):
             return []
-        fewest = self._fewest()
-        way = f": set workload.steps to {ceil(fewest / ctx.task.strength)} or more" if fewest else ""
-        return [f"{self.whole(ctx.steps)}{way}"]
+        fewest, why = self.traced_calls, self.idle.format(steps=ctx.steps, self=self)
+        way = f": set workload.steps to {ceil(fewest / ctx.task.strength)} or more" if self.skips(fewest) else ""
+        return [f"{why}{way}"]
 
     @override
     @contextmanager
@@ -140,10 +134,6 @@ class SkippedLayers(Caching):
         return steps > 1
 
     @override
-    def whole(self, steps: int) -> str:
-        return "the first step skips nothing"
-
-    @override
     def apply(self, pipe: Pipeline) -> Proof:
         unet = denoiser_of(pipe)
         skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
@@ -164,6 +154,7 @@ class SkippedLayers(Caching):
 
         return proof
 
+    idle: ClassVar[str] = "the first step skips nothing"
     begins: ClassVar[bool] = True
     """Whether every step runs the UNet's first layer."""
     others: ClassVar[str]
@@ -248,6 +239,7 @@ class SpectralForecast(SkippedLayers):
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
     begins: ClassVar[bool] = False
     others: ClassVar[str] = "were forecast"
+    idle: ClassVar[str] = "all of {steps} steps run, and none is forecast"
 
     warmup: int = bounded(4, ge=2, le=1000)
     """Number of steps at the start that run."""
@@ -297,10 +289,6 @@ class SpectralForecast(SkippedLayers):
         return not all(self.runs(steps))
 
     @override
-    def whole(self, steps: int) -> str:
-        return f"all of {steps} steps run, and none is forecast"
-
-    @override
     def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
         return Spectrum(pipe, unet, self)
 
@@ -310,6 +298,7 @@ class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
+    idle: ClassVar[str] = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
     spatial: int | None = bounded(2, ge=2, le=1000)
     """Self-attention is computed once per this number of steps; null computes it on every step."""
@@ -335,10 +324,6 @@ class PyramidAttention(Caching):
         if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
             found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
         return found
-
-    @override
-    def whole(self, steps: int) -> str:
-        return f"no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -413,6 +398,7 @@ class GuidanceInterval(Caching):
     assumes: ClassVar[tuple[Assumption, ...]] = (two_halves,)
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
     batch_sizes: ClassVar[int] = 2
+    idle: ClassVar[str] = "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
 
     start: float = bounded(0.1, ge=0, lt=1)
     """Share of the steps before guidance begins."""
@@ -426,10 +412,6 @@ class GuidanceInterval(Caching):
     @override
     def skips(self, steps: int) -> bool:
         return not all(self.guides(step, steps) for step in range(steps))
-
-    @override
-    def whole(self, steps: int) -> str:
-        return f"all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
