@@ -89,15 +89,20 @@ class Caching(Optimization):
         return True
 
     @property
+    def fewest(self) -> int:
+        """The fewest steps of which one is cheaper; 2 if no number is enough."""
+        return next((steps for steps in range(2, 1000) if self.skips(steps)), 2)
+
+    @property
     @override
     def traced_calls(self) -> int:
-        return next((steps for steps in range(2, 1000) if self.skips(steps)), 2)
+        return self.fewest
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
         if self.skips(ctx.steps):
             return []
-        fewest, why = self.traced_calls, self.idle.format(steps=ctx.steps, self=self)
+        fewest, why = self.fewest, self.idle.format(steps=ctx.steps, self=self)
         way = f": set workload.steps to {ceil(fewest / ctx.task.strength)} or more" if self.skips(fewest) else ""
         return [f"{why}{way}"]
 
@@ -128,6 +133,11 @@ class SkippedLayers(Caching):
         "openvino": OpenVino,
         "onnxruntime": OnnxRuntime,
     }
+    idle: ClassVar[str] = "the first step skips nothing"
+    begins: ClassVar[bool] = True
+    """Whether every step runs the UNet's first layer."""
+    others: ClassVar[str]
+    """What the steps do that do not run the whole UNet."""
 
     @override
     def skips(self, steps: int) -> bool:
@@ -153,12 +163,6 @@ class SkippedLayers(Caching):
             return Finding(engaged, f"of {calls} traced steps {whole} ran whole, {calls - whole} {self.others}", facts)
 
         return proof
-
-    idle: ClassVar[str] = "the first step skips nothing"
-    begins: ClassVar[bool] = True
-    """Whether every step runs the UNet's first layer."""
-    others: ClassVar[str]
-    """What the steps do that do not run the whole UNet."""
 
     def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
         """Returns the function that replaces the UNet's forward."""
