@@ -11,22 +11,11 @@ import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
 
-from sdopt.hardware.device import Device
 from sdopt.measure import memory
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.options import attention, conflicts, deepspeed
-from sdopt.record.samples import Evidence
-from sdopt.worker.host import PipelineHost
-from tests.fixtures import CPU, Compose, Load
-
-
-def card(major: int, minor: int, **attributes: Any) -> Device:
-    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, memory_free_gib=80.0)
-
-
-def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove().evidence if item.axis == "attention"]
-    return found
+from tests.fixtures import Compose, Load
+from tests.options.hosts import card, evidence
 
 
 def saw(operators: dict[str, int], kernels: dict[str, int] | None = None) -> Trace:
@@ -36,29 +25,6 @@ def saw(operators: dict[str, int], kernels: dict[str, int] | None = None) -> Tra
 
 
 class TestXformers:
-    def test_needs_the_package_where_it_runs(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
-        chosen = variant("attention=xformers")
-        assert chosen.conflicts(card(8, 0)) == []  # a card that is planned for
-        [found] = chosen.conflicts(card(8, 0, known=True))
-        assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
-        [found] = chosen.conflicts(CPU)
-        assert "needs a CUDA device" in found
-
-    def test_has_no_float32_on_the_newest_cards(self, variant: Compose) -> None:
-        assert variant("attention=xformers").conflicts(card(9, 0)) == []
-        [found] = variant("attention=xformers").conflicts(card(10, 0))
-        assert found.endswith("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
-        assert variant("attention=xformers", "precision=bf16").conflicts(card(12, 0)) == []
-
-    def test_of_another_pytorch_is_named_before_anything_is_loaded(
-        self, variant: Compose, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(conflicts, "find_spec", lambda name: name)  # it is installed
-        assert variant("attention=xformers").conflicts(card(9, 0, xformers=True)) == []
-        [found] = variant("attention=xformers").conflicts(card(9, 0, xformers=False))
-        assert "this build of xFormers is for another version of PyTorch or CUDA" in found
-
     @pytest.mark.parametrize(
         ("operators", "engaged"),
         [
@@ -108,18 +74,8 @@ class TestFusedProjections:
     def test_counts_its_products(self, session: Load) -> None:
         loaded = session("attention=fused_qkv")
         layers = len(loaded._pipe.unet.attn_processors)
-        assert evidence(loaded).facts["fused_products"] == layers
-        assert evidence(loaded).facts["products_apart"] == 0
-
-    @pytest.mark.parametrize("how", ["all", "one"])
-    def test_taken_apart_again(self, session: Load, how: str) -> None:
-        loaded = session("attention=fused_qkv")
-        if how == "all":
-            loaded._pipe.unet.unfuse_qkv_projections()
-        else:
-            layer = next(m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor"))
-            layer.set_processor(AttnProcessor2_0())
-        assert not evidence(loaded).engaged
+        assert evidence(loaded, "attention").facts["fused_products"] == layers
+        assert evidence(loaded, "attention").facts["products_apart"] == 0
 
 
 class Config(SimpleNamespace):
@@ -161,30 +117,6 @@ class TestDeepSpeed:
 
     FP16 = ("attention=deepspeed", "precision=fp16")
     SD15 = ("model=sd15", "model.weights=random")
-
-    @pytest.mark.parametrize(
-        ("overrides", "reasons"),
-        [
-            ([*FP16, *SD15], []),
-            ([*FP16, *SD15, "workload.size=768"], []),
-            ([*FP16, "model=sdxl", "model.weights=random"], []),
-            ([*FP16, "model=sd21_base", "model.weights=random"], []),
-            ([*FP16, "model=sd21_base", "model.weights=random", "workload.size=768"], ["layers of 144 latents"]),
-            ([*FP16, "model=sd21", "model.weights=random"], ["computes its attention in float32", "144 latents"]),
-            ([*FP16], ["multiples of 64 latents, and this size has layers of 16 latents"]),
-            (["attention=deepspeed", *SD15], ["choose precision=fp16"]),
-            (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
-            ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
-            ([*FP16, *SD15, "grad_mode=enabled"], ["does not support autograd"]),
-            ([*FP16, *SD15, "caching=pyramid_attention", "workload.steps=10"], ["which attention=deepspeed replaces"]),
-            ([*FP16, *SD15, "caching=tome"], []),
-            ([*FP16, *SD15, "caching=tome", "caching.ratio=0.3"], ["caching leaves 2868 of 4096 in some layers"]),
-        ],
-    )
-    def test_conflicts(self, variant: Compose, overrides: list[str], reasons: list[str]) -> None:
-        found = variant(*overrides).conflicts(card(8, 0))
-        assert len(found) == len(reasons)
-        assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 
     def test_needs_what_compiles_its_kernels(
         self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

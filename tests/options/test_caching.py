@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
+from diffusers import DDIMScheduler, UNet2DConditionModel
 from diffusers.hooks import HookRegistry
 from diffusers.models.attention_processor import AttnProcessor
 from torch._dynamo.utils import counters
@@ -24,9 +24,8 @@ from sdopt.options.compiler.aot import digest
 from sdopt.options.compiler.base import Tensors
 from sdopt.options.skipping import DeepCache, FirstBlock
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from sdopt.record.samples import Evidence
-from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
+from tests.options.hosts import evidence, image
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
 STEPS = "workload.steps=10"
@@ -42,73 +41,11 @@ def slow(name: str) -> Any:
     return pytest.param(name, marks=[pytest.mark.slow, *([needs_tomesd] if name == "tome" else [])])
 
 
-def pipeline(session: PipelineHost) -> DiffusionPipeline:
-    return session._pipe
-
-
-def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove().evidence if item.axis == "caching"]
-    return found
-
-
-def image(session: PipelineHost) -> np.ndarray:
-    drawn: np.ndarray = session._call(output_type="np").images
-    return drawn
-
-
 class TestConflicts:
     def test_none_for_any_of_them_with_a_few_steps(self, variant: Compose) -> None:
         for option in OPTIONS:
             if option != "tome" or find_spec("tomesd"):
                 assert variant(f"caching={option}", STEPS).conflicts(CPU) == []
-
-    @pytest.mark.parametrize(
-        ("overrides", "reason"),
-        [
-            (["caching=deepcache"], "set workload.steps to 2 or more"),
-            (["caching=spectrum", "workload.steps=4"], "all of 4 steps run, and none is forecast: set workload.steps"),
-            (
-                ["caching=first_block", "compiler=trace", "workload.batch_size=2", STEPS],
-                "each of 2 images decides for itself, and a graph has a fixed batch",
-            ),
-            (["caching=deepcache", "caching.branch=4", STEPS], "caching.branch=4: this model has the branches 0 to 3"),
-            (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 reuses an output"),
-            (
-                ["caching=pyramid_attention", "caching.start=0.5", "workload.steps=3"],
-                "between the shares 0.5 and 0.9",
-            ),
-            (
-                ["caching=pyramid_attention", "caching.spatial=null", "caching.cross=null", STEPS],
-                "caching.spatial and caching.cross are both null",
-            ),
-            (["caching=guidance_interval", "caching.start=0", STEPS, "caching.stop=1"], "all of 10 steps lie between"),
-            (["caching=guidance_interval", "workload.guidance_scale=1", STEPS], "there is no guidance to skip"),
-            (["caching=guidance_interval", "caching.start=0.9", STEPS], "caching.start=0.9 must be less than"),
-            (["caching=pyramid_attention", "compiler=inductor", STEPS], "choose compiler=eager, or caching=deepcache"),
-        ],
-    )
-    def test_with_what_cannot_work(self, variant: Compose, overrides: list[str], reason: str) -> None:
-        found = " ".join(variant(*overrides).conflicts(CPU))
-        assert reason in found
-
-    @pytest.mark.parametrize(
-        ("option", "fewest"),
-        [
-            ("caching=deepcache", 2),
-            ("caching=pyramid_attention", 2),
-            ("caching=guidance_interval caching.start=0 caching.stop=0.6", 3),
-        ],
-    )
-    def test_steps_that_a_task_leaves_out_do_not_count(self, variant: Compose, option: str, fewest: int) -> None:
-        chosen = [*option.split(), "task=inpaint", "task.strength=0.5"]
-        assert variant(*chosen, f"workload.steps={2 * fewest}").conflicts(CPU) == []
-        [found] = variant(*chosen, f"workload.steps={2 * fewest - 1}").conflicts(CPU)
-        assert "workload.steps to 4 or more" in found or f" of {fewest - 1} " in found
-
-    def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
-        for option in ("deepcache", "first_block", "guidance_interval", "spectrum"):
-            assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
-        assert variant("caching=deepcache", "compiler=regional", STEPS).conflicts(CPU) == []
 
 
 class TestEveryOption:
@@ -117,7 +54,7 @@ class TestEveryOption:
         loaded = session(f"caching={option}", STEPS)
         assert loaded._variant.contract is Contract.LOSSY
         assert loaded._variant.optimizations["caching"].claims == {"latency"}
-        assert isinstance(pipeline(loaded).unet, UNet2DConditionModel)
+        assert isinstance(loaded._pipe.unet, UNet2DConditionModel)
         whole = image(loaded)
         assert 0 < np.abs(whole - image(session(STEPS))).mean() < 0.2
 
@@ -135,7 +72,7 @@ class TestEveryOption:
     @pytest.mark.parametrize("option", ["deepcache", "guidance_interval", *map(slow, ("pyramid_attention", "tome"))])
     def test_from_an_image(self, session: Load, inputs: dict[str, list[str]], option: str) -> None:
         loaded = session(f"caching={option}", STEPS, *inputs["inpaint"], "task.strength=0.5")
-        assert evidence(loaded).engaged
+        assert evidence(loaded, "caching").engaged
         assert np.isfinite(image(loaded)).all()
 
     @pytest.mark.parametrize(
@@ -155,47 +92,21 @@ class TestEveryOption:
 
     def test_none_runs_every_layer_on_every_step(self, session: Load) -> None:
         loaded = session(STEPS)
-        assert evidence(loaded).engaged
-        HookRegistry.check_if_exists_or_initialize(pipeline(loaded).unet)
-        unet = pipeline(loaded).unet
+        assert evidence(loaded, "caching").engaged
+        HookRegistry.check_if_exists_or_initialize(loaded._pipe.unet)
+        unet = loaded._pipe.unet
         unet.forward = cached = DeepCache(unet, 3, 0, 0)
         cached.begin()
-        assert not evidence(loaded).engaged
+        assert not evidence(loaded, "caching").engaged
 
 
 class TestUndone:
-    @pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "spectrum"])
-    def test_forward_put_back(self, session: Load, option: str) -> None:
-        loaded = session(f"caching={option}", STEPS)
-        del pipeline(loaded).unet.forward
-        assert not evidence(loaded).engaged
-
-    def test_hooks_removed(self, session: Load) -> None:
-        loaded = session("caching=pyramid_attention", STEPS)
-        for layer in pipeline(loaded).unet.modules():
-            if hasattr(layer, "_diffusers_hook"):
-                layer._diffusers_hook.remove_hook("pyramid_attention_broadcast")
-        assert not evidence(loaded).engaged
-
-    @needs_tomesd
-    def test_patch_removed(self, session: Load) -> None:
-        import tomesd
-
-        loaded = session("caching=tome", STEPS)
-        tomesd.remove_patch(pipeline(loaded))
-        assert not evidence(loaded).engaged
-
     def test_state_that_is_not_reset(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         """The contrapositive of what a second image does not depend on."""
         loaded = session("caching=deepcache", STEPS)
         first = image(loaded)
         monkeypatch.setattr(Caching, "context", lambda *_: nullcontext())
         assert not np.array_equal(image(loaded), first)
-
-    def test_guidance_on_every_step(self, session: Load) -> None:
-        loaded = session("caching=guidance_interval", STEPS)
-        loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: True)
-        assert not evidence(loaded).engaged
 
 
 def small_unet(name: str) -> UNet2DConditionModel:
@@ -271,7 +182,7 @@ class TestDeepCache:
 
     def test_one_step_of_three_is_whole(self, session: Load) -> None:
         loaded = session("caching=deepcache", "workload.steps=7")
-        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        trace = trace_call(loaded._pipe, loaded._call, cuda=False)
         found = loaded._assembly.proofs["caching"](trace)
         assert found.engaged
         assert found.facts == {"whole": 3, "outer": 4, "runs_of_the_first_layer": 7, "runs_of_the_middle": 3}
@@ -285,7 +196,7 @@ class TestDeepCache:
     def test_steps_are_counted_from_the_start_of_each_image_with_any_scheduler(self, session: Load) -> None:
         """PNDM calls the denoiser once more than there are steps."""
         loaded = session("caching=deepcache", "scheduler=plms", "workload.steps=4")
-        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        trace = trace_call(loaded._pipe, loaded._call, cuda=False)
         assert loaded._assembly.proofs["caching"](trace).facts["whole"] == 2
         assert loaded._assembly.proofs["caching"](trace).facts["outer"] == 3
 
@@ -383,7 +294,7 @@ class TestSpectrum:
 
     def test_runs_no_layer_where_it_forecasts(self, session: Load) -> None:
         loaded = session("caching=spectrum", STEPS)
-        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        trace = trace_call(loaded._pipe, loaded._call, cuda=False)
         found = loaded._assembly.proofs["caching"](trace)
         runs = sum(SpectralForecast().runs(10))
         assert found.engaged
@@ -423,7 +334,7 @@ class _Positional:
 class TestGuidanceInterval:
     def test_halves_the_batch_outside(self, session: Load) -> None:
         loaded = session("caching=guidance_interval", STEPS)
-        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        trace = trace_call(loaded._pipe, loaded._call, cuda=False)
         found = loaded._assembly.proofs["caching"](trace)
         assert found.facts == {"guided": 7, "unguided": 3, "batches": [1, 2]}
         assert trace.denoiser.batches[1] * 7 == trace.denoiser.batches[2] * 3
@@ -456,9 +367,9 @@ class TestGuidanceInterval:
 class TestPyramidAttention:
     def test_computes_attention_on_some_steps_only(self, session: Load) -> None:
         loaded = session("caching=pyramid_attention", STEPS)
-        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        trace = trace_call(loaded._pipe, loaded._call, cuda=False)
         found = loaded._assembly.proofs["caching"](trace)
-        layers = sum(name.endswith("attn1.to_out.1") for name, _ in pipeline(loaded).unet.named_modules())
+        layers = sum(name.endswith("attn1.to_out.1") for name, _ in loaded._pipe.unet.named_modules())
         # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8.
         assert found.facts == {"self_attention": 7 * layers, "cross_attention": 6 * layers}
 

@@ -14,7 +14,7 @@ from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE
 from tests.fixtures import CPU, Load
-from tests.options.compilers import TWO_STEPS, evidence, latents
+from tests.options.hosts import TWO_STEPS, evidence, latents
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +54,13 @@ def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path,
     ours, plain = (
         latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
     )
-    found = evidence(compiled)
+    found = evidence(compiled, "compiler")
     assert found.engaged, found
     assert compiled._variant.contract is Contract.EQUIVALENT
     assert compiled_so_far()[0] > 0
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
     restore(compiled)
-    assert not evidence(compiled).engaged
+    assert not evidence(compiled, "compiler").engaged
 
 
 @pytest.mark.usefixtures("packages")
@@ -72,7 +72,7 @@ def test_blocks_are_compiled_in_steps_that_leave_some_out(session: Load, tmp_pat
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
     assert all(item.engaged for item in compiled.prove().evidence), compiled.prove().evidence
     restore(compiled)
-    assert not evidence(compiled).engaged
+    assert not evidence(compiled, "compiler").engaged
 
 
 def restore(host: PipelineHost) -> None:
@@ -93,7 +93,7 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
     assert packages.stat().st_mode & 0o777 == 0o700
     warm = session("compiler=aot", TWO_STEPS)
     assert torch.equal(latents(warm, tmp_path / "second"), first)
-    assert [said.split()[0] for said in evidence(warm).facts["packages"]] == ["loaded"]
+    assert [said.split()[0] for said in evidence(warm, "compiler").facts["packages"]] == ["loaded"]
     assert compiled_so_far()[0] < cold_s
     # A package has no weights: with those of another model it draws other images.
     other = session("compiler=aot", TWO_STEPS)
@@ -118,7 +118,7 @@ def test_any_shape_is_refuted_where_sizes_are_constants(
     if square:
         monkeypatch.setattr(InductorDynamic, "context", lambda *_: nullcontext())
     host = session("compiler=inductor_dynamic", f"attention={attention}", TWO_STEPS)
-    found = evidence(host)
+    found = evidence(host, "compiler")
     assert found.facts["compiled_anew"] == anew
     assert found.engaged is (anew == 0)
 
@@ -170,7 +170,7 @@ def test_calls_after_dynamos_limit_are_seen(session: Load, monkeypatch: pytest.M
     host = session(*chosen)
     with torch._dynamo.config.patch(recompile_limit=1):
         host.time_once()
-        found = evidence(host)
+        found = evidence(host, "compiler")
     assert not found.engaged
     assert found.facts["compiled_regions_run"] > 0
     assert "which are not all of 2 calls of the denoiser" in found.summary

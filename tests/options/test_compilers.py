@@ -2,9 +2,7 @@
 
 import copy
 import inspect
-import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,21 +18,15 @@ from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteS
 from torch._dynamo.utils import counters
 
 from sdopt.errors import UnavailableError
-from sdopt.hardware.device import Device
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.options.compiler.base import PerShape, StandIn, Tensors
 from sdopt.options.compiler.cuda_graphs import Capture
 from sdopt.options.compiler.whole_step import Steps
-from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.reference import MODEL
 from sdopt.worker.host import PipelineHost
-from tests.fixtures import CPU, Compose, Load
-from tests.options.compilers import TWO_STEPS, StubGraphs, evidence, latents
-
-CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0, memory_free_gib=80.0)
-"""Planned, so that what is installed here is no matter."""
+from tests.fixtures import Load
+from tests.options.hosts import TWO_STEPS, StubGraphs, evidence, latents
 
 
 class TestStandIn:
@@ -66,122 +58,6 @@ class TestStandIn:
         layer.weight.data = layer.weight.data.clone()
         stand_in(torch.ones(1, 3))
         assert len(stand_in.graphs) == 2
-
-
-class TestConflicts:
-    @pytest.mark.parametrize("option", ["inductor", "inductor_dynamic", "regional", "whole_step", "aot"])
-    def test_inductor_would_fuse_what_math_keeps_apart(self, variant: Compose, option: str) -> None:
-        chosen = f"compiler={option}"
-        [found] = [said for said in variant(chosen, "attention=math").conflicts(CPU) if "fused kernel" in said]
-        assert found.endswith("choose attention=vanilla, or another compiler")
-        assert "fused kernel" not in " ".join(variant(chosen, "attention=vanilla").conflicts(CPU))
-
-    @pytest.mark.parametrize("attention", ["sliced", "sliced_max"])
-    def test_a_package_would_hide_the_slices(self, variant: Compose, attention: str) -> None:
-        [found] = variant("compiler=aot", f"attention={attention}").conflicts(CPU)
-        assert "nothing would show the slices: choose compiler=inductor" in found
-
-    @pytest.mark.parametrize("attention", ["sliced", "sliced_max"])
-    def test_slices_are_compiled_for_one_batch_size(self, variant: Compose, attention: str) -> None:
-        [found] = variant("compiler=inductor_dynamic", f"attention={attention}").conflicts(CPU)
-        assert "each batch size would be compiled anew: choose compiler=inductor" in found
-        assert variant("compiler=inductor", f"attention={attention}").conflicts(CPU) == []
-
-    def test_no_graph_is_for_any_shape_and_for_autograd(self, variant: Compose) -> None:
-        [found] = variant("compiler=inductor_dynamic", "grad_mode=enabled").conflicts(CPU)
-        assert "autograd records for any shape: choose grad_mode=no_grad or inference_mode" in found
-        assert variant("compiler=inductor", "grad_mode=enabled").conflicts(CPU) == []
-
-    @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt"])
-    def test_what_an_exported_graph_does_not_see(self, variant: Compose, option: str) -> None:
-        choices = ("precision=autocast_fp16", "attention=math", "grad_mode=enabled")
-        found = " ".join(variant(f"compiler={option}", *choices).conflicts(CPU))
-        assert "runs without autocast: choose precision=fp16" in found
-        assert "selects its own attention kernel: remove attention=math" in found
-        assert "does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode" in found
-
-    @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt", "blade"])
-    def test_an_exported_graph_keeps_its_lora(self, variant: Compose, option: str) -> None:
-        found = " ".join(variant(f"compiler={option}", "lora=hotswap").conflicts(CPU))
-        assert "lora=hotswap would draw wrong images: choose compiler=inductor, or lora=loaded or fused" in found
-        for fits in ("lora=loaded", "lora=fused"):
-            assert "lora=hotswap" not in " ".join(variant(f"compiler={option}", fits).conflicts(CPU))
-        assert variant("compiler=inductor", "lora=hotswap").conflicts(CPU) == []
-
-    @pytest.mark.parametrize("option", ["inductor", "cuda_graphs"])
-    def test_unknown_and_no_targets(self, variant: Compose, option: str) -> None:
-        found = variant(f"compiler={option}", "compiler.targets=[]").conflicts(CARD)
-        assert found == [
-            f"compiler={option}(targets=[]): compiler.targets=[]: name at least one of text_encoder, denoiser, decoder"
-        ]
-        with pytest.raises(Exception, match="choose one of text_encoder, denoiser, decoder"):
-            variant(f"compiler={option}", "compiler.targets=[unet]")
-
-    def test_a_text_encoder_that_never_runs(self, variant: Compose) -> None:
-        found = variant("compiler=cuda_graphs", "memory=precomputed_embeddings").conflicts(CARD)
-        assert any("removes the text encoder" in reason for reason in found)
-        options = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", "memory=precomputed_embeddings")
-        assert variant(*options).conflicts(CARD) == []
-
-    @pytest.mark.parametrize("option", ["compiler=cuda_graphs", "compiler=inductor compiler.mode=reduce-overhead"])
-    def test_a_decoder_whose_weights_move(self, variant: Compose, option: str) -> None:
-        def conflicts(precision: str, targets: str = "denoiser,decoder") -> list[str]:
-            chosen = f"model=sdxl model.weights=random {option} precision={precision} compiler.targets=[{targets}]"
-            return variant(*chosen.split()).conflicts(CARD)
-
-        for precision in ("fp16", "int8_sdnq precision.others=float16"):
-            [found] = conflicts(precision)
-            assert "to float32 and back in each call, which moves its weights" in found
-            assert conflicts(precision, "denoiser") == []
-        for precision in ("bf16", "fp16_vae_fp32", "fp16_vae_fix", "fp16 memory=tiny_vae"):
-            assert conflicts(precision) == []
-
-    @pytest.mark.parametrize(("mode", "fits"), [("reduce-overhead", False), ("default", True)])
-    def test_graphs_record_nothing_for_autograd(self, variant: Compose, mode: str, fits: bool) -> None:
-        found = variant("compiler=inductor", f"compiler.mode={mode}", "grad_mode=enabled").conflicts(CARD)
-        assert fits == (found == [])
-        assert fits or "a CUDA graph does not support autograd" in found[0]
-
-    @pytest.mark.parametrize("scheduler", ["dpmpp_2m", "plms", "unipc"])
-    def test_a_whole_step_of_a_scheduler_with_a_memory(self, variant: Compose, scheduler: str) -> None:
-        [found] = variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU)
-        assert found.endswith("is not a sum of latents and prediction: choose scheduler=ddim or euler")
-
-    @pytest.mark.parametrize("name", ["clip_sample", "thresholding"])
-    def test_a_whole_step_that_clips(self, variant: Compose, name: str) -> None:
-        [found] = variant("compiler=whole_step", f"+scheduler.options.{name}=true").conflicts(CPU)
-        assert f"DDIMScheduler has {name}=true, which makes the step nonlinear: choose scheduler=ddim with " in found
-        assert found.endswith(f"+scheduler.options.{name}=false, or compiler=inductor")
-
-    @pytest.mark.parametrize("own", [{"clip_sample": True}, {}], ids=["set", "default"])
-    def test_a_whole_step_of_a_model_that_clips(self, variant: Compose, tmp_path: Path, own: dict[str, bool]) -> None:
-        shutil.copytree(MODEL, tmp_path / "model")
-        config = tmp_path / "model" / "scheduler" / "scheduler_config.json"
-        kept = {key: value for key, value in json.loads(config.read_text()).items() if key != "clip_sample"}
-        config.write_text(json.dumps(kept | own))
-        assert DDIMScheduler.from_pretrained(config.parent).config.clip_sample
-        chosen = ("compiler=whole_step", "model=folder", f"model.path={tmp_path / 'model'}")
-        [found] = variant(*chosen).conflicts(CPU)
-        assert "DDIMScheduler has clip_sample=true" in found
-        assert variant(*chosen, "scheduler=ddim", "+scheduler.options.clip_sample=false").conflicts(CPU) == []
-        assert variant(*chosen, "scheduler=euler").conflicts(CPU) == []
-
-    @pytest.mark.parametrize(
-        ("overrides", "reason"),
-        [
-            (["precision=bf16"], "only in float16: choose precision=fp16"),
-            (["precision=fp16", "attention=vanilla"], "has its own attention: choose attention=default"),
-            (["precision=fp16", "workload.size=768"], "images of up to 512 pixels"),
-            (["precision=fp16", "model=sdxl"], "not with SDXL"),
-            (["precision=fp16", "lora=loaded"], "would ignore the LoRA: choose lora=fused"),
-            (["precision=fp16", "grad_mode=enabled"], "choose grad_mode=no_grad or inference_mode"),
-            (["precision=fp16", "model=emoji", "model.weights=packaged"], "multiples of 64 latents, and this size"),
-        ],
-    )
-    def test_what_deepspeed_cannot_take(self, variant: Compose, overrides: list[str], reason: str) -> None:
-        sd15 = ("model=sd15", "model.weights=random", "compiler=deepspeed")
-        assert variant(*sd15, "precision=fp16").conflicts(CARD) == []
-        assert any(reason in found for found in variant(*sd15, *overrides).conflicts(CARD))
 
 
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -346,15 +222,11 @@ class TestTrace:
         return session("compiler=trace", TWO_STEPS)
 
     def test_ran_and_gave_the_same_latents(self, traced: PipelineHost, session: Load, tmp_path: Path) -> None:
-        found = evidence(traced)
+        found = evidence(traced, "compiler")
         assert found.engaged, found
         assert found.facts["graphs_run"] >= found.facts["calls"] == 2
         difference = latents(traced, tmp_path / "a") - latents(session(TWO_STEPS), tmp_path / "b")
         assert float(difference.abs().max()) < 1e-4
-
-    def test_that_was_taken_off_is_not_proved(self, traced: PipelineHost) -> None:
-        traced._pipe.unet = unwrapped(denoiser_of(traced._pipe))
-        assert not evidence(traced).engaged
 
 
 class TestPackages:

@@ -8,7 +8,7 @@ import torch
 
 from sdopt.options.compiler.deepspeed import require_fitting
 from tests.fixtures import Load
-from tests.options.compilers import latents
+from tests.options.hosts import latents
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,6 @@ import torch._inductor.config as settings
 from torch._inductor.codecache import PyCodeCache
 
 from sdopt.assembly import Assembly
-from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.options.environment import (
     CoordinateDescent,
@@ -24,9 +22,8 @@ from sdopt.options.environment import (
     MiopenFind,
     TunableOp,
 )
-from tests.fixtures import CPU, Compose, Load
+from tests.fixtures import Compose, Load
 
-CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0)
 PIPE: Any = None
 """What these options do not look at."""
 
@@ -35,57 +32,6 @@ def traced(*operators: str, benchmark: bool = True) -> Trace:
     trace = Trace()
     trace.denoiser.operators, trace.denoiser.cudnn_benchmark = Counter(operators), benchmark
     return trace
-
-
-class TestConflicts:
-    @pytest.mark.parametrize("option", ["cudnn_benchmark", "expandable_segments", "tunable_op", "coordinate_descent"])
-    def test_a_cpu_has_none_of_what_needs_cuda(self, variant: Compose, option: str) -> None:
-        chosen = variant(f"environment={option}", "compiler=inductor")
-        [found] = chosen.conflicts(CPU)
-        assert found.startswith(f"environment={option}: ")
-        assert found.endswith(f"needs a CUDA device; this runs on {CPU.name}")
-        assert not [each for each in chosen.conflicts(CARD) if each.startswith("environment")]
-
-    @pytest.mark.parametrize("device", [CPU, replace(CARD, attributes={"cuda": None})])
-    def test_miopen_is_part_of_rocm(self, variant: Compose, monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
-        chosen = variant("environment=miopen_find", "environment.miopen_find.mode=NORMAL")
-        [found] = chosen.conflicts(device)
-        assert "needs an AMD GPU and a ROCm build of PyTorch" in found
-        monkeypatch.setattr(torch.version, "hip", "7.1")
-        assert bool(chosen.conflicts(device)) == (device is CPU)
-
-    @pytest.mark.parametrize("option", ["inductor_freezing", "coordinate_descent"])
-    @pytest.mark.parametrize("compiler", ["eager", "trace", "aot"])
-    def test_a_setting_of_inductor_needs_a_compiler_that_reads_it(
-        self, variant: Compose, option: str, compiler: str
-    ) -> None:
-        found = variant(f"environment={option}", f"compiler={compiler}").conflicts(CARD)
-        assert any("does not read this setting of Inductor: choose compiler=inductor" in each for each in found)
-
-    @pytest.mark.parametrize(
-        ("other", "reason"),
-        [
-            ("grad_mode=enabled", "weights with gradients cannot be frozen"),
-            ("lora=hotswap", "frozen weights would not change with the LoRA"),
-            ("memory=group_offload", "memory.group_offload moves or packs weights"),
-        ],
-    )
-    def test_frozen_weights_must_stay_what_they_were(self, variant: Compose, other: str, reason: str) -> None:
-        found = variant("environment=inductor_freezing", "compiler=inductor", other).conflicts(CARD)
-        assert any(each.startswith(f"environment=inductor_freezing: {reason}") for each in found)
-
-    def test_segments_need_the_allocator_of_pytorch(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
-        [found] = variant("environment=expandable_segments").conflicts(CARD)
-        assert "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync chooses CUDA's own allocator" in found
-
-    def test_they_combine(self, variant: Compose) -> None:
-        chosen = variant("environment=[cudnn_benchmark,expandable_segments]")
-        assert {axis for axis in chosen.optimizations if axis.startswith("environment")} == {
-            "environment.cudnn_benchmark",
-            "environment.expandable_segments",
-        }
-        assert not [each for each in chosen.conflicts(CARD) if each.startswith("environment")]
 
 
 class TestAtTheStart:

@@ -18,25 +18,15 @@ from sdopt.options.base import Finding
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
 from sdopt.pipelines.loras import rank_of
-from sdopt.record.samples import Evidence
 from sdopt.reference import LORAS
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
+from tests.options.hosts import evidence, image
 
 OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
 
 FEW_STEPS = ["lcm_sd15", "tcd_sdxl", "hyper_sd15", "lcm_emoji", "lightning_sdxl", "dmd2_sdxl"]
-
-
-def evidence(session: PipelineHost, axis: str = "lora") -> Evidence:
-    [found] = [item for item in session.prove().evidence if item.axis == axis]
-    return found
-
-
-def image(session: PipelineHost) -> np.ndarray:
-    drawn: np.ndarray = session._call(output_type="np").images
-    return drawn
 
 
 class TestFiles:
@@ -116,7 +106,7 @@ class TestFiles:
         assert found.endswith(": lora.target_rank=2: the files have ranks up to 4")
         [found] = variant(*chosen, "model=sd15", "model.weights=random").conflicts(CPU)
         assert "older.safetensors cannot be loaded into this model" in found
-        assert evidence(session("lora=loaded", f"lora.path={file}", STEPS)).engaged
+        assert evidence(session("lora=loaded", f"lora.path={file}", STEPS), "lora").engaged
 
     @pytest.mark.parametrize(
         "overrides",
@@ -324,7 +314,7 @@ class TestProof:
         assert 0 < np.abs(halves[0] - plain).mean() < np.abs(whole - plain).mean()
 
     def test_hotswap_says_what_it_did(self, session: Load) -> None:
-        facts = evidence(session("lora=hotswap", STEPS)).facts
+        facts = evidence(session("lora=hotswap", STEPS), "lora").facts
         assert facts["recompiles"] == 0
         assert facts["other_images"] is True
         assert facts["active"] == facts["layers"] == facts["ran"] > 0
@@ -340,26 +330,6 @@ class TestProof:
 class TestUndone:
     def proved(self, loaded: PipelineHost) -> Finding:
         return loaded._assembly.proofs["lora"](trace_call(loaded._pipe, loaded._call, cuda=False))
-
-    @pytest.mark.parametrize(
-        ("option", "how"),
-        [("loaded", "disable_lora"), ("loaded", "unload_lora_weights"), ("hotswap", "disable_lora")],
-    )
-    def test_switched_off_or_taken_out(self, session: Load, option: str, how: str) -> None:
-        loaded = session(f"lora={option}", STEPS)
-        getattr(loaded._pipe, how)()
-        assert not self.proved(loaded).engaged
-
-    def test_fused_weights_put_back(self, session: Load) -> None:
-        loaded, plain = session("lora=fused", STEPS), session(STEPS)
-        loaded._pipe.unet.load_state_dict(plain._pipe.unet.state_dict())
-        assert not self.proved(loaded).engaged
-
-    def test_one_fused_weight_put_back(self, session: Load) -> None:
-        loaded, plain = session("lora=fused", STEPS), session(STEPS)
-        name = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
-        loaded._pipe.unet.get_submodule(name).load_state_dict(plain._pipe.unet.get_submodule(name).state_dict())
-        assert not self.proved(loaded).engaged
 
     def test_none_where_there_is_one(self, session: Load) -> None:
         loaded = session(STEPS)
@@ -395,7 +365,7 @@ def test_another_lora_takes_the_place_of_a_compiled_one(session: Load) -> None:
     assert counters["stats"]["unique_graphs"] == 1
     for item in loaded.prove().evidence:
         assert item.engaged, item
-    assert evidence(loaded).facts["recompiles"] == 0
+    assert evidence(loaded, "lora").facts["recompiles"] == 0
     assert counters["stats"]["unique_graphs"] == 1
 
 
@@ -461,7 +431,7 @@ class TestFewSteps:
     def test_the_packaged_one_takes_effect(self, session: Load) -> None:
         few = ("scheduler=lcm", "workload.steps=4", "workload.guidance_scale=1")
         distilled = session("lora=lcm_emoji", *few)
-        assert evidence(distilled).engaged
+        assert evidence(distilled, "lora").engaged
         assert np.abs(image(distilled) - image(session(*few))).mean() > 0.01
 
     def test_draw_the_same_noise_in_each_call_and_any_batch(self, session: Load) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderTiny, DiffusionPipeline
+from diffusers import AutoencoderTiny
 from PIL import Image
 
 from sdopt.errors import UsageError
@@ -16,7 +16,7 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
 from sdopt.options import Contract
 from sdopt.options.memory import VaeSlicing, VaeTiling
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.samples import Evidence
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
@@ -28,10 +28,6 @@ from tests.pipelines.test_models import small_xl  # noqa: F401
 BATCH = ("workload.batch_size=2", "workload.prompt_count=2")
 LARGE = "workload.size=96"
 """The VAE of the packaged model has tiles of 64 pixels: 96 take two each way."""
-
-
-def pipeline(session: PipelineHost) -> DiffusionPipeline:
-    return session._pipe
 
 
 def pixels(session: PipelineHost, folder: Path, batch: int = 0) -> np.ndarray:
@@ -55,81 +51,9 @@ class TestSequentialGuidance:
             assert found.engaged, found
             assert found.facts["samples"] == found.facts["images"] == halved._variant.workload.batch_size
 
-    def test_undone(self, session: Load) -> None:
-        loaded = session(self.OPTION)
-        del loaded._pipe.unet.forward
-        [found] = evidence(loaded).values()
-        assert not found.engaged
-
     def test_beside_a_forecast(self, session: Load) -> None:
         loaded = session(self.OPTION, "caching=spectrum", "workload.steps=10")
         assert all(item.engaged for item in loaded.prove().evidence), loaded.prove().evidence
-
-    @pytest.mark.parametrize(
-        ("overrides", "reason"),
-        [
-            (["workload.guidance_scale=1"], "there is no guidance, and so no second half"),
-            (["caching=deepcache", "workload.steps=5"], "which this cache counts: choose caching=none or spectrum"),
-            (["caching=guidance_interval", "workload.steps=5"], "choose caching=none or spectrum"),
-            (["compiler=trace"], "choose compiler=eager, inductor or regional"),
-        ],
-    )
-    def test_with_what_cannot_work(self, variant: Compose, overrides: list[str], reason: str) -> None:
-        [found] = variant(self.OPTION, *overrides).conflicts(CPU)
-        assert found.endswith(reason) or reason in found
-
-
-class TestConflicts:
-    def test_slicing_needs_a_batch(self, variant: Compose) -> None:
-        [found] = variant("memory=vae_slicing").conflicts(CPU)
-        assert found == "memory=vae_slicing: needs a batch of several images: set workload.batch_size to 2 or more"
-        assert variant("memory=vae_slicing", *BATCH).conflicts(CPU) == []
-        assert variant("memory=vae_slicing", "workload.images_per_prompt=2").conflicts(CPU) == []
-
-    @pytest.mark.parametrize(
-        ("overrides", "sizes"),
-        [([], (64, 64)), (["workload.size=56"], (64, 56)), (["memory.vae_tiling.tile_size=96", LARGE], (96, 96))],
-    )
-    def test_tiling_needs_an_image_larger_than_a_tile(
-        self, variant: Compose, overrides: list[str], sizes: tuple[int, int]
-    ) -> None:
-        [found] = variant("memory=vae_tiling", *overrides).conflicts(CPU)
-        assert f"a tile of {sizes[0]} pixels holds the whole image of {sizes[1]}" in found
-        assert found.startswith("memory=vae_tiling")
-
-    def test_a_larger_image_or_smaller_tiles_do(self, variant: Compose) -> None:
-        assert variant("memory=vae_tiling", LARGE).conflicts(CPU) == []
-        sdxl = ("model=sdxl", "model.weights=random")
-        [found] = variant("memory=vae_tiling", *sdxl).conflicts(CPU)
-        assert "a tile of 1024 pixels" in found
-        assert variant("memory=vae_tiling", *sdxl, "memory.vae_tiling.tile_size=512").conflicts(CPU) == []
-
-    def test_tiles_are_whole_latents(self, variant: Compose) -> None:
-        [found] = variant("memory=vae_tiling", LARGE, "memory.vae_tiling.tile_size=68").conflicts(CPU)
-        assert "memory.vae_tiling.tile_size=68: must be a multiple of 8" in found
-
-    @pytest.mark.parametrize("task", ["img2img", "inpaint"])
-    def test_of_a_start_image_with_a_tiny_vae_of_other_channels(
-        self, variant: Compose, inputs: dict[str, list[str]], task: str
-    ) -> None:
-        chosen = ("memory=[vae_tiling,tiny_vae]", "memory.vae_tiling.tile_size=64", LARGE, "workload.steps=2")
-        assert variant(*chosen).conflicts(CPU) == []
-        [found] = variant(*chosen, *inputs[task]).conflicts(CPU)
-        assert "tiles of a start image to 4 channels, and this model has 8: choose one of the two options" in found
-
-    def test_a_vae_that_has_neither(self, variant: Compose, tmp_path: Path) -> None:
-        for path in (PACKAGED / "emoji").rglob("*"):
-            if path.is_file():
-                copy = tmp_path / path.relative_to(PACKAGED / "emoji")
-                copy.parent.mkdir(exist_ok=True)
-                copy.symlink_to(path)
-        config = tmp_path / "vae" / "config.json"
-        text = config.read_text().replace('"AutoencoderKL"', '"AsymmetricAutoencoderKL"')
-        config.unlink()
-        config.write_text(text)
-        for option in ("vae_slicing", "vae_tiling"):
-            chosen = variant("model=folder", f"model.path={tmp_path}", f"memory={option}", *BATCH, LARGE)
-            assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
 
 
 class TestProof:
@@ -146,7 +70,7 @@ class TestProof:
 
     def test_of_the_tiny_autoencoder(self, session: Load) -> None:
         loaded = session("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64", *BATCH, LARGE)
-        pipe = pipeline(loaded)
+        pipe = loaded._pipe
         pipe.vae = AutoencoderTiny.from_pretrained(PACKAGED / "tiny_autoencoder")
         for option in loaded._variant.optimizations.values():
             if isinstance(option, VaeSlicing | VaeTiling):
@@ -157,7 +81,7 @@ class TestProof:
     @pytest.mark.parametrize("part", ["slicing", "tiling"])
     def test_that_was_taken_away(self, session: Load, part: str) -> None:
         loaded = session("memory=[vae_slicing,vae_tiling]", *BATCH, LARGE)
-        getattr(pipeline(loaded).vae, f"disable_{part}")()
+        getattr(loaded._pipe.vae, f"disable_{part}")()
         found = {axis: item.engaged for axis, item in evidence(loaded).items()}
         assert found == {"memory.vae_slicing": part != "slicing", "memory.vae_tiling": part != "tiling"}
 
@@ -172,11 +96,6 @@ class TestTinyVae:
         assert found.engaged
         assert found.facts == {"class": "AutoencoderTiny", "decoder_parameters": 78115, "calls": 1, "group_norms": 0}
 
-    def test_that_was_replaced_does_not(self, session: Load) -> None:
-        loaded = session("memory=tiny_vae")
-        pipeline(loaded).vae = pipeline(session()).vae
-        assert not evidence(loaded)["memory.tiny_vae"].engaged
-
     def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
         own = ("workload.steps=10", "workload.size=64")
         difference = pixels(session("memory=tiny_vae", *own), tmp_path) - pixels(session(*own), tmp_path)
@@ -185,25 +104,12 @@ class TestTinyVae:
     @pytest.mark.parametrize("precision", ["bf16", "autocast_fp16"])
     def test_takes_the_type_of_the_others(self, session: Load, precision: str) -> None:
         loaded = session("memory=tiny_vae", f"precision={precision}")
-        assert pipeline(loaded).vae.dtype == pipeline(loaded).unet.dtype
+        assert loaded._pipe.vae.dtype == loaded._pipe.unet.dtype
         assert evidence(loaded)["memory.tiny_vae"].engaged
 
     def test_encodes_too(self, session: Load, inputs: dict[str, list[str]]) -> None:
         for task in ("img2img", "inpaint"):
             assert evidence(session("memory=tiny_vae", *inputs[task], "workload.steps=2"))["memory.tiny_vae"].engaged
-
-    def test_of_another_latent_space_is_a_conflict(self, variant: Compose) -> None:
-        folder = ARCHITECTURES / "taesd"
-        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={folder}").conflicts(CPU)
-        assert "decodes latents of 4 channels, and this model has 8" in found
-
-    def test_that_is_none_is_a_conflict(self, variant: Compose, tmp_path: Path) -> None:
-        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={tmp_path}").conflicts(CPU)
-        assert found.endswith("has no config.json of an AutoencoderTiny")
-        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={PACKAGED / 'emoji' / 'vae'}").conflicts(CPU)
-        assert found.endswith("is of class AutoencoderKL, and must be an AutoencoderTiny")
-        chosen = ("memory.tiny_vae.path=/a", "memory.tiny_vae.hub_id=b/c")
-        assert "set only one of them" in variant("memory=tiny_vae", *chosen).conflicts(CPU)[0]
 
     def test_of_an_untrained_model_is_untrained(self, variant: Compose) -> None:
         sd15 = variant("memory=tiny_vae", "model=sd15", "model.weights=random")
@@ -241,10 +147,6 @@ class TestTinyVae:
         [vae] = chosen.optimizations["memory.tiny_vae"].parts(chosen.model, torch.float32).values()
         assert isinstance(vae, AutoencoderTiny)
 
-    def test_has_tiles_of_its_own_size(self, variant: Compose) -> None:
-        [found] = variant("memory=[tiny_vae,vae_tiling]", LARGE).conflicts(CPU)
-        assert "a tile of 512 pixels holds the whole image of 96" in found
-
 
 class TestPrecomputedEmbeddings:
     def test_leave_no_text_encoder_to_run(self, session: Load) -> None:
@@ -264,11 +166,6 @@ class TestPrecomputedEmbeddings:
         freed = session("memory=precomputed_embeddings")
         assert alive() == before
         assert freed is not None
-
-    def test_of_a_text_encoder_that_is_still_there(self, session: Load) -> None:
-        loaded = session("memory=precomputed_embeddings")
-        pipeline(loaded).text_encoder = pipeline(session()).text_encoder
-        assert not evidence(loaded)["memory.precomputed_embeddings"].engaged
 
     def test_draw_what_prompts_would(self, session: Load, tmp_path: Path) -> None:
         """Of each prompt its own, in batches that wrap around, with and without guidance."""
@@ -304,17 +201,6 @@ class TestLayerwiseCasting:
         assert facts["stored"] == {"Conv2d": 39, "Linear": 80}
         assert facts["left_alone"] == {"GroupNorm": 24, "LayerNorm": 21}
         assert "float8_e4m3fn" not in facts["products"]
-
-    def test_that_was_undone(self, session: Load) -> None:
-        loaded = session("memory=layerwise_casting")
-        layer = pipeline(loaded).unet.conv_in
-        layer._diffusers_hook.hooks.clear()
-        layer.float()
-        assert not evidence(loaded)["memory.layerwise_casting"].engaged
-
-    def test_is_not_compiled(self, variant: Compose) -> None:
-        found = variant("memory=layerwise_casting", "compiler=inductor").conflicts(CPU)
-        assert any("its hooks would cast weights inside compiled code" in reason for reason in found)
 
 
 class TestContracts:

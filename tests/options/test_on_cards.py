@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.utils import cpp_extension
 
-from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sdpa, backend_of
 from sdopt.options.base import Finding
@@ -22,10 +21,7 @@ from sdopt.options.compiler import Inductor, aot, toolchain
 from sdopt.options.compiler.base import Tensors
 from sdopt.pipelines.loading import head_dimensions
 from tests.fixtures import CPU, Compose, Load
-
-
-def card(major: int, minor: int, **attributes: Any) -> Device:
-    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, memory_free_gib=80.0)
+from tests.options.hosts import card
 
 
 class TestHeads:
@@ -35,41 +31,6 @@ class TestHeads:
     def test_are_read_from_the_configuration(self, variant: Compose, model: str, dimensions: list[int]) -> None:
         weights = [] if model == "emoji" else ["model.weights=random"]
         assert head_dimensions(variant(f"model={model}", *weights).model) == dimensions
-
-    @pytest.mark.parametrize(
-        ("model", "device", "fits"),
-        [
-            ("sd15", card(8, 0), False),
-            ("sd15", card(8, 9, cudnn_head_dimension=128), False),
-            ("sd15", card(9, 0), True),
-            ("sd15", card(9, 0, cudnn_head_dimension=128), False),
-            ("sd15", card(9, 0, cudnn_head_dimension=160), True),
-            ("sd15", card(10, 0), False),
-            ("sd15", card(12, 0), False),
-            ("sdxl", card(8, 0), True),
-            ("emoji", card(8, 0), True),
-        ],
-    )
-    def test_wider_than_cudnn_takes_are_a_conflict(
-        self, variant: Compose, model: str, device: Device, fits: bool
-    ) -> None:
-        weights = [] if model == "emoji" else ["model.weights=random"]
-        found = variant(f"model={model}", *weights, "precision=fp16", "attention=cudnn").conflicts(device)
-        if fits:
-            assert found == []
-        else:
-            [reason] = found
-            assert reason.startswith("attention=cudnn: the cudnn kernel supports heads of up to 128 channels, in ")
-            assert reason.endswith("this model has heads of 160: choose attention=default or mem_efficient")
-
-    @pytest.mark.parametrize(("others", "fits"), [("float32", False), ("float16", True)])
-    def test_layers_of_8_bit_weights_compute_them_in_the_type_of_the_others(
-        self, variant: Compose, others: str, fits: bool
-    ) -> None:
-        chosen = ("precision=int8_torchao", f"precision.others={others}", "attention=flash")
-        found = variant(*chosen).conflicts(card(8, 0))
-        assert fits == (found == [])
-        assert fits or "the flash kernel needs float16 or bfloat16" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,22 @@
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
-from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract
 from sdopt.hardware.arithmetic import tf32
-from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import Trace
-from sdopt.record.samples import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
+from tests.options.hosts import card, evidence
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
 AXES_APART = {"caching", "lora", "patch"}  # test_caching.py, test_lora.py, test_patch.py
@@ -55,19 +51,6 @@ OPTIONS = [option for option in OPTIONS if not any(option[1].endswith(name) for 
 HERE = [option for option in OPTIONS if option not in CUDA_ONLY | ELSEWHERE.keys() and option not in COMPILED]
 
 
-def cuda(major: int, minor: int) -> Device:
-    return Device("cuda", name="a GPU", capability=(major, minor), memory_total_gib=80.0, memory_free_gib=80.0)
-
-
-def evidence(session: PipelineHost, axis: str) -> Evidence:
-    [found] = [item for item in session.prove().evidence if item.axis == axis]
-    return found
-
-
-def pipeline(session: PipelineHost) -> DiffusionPipeline:
-    return session._pipe
-
-
 class TestConflicts:
     @pytest.mark.parametrize(("axis", "option"), OPTIONS)
     def test_on_a_cpu_only_what_needs_cuda(self, variant: Compose, axis: str, option: str) -> None:
@@ -83,34 +66,12 @@ class TestConflicts:
         else:
             assert found == []
 
-    @pytest.mark.parametrize(
-        ("capability", "overrides", "at_fault"),
-        [
-            ((7, 5), ["precision=tf32", "attention=flash"], ["precision=tf32", "attention=flash", "attention=flash"]),
-            ((7, 5), ["precision=bf16", "attention=cudnn"], ["precision=bf16", "attention=cudnn"]),
-            ((7, 5), ["precision=fp16", "attention=mem_efficient", "compiler=inductor"], []),
-            ((7, 5), ["precision=fp32_ieee"], ["precision=fp32_ieee"]),
-            ((6, 1), ["compiler=inductor", "attention=mem_efficient"], ["compiler=inductor"]),
-            ((3, 7), ["precision=fp16", "attention=mem_efficient"], ["attention=mem_efficient"]),
-            ((8, 0), ["attention=flash"], ["attention=flash"]),
-            ((8, 0), ["attention=cudnn", "precision=tf32"], ["attention=cudnn"]),
-            ((8, 0), ["attention=flash", "precision=autocast_fp16"], []),
-            ((9, 0), ["attention=cudnn", "precision=bf16", "compiler=inductor", "layout=channels_last"], []),
-            ((9, 0), ["precision=tf32", "attention=mem_efficient"], []),
-        ],
-    )
-    def test_on_a_gpu_of_some_capability(
-        self, variant: Compose, capability: tuple[int, int], overrides: list[str], at_fault: list[str]
-    ) -> None:
-        found = variant(*overrides).conflicts(cuda(*capability))
-        assert [reason.partition(":")[0] for reason in found] == at_fault
-
     def test_inductor_needs_a_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
         monkeypatch.delenv("CXX", raising=False)
         [found] = variant("compiler=inductor").conflicts(CPU)
         assert "needs a C++ compiler" in found
-        assert variant("compiler=inductor").conflicts(cuda(9, 0)) == []
+        assert variant("compiler=inductor").conflicts(card(9, 0)) == []
 
 
 class TestEveryOption:
@@ -163,48 +124,10 @@ def test_images_keep_the_promises_of_options(session: Load, tmp_path: Path) -> N
 class TestUndone:
     """The contrapositive: a change that is not in force is not proved."""
 
-    @pytest.mark.parametrize("option", ["vanilla", "sliced"])
-    def test_attention_processors_put_back(self, session: Load, option: str) -> None:
-        loaded = session(f"attention={option}")
-        pipeline(loaded).unet.set_attn_processor(AttnProcessor2_0())
-        assert not evidence(loaded, "attention").engaged
-
-    def test_one_attention_processor_put_back(self, session: Load) -> None:
-        loaded = session("attention=vanilla")
-        layer = next(m for m in pipeline(loaded).unet.modules() if hasattr(m, "set_processor"))
-        layer.set_processor(AttnProcessor2_0())
-        assert not evidence(loaded, "attention").engaged
-
-    @pytest.mark.parametrize("option", ["default", "math", "flash"])
-    def test_attention_processors_replaced(self, session: Load, option: str) -> None:
-        loaded = session(f"attention={option}")
-        pipeline(loaded).unet.set_attn_processor(AttnProcessor())
-        assert not evidence(loaded, "attention").engaged
-
-    def test_attention_back_end_taken_away(self, session: Load) -> None:
-        loaded = session("attention=math")
-        del pipeline(loaded).unet.forward
-        assert not evidence(loaded, "attention").engaged
-
-    def test_larger_attention_slices_than_there_are_heads_are_a_conflict(self, variant: Compose) -> None:
-        [found] = variant("attention=sliced", "attention.slice_size=5").conflicts(CPU)
-        assert "attention.slice_size=5: a layer of this model has only 4 heads; choose at most 4" in found
-        assert variant("attention=sliced", "attention.slice_size=4").conflicts(CPU) == []
-
     def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:
         """The model has four heads: without guidance, four rows at once are all there are."""
         loaded = session("attention=sliced", "attention.slice_size=4", "workload.guidance_scale=1")
         assert not evidence(loaded, "attention").engaged
-
-    def test_convolutions_moved_back(self, session: Load) -> None:
-        loaded = session("layout=channels_last")
-        pipeline(loaded).unet.to(memory_format=torch.contiguous_format)
-        assert not evidence(loaded, "layout").engaged
-
-    def test_convolutions_moved_away(self, session: Load) -> None:
-        loaded = session("layout=contiguous")
-        pipeline(loaded).unet.to(memory_format=torch.channels_last)
-        assert not evidence(loaded, "layout").engaged
 
     @pytest.mark.parametrize("option", ["autocast_fp16", "fp16_autocast"])
     def test_autocast_taken_away(self, session: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,51 +140,16 @@ class TestUndone:
         with torch.autocast("cpu", dtype=torch.float16):
             assert not evidence(loaded, "precision").engaged
 
-    @pytest.mark.parametrize("option", ["fp16", "bf16"])
-    def test_weights_cast_back(self, session: Load, option: str) -> None:
-        loaded = session(f"precision={option}")
-        pipeline(loaded).to(torch.float32)
-        loaded._inputs[0]["latents"] = loaded._inputs[0]["latents"].float()
-        assert not evidence(loaded, "precision").engaged
-
-    def test_some_weights_cast_back(self, session: Load) -> None:
-        loaded = session("precision=bf16")
-        layer = pipeline(loaded).unet.conv_out.float()
-        layer.register_forward_pre_hook(lambda _module, inputs: (inputs[0].float(),))
-        layer.register_forward_hook(lambda _module, _inputs, output: output.bfloat16())
-        assert not evidence(loaded, "precision").engaged
-
-    @pytest.mark.parametrize("option", ["enabled", "inference_mode"])
-    def test_gradients_switched_off_inside(self, session: Load, option: str) -> None:
-        loaded = session(f"grad_mode={option}")
-        pipe = pipeline(loaded)
-        call = type(pipe).__call__
-
-        class Quiet(type(pipe)):  # type: ignore[misc]
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                with torch.inference_mode(False), torch.no_grad():
-                    return call(self, *args, **kwargs)
-
-        pipe.__class__ = Quiet
-        assert not evidence(loaded, "grad_mode").engaged
-
-    def test_parameters_that_need_no_gradient(self, session: Load) -> None:
-        """Autograd is on, but nothing asks for it: there is no graph."""
-        loaded = session("grad_mode=enabled")
-        for module in (pipeline(loaded).unet, pipeline(loaded).text_encoder):
-            module.requires_grad_(False)
-        assert not evidence(loaded, "grad_mode").engaged
-
 
 class TestGradMode:
     def test_enabled_really_records_a_graph(self, session: Load) -> None:
         loaded, outputs = session("grad_mode=enabled"), []
-        with observed(pipeline(loaded), lambda stage: None, lambda stage, output: outputs.append((stage, output))):
+        with observed(loaded._pipe, lambda stage: None, lambda stage, output: outputs.append((stage, output))):
             images = loaded._call().images
         predictions = [output[0] for stage, output in outputs if stage == "denoiser"]
         assert all(prediction.grad_fn is not None for prediction in predictions)
         predictions[-1].sum().backward()
-        assert pipeline(loaded).unet.conv_in.weight.grad.abs().sum() > 0
+        assert loaded._pipe.unet.conv_in.weight.grad.abs().sum() > 0
         assert len(images) == 1
 
     def test_leaves_the_process_as_it_was(self, session: Load) -> None:
@@ -283,7 +171,7 @@ class TestContexts:
             backends = torch.backends
             return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
 
-        before, pipe = settings(), pipeline(session())
+        before, pipe = settings(), session()._pipe
         for option, inside in (("tf32", True), ("fp32_ieee", False)):
             with variant(f"precision={option}").optimizations["precision"].context(pipe):
                 assert settings()[:2] == (inside, inside)
@@ -297,8 +185,8 @@ class TestContexts:
         def enter(stage: str) -> None:
             seen[stage] = torch.backends.cuda.flash_sdp_enabled()
 
-        pipeline(loaded).unet.conv_in.register_forward_pre_hook(lambda *_: enter("inside the denoiser"))
-        with observed(pipeline(loaded), enter, lambda stage, output: None):
+        loaded._pipe.unet.conv_in.register_forward_pre_hook(lambda *_: enter("inside the denoiser"))
+        with observed(loaded._pipe, enter, lambda stage, output: None):
             loaded._call()
         assert seen["inside the denoiser"] is False
         assert seen["text_encoder"]

@@ -10,94 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.quantization import Sdnq, TorchAo
 from sdopt.record.samples import Evidence
 from sdopt.worker.host import PipelineHost
-from tests.fixtures import CPU, Compose, Load
+from tests.fixtures import Compose, Load
+from tests.options.hosts import evidence
 
 PACKAGES = ("torchao", "sdnq")
 OPTIONS = [pytest.param(kind, marks=pytest.mark.skipif(find_spec(kind) is None, reason=kind)) for kind in PACKAGES]
 
 
-def card(major: int, minor: int) -> Device:
-    return Device("cuda", name="a GPU", capability=(major, minor), memory_total_gib=80.0, memory_free_gib=80.0)
-
-
-def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove().evidence if item.axis == "precision"]
-    return found
-
-
 class TestConflicts:
-    @pytest.fixture(autouse=True)
-    def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: object())
-
-    @pytest.mark.parametrize("package", PACKAGES)
-    def test_say_what_a_device_cannot_multiply(self, variant: Compose, package: str) -> None:
-        def conflicts(option: str, device: Device, *more: str) -> list[str]:
-            return variant(f"precision={option}_{package}", *more).conflicts(device)
-
-        assert conflicts("int8", CPU) == conflicts("int8", card(8, 0)) == conflicts("fp8", card(8, 9)) == []
-        [found] = conflicts("fp8", CPU)
-        assert "float8 arithmetic needs a CUDA device" in found
-        assert found.endswith("precision.activations=false quantizes only weights")
-        assert conflicts("fp8", CPU, "precision.activations=false") == []
-        assert "needs compute capability 8.9" in conflicts("fp8", card(8, 0))[0]
-        assert len(conflicts("int8", card(7, 0))) == 2, "8-bit products, and bfloat16"
-        assert conflicts("int8", card(7, 5), "precision.others=float16") == []
-
-    @pytest.mark.parametrize("others", ["float16", "float32"])
-    def test_torchaos_products_in_fp8_give_bfloat16(self, variant: Compose, others: str) -> None:
-        """Its own assertion would otherwise end the variant: PerRow quantization only works for bfloat16 input."""
-        options = ("precision=fp8_torchao", f"precision.others={others}")
-        [found] = variant(*options).conflicts(card(9, 0))
-        assert found.endswith("choose precision.others=bfloat16")
-        assert variant(*options, "precision.activations=false").conflicts(card(9, 0)) == []
-        assert variant("precision=fp8_sdnq", f"precision.others={others}").conflicts(card(9, 0)) == []
-
-    @pytest.mark.parametrize("package", PACKAGES)
-    def test_with_other_choices(self, variant: Compose, package: str) -> None:
-        [found] = variant(f"precision=int8_{package}", "memory=layerwise_casting").conflicts(CPU)
-        assert "layerwise_casting would cast the quantized weights" in found
-        [found] = variant(f"precision=int8_{package}", "grad_mode=enabled").conflicts(CPU)
-        assert found.endswith(
-            "a quantized weight does not support autograd (grad_mode=enabled): "
-            "choose grad_mode=no_grad or inference_mode"
-        )
-
-    def test_4_bit_weights_have_no_product(self, variant: Compose) -> None:
-        assert variant("precision=uint4_sdnq").conflicts(CPU) == []
-        [found] = variant("precision=uint4_sdnq", "precision.activations=true").conflicts(CPU)
-        assert found.endswith("4-bit weights are dequantized for each use: set precision.activations=false")
-
-    def test_of_text_encoders(self, variant: Compose) -> None:
-        option = "memory=[quantized_text_encoders]"
-        [found] = variant("memory=[quantized_text_encoders,precomputed_embeddings]").conflicts(CPU)
-        assert found.endswith("memory=precomputed_embeddings removes the text encoders: choose one of them")
-        [found] = variant(option, "lora=loaded").conflicts(CPU)
-        assert found.endswith("SDNQ replaces the layers that a LoRA wraps: choose lora=fused")
-        [found] = variant(option, "compiler=inductor", "compiler.targets=[text_encoder]").conflicts(CPU)
-        assert found.endswith("cannot be in a graph: choose compiler.targets=[denoiser,decoder]")
-        assert variant(option, "compiler=trace").conflicts(CPU) == []
-
-    def test_convolutions_that_are_matrices_have_no_layout(self, variant: Compose) -> None:
-        chosen = ("precision=int8_sdnq", "layout=channels_last")
-        [found] = variant(*chosen).conflicts(CPU)
-        assert found.endswith("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
-        assert variant(*chosen, "precision.convolutions=false").conflicts(CPU) == []
-        assert variant("precision=int8_torchao", "layout=channels_last").conflicts(CPU) == []
-
-    def test_blocks_that_are_compiled_alone(self, variant: Compose) -> None:
-        chosen = ("precision=int8_torchao", "compiler=regional")
-        [found] = variant(*chosen).conflicts(CPU)
-        assert found.endswith("compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor")
-        assert variant(*chosen).conflicts(card(9, 0)) == []
-        assert variant("precision=int8_torchao", "compiler=inductor").conflicts(CPU) == []
-
     @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao")
     @pytest.mark.parametrize("kind", ["int8", "fp8"])
     def test_inductor_tunes_no_kernel_for_torchao(self, kind: str) -> None:
@@ -109,16 +34,6 @@ class TestConflicts:
             TorchAo(weights={"int8": "int8", "fp8": "float8_e4m3fn"}[kind], activations=kind == "int8")._quantize(layer)
             assert not config.coordinate_descent_tuning
             assert config.force_fuse_int_mm_with_mul is (kind == "int8")
-
-    def test_a_capture_of_inputs_that_are_read_on_the_host(self, variant: Compose) -> None:
-        def conflicts(precision: str, *more: str) -> list[str]:
-            return variant(f"precision={precision}", "compiler=cuda_graphs", *more).conflicts(card(9, 0))
-
-        [found] = conflicts("int8_torchao")
-        assert "int8 products read inputs on the host unless compiled: choose compiler=inductor" in found
-        assert conflicts("int8_torchao", "precision.activations=false") == []
-        assert conflicts("int8_torchao", "compiler.targets=[decoder]") == []
-        assert conflicts("fp8_torchao") == conflicts("int8_sdnq") == []
 
     @pytest.mark.parametrize("package", PACKAGES)
     def test_it_is_for_memory_and_where_products_are_in_8_bits_for_latency(
@@ -165,7 +80,7 @@ class TestProof:
     @pytest.mark.parametrize("package", OPTIONS)
     def test_counts_layers_and_products(self, session: Load, package: str) -> None:
         # Layers of few rows are computed in float32: on a smaller image there are more of them.
-        found = evidence(session(f"precision=int8_{package}", "workload.size=64"))
+        found = evidence(session(f"precision=int8_{package}", "workload.size=64"), "precision")
         assert found.engaged, found
         quantized, left = found.facts["quantized"], found.facts["left_alone"]
         assert quantized["Linear"] + left["Linear"] == 80
@@ -178,14 +93,14 @@ class TestProof:
     @pytest.mark.parametrize(("package", "kind"), [("torchao", "fp8"), ("sdnq", "int8")])
     def test_of_weights_alone(self, session: Load, package: str, kind: str) -> None:
         pytest.importorskip(package)
-        found = evidence(session(f"precision={kind}_{package}", "precision.activations=false"))
+        found = evidence(session(f"precision={kind}_{package}", "precision.activations=false"), "precision")
         assert found.engaged, found
         assert found.facts["arithmetic"] == ["bfloat16"]
         assert not any(found.facts["kernels"].values())
 
     def test_of_weights_in_4_bits(self, session: Load) -> None:
         pytest.importorskip("sdnq")
-        found = evidence(session("precision=uint4_sdnq"))
+        found = evidence(session("precision=uint4_sdnq"), "precision")
         assert found.engaged, found
         assert found.facts["quantized"]["Conv2d"] > 20
         assert "layers in uint4; no product in 8 bits" in found.summary
@@ -210,20 +125,11 @@ class TestProof:
         unranked = predicted("precision=uint4_sdnq", "precision.svd_rank=null")
         assert 0 < (ranked - plain).norm() < (unranked - plain).norm()
 
-    @pytest.mark.parametrize("package", OPTIONS)
-    def test_of_a_layer_that_was_put_back(self, session: Load, package: str) -> None:
-        loaded = session(f"precision=int8_{package}")
-        unet = loaded._pipe.unet
-        attention = unet.mid_block.attentions[0].transformer_blocks[0].attn1
-        before = attention.to_q
-        attention.to_q = torch.nn.Linear(before.in_features, before.out_features, bias=False, dtype=torch.bfloat16)
-        assert not evidence(loaded).engaged
-
     @pytest.mark.skipif(find_spec("sdnq") is None, reason="sdnq")
     def test_of_convolutions_that_were_left_alone(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         quantize = Sdnq._quantize
         monkeypatch.setattr(Sdnq, "_quantize", lambda own, unet: quantize(replace(own, convolutions=False), unet))
-        found = evidence(session("precision=int8_sdnq"))
+        found = evidence(session("precision=int8_sdnq"), "precision")
         assert not found.engaged
         assert "0 of 39 Conv2d" in found.summary
 
@@ -290,5 +196,5 @@ class TestOnCuda:
     )
     def test_products_run_in_8_bits(self, on_cuda: Load, package: str, kind: str) -> None:
         pytest.importorskip(package)
-        found = evidence(on_cuda(f"precision={kind}_{package}"))
+        found = evidence(on_cuda(f"precision={kind}_{package}"), "precision")
         assert found.engaged, found

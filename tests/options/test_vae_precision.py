@@ -5,15 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdopt.record.samples import Evidence
-from sdopt.worker.host import PipelineHost
-from tests.fixtures import CPU, Compose, Load
+from tests.fixtures import Compose, Load
+from tests.options.hosts import evidence
 from tests.pipelines.test_models import small_xl  # noqa: F401
-
-
-def evidence(session: PipelineHost) -> Evidence:
-    [found] = [item for item in session.prove().evidence if item.axis == "precision"]
-    return found
 
 
 @pytest.fixture
@@ -32,7 +26,7 @@ class TestFullVae:
         self, session: Load, inputs: dict[str, list[str]], task: str, weights: str
     ) -> None:
         loaded = session("precision=fp16_vae_fp32", f"precision.weights={weights}", *inputs[task], "workload.steps=2")
-        found = evidence(loaded)
+        found = evidence(loaded, "precision")
         assert found.engaged, found
         assert found.facts["weights"] == [weights]
         assert found.facts["vae_weights"] == found.facts["vae_products"] == ["float32"]
@@ -43,7 +37,7 @@ class TestFullVae:
         self, session: Load, xl: list[str], inputs: dict[str, list[str]], task: str
     ) -> None:
         loaded = session(*xl, "precision=fp16_vae_fp32", *inputs[task], "workload.steps=2")
-        found = evidence(loaded)
+        found = evidence(loaded, "precision")
         assert found.engaged, found
         assert found.facts["diffusers_would_upcast"] is True
 
@@ -53,21 +47,6 @@ class TestFullVae:
         rounded = session("precision=fp16")._pipe.vae.decoder.conv_in.weight
         assert torch.equal(own.half(), rounded)
 
-    def test_cast_to_half_is_not_proved(self, session: Load) -> None:
-        loaded = session("precision=fp16_vae_fp32")
-        loaded._pipe.vae.half()
-        assert not evidence(loaded).engaged
-
-    def test_conflicts(self, variant: Compose) -> None:
-        def conflict(*more: str) -> str:
-            [found] = variant("precision=fp16_vae_fp32", *more).conflicts(CPU)
-            return found
-
-        assert variant("precision=fp16_vae_fp32").conflicts(CPU) == []
-        assert "memory=tiny_vae replaces this VAE" in conflict("memory=tiny_vae")
-        assert "choose precision=fp32" in conflict("precision.weights=float32")
-        assert "choose precision.autocast=null" in conflict("precision.autocast=float16")
-
     def test_of_random_weights(self, variant: Compose) -> None:
         chosen = variant("precision=fp16_vae_fp32", "model=emoji", "model.weights=random")
         [vae] = chosen.optimizations["precision"].parts(chosen.model, torch.float16).values()
@@ -76,7 +55,7 @@ class TestFullVae:
 
 class TestFixedVae:
     def test_decodes_in_half_precision(self, session: Load, xl: list[str]) -> None:
-        found = evidence(session(*fix(xl)))
+        found = evidence(session(*fix(xl)), "precision")
         assert found.engaged, found
         assert found.facts["vae_weights"] == found.facts["vae_products"] == ["float16"]
 
@@ -84,13 +63,6 @@ class TestFixedVae:
         loaded = session(*fix(xl))
         loaded._pipe.vae.register_to_config(force_upcast=True)
         with pytest.warns(FutureWarning, match="upcast_vae"):
-            found = evidence(loaded)
+            found = evidence(loaded, "precision")
         assert not found.engaged
         assert found.facts["vae_products"] == ["float32"]
-
-    def test_conflicts(self, variant: Compose, tmp_path: Path) -> None:
-        sdxl = ("precision=fp16_vae_fix", "model=sdxl", "model.weights=random")
-        assert variant(*sdxl).conflicts(CPU) == []
-        assert "and the model is not SDXL" in variant("precision=fp16_vae_fix").conflicts(CPU)[0]
-        assert "memory=tiny_vae replaces this VAE" in variant(*sdxl, "memory=tiny_vae").conflicts(CPU)[0]
-        assert "has no config.json" in variant(*sdxl, f"precision.path={tmp_path}").conflicts(CPU)[0]

@@ -1,14 +1,16 @@
-"""What tests of compilers share: the latents that a variant ends with, and stand-ins for a machine."""
+"""What tests of options share: cards, what a worker's host shows and draws, and stand-ins for CUDA graphs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from sdopt.hardware.device import Device
 from sdopt.options.compiler.base import Tensors
 from sdopt.record.samples import Evidence
 from sdopt.worker.draws import LATENTS, timed_draw
@@ -17,10 +19,22 @@ from sdopt.worker.host import PipelineHost
 TWO_STEPS = "workload.steps=2"
 
 
-def evidence(host: PipelineHost) -> Evidence:
-    """The evidence of the option of the group `compiler`."""
-    [found] = [item for item in host.prove().evidence if item.axis == "compiler"]
+def card(major: int = 9, minor: int = 0, **attributes: Any) -> Device:
+    """A planned card, so that what is installed here is no matter; with `known` it is of this machine."""
+    memory = {"memory_total_gib": 80.0, "memory_free_gib": 80.0}
+    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, **memory)
+
+
+def evidence(host: PipelineHost, axis: str) -> Evidence:
+    """The evidence of the one option whose axis begins or ends so, as `memory.group_offload` does."""
+    [found] = [item for item in host.prove().evidence if item.axis.startswith(axis) or item.axis.endswith(axis)]
     return found
+
+
+def image(host: PipelineHost) -> np.ndarray:
+    """The images of a call, (n, height, width, 3), from 0 to 1."""
+    drawn: np.ndarray = host._call(output_type="np").images
+    return drawn
 
 
 def latents(host: PipelineHost, folder: Path) -> torch.Tensor:

@@ -1,0 +1,455 @@
+"""What options conflict with: on a device, with a model, a workload and other options, where all packages are there."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.hardware.device import Device
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from tests.fixtures import CPU, Compose
+from tests.options.hosts import card
+
+CARD = card()
+
+TWO = "workload.batch_size=2 workload.prompt_count=2"
+LARGE = "workload.size=96"
+"""The VAE of the packaged model has tiles of 64 pixels: 96 take two each way."""
+TEN = "workload.steps=10"
+SD15, SD21, SDXL = (f"model={name} model.weights=random" for name in ("sd15", "sd21", "sdxl"))
+HALF_TASK = "task=inpaint task.strength=0.5"
+BLOCKS = "memory.group_offload.offload_type=block_level"
+NO_STREAM = "memory.group_offload.use_stream=false"
+TWO_BLOCKS = "memory=group_offload memory.group_offload.num_blocks_per_group=2"
+FIXED = f"precision=fp16_vae_fix {SDXL}"
+DEEPSPEED = f"attention=deepspeed precision=fp16 {SD15}"
+BLOCKS_BY_DEEPSPEED = f"compiler=deepspeed {SD15}"
+TINY, TILED = "memory=tiny_vae memory.tiny_vae", "memory=vae_tiling memory.vae_tiling.tile_size"
+EVERY_EXPORT = ("trace", "aot", "onnxruntime", "openvino", "tensorrt", "blade")
+
+
+def case(overrides: str, *reasons: str, on: Device = CPU) -> Any:
+    """Overrides, and a part of each conflict that they have."""
+    return pytest.param(overrides, on, reasons, id=f"{overrides} on {on.type}")
+
+
+CACHING = [
+    case("caching=deepcache", "the first step skips nothing: set workload.steps to 2 or more"),
+    case("caching=first_block", "the first step skips nothing: set workload.steps to 2 or more"),
+    case("caching=spectrum workload.steps=4", "all of 4 steps run, and none is forecast: set workload.steps to "),
+    case(
+        f"caching=first_block compiler=trace workload.batch_size=2 {TEN}",
+        "each of 2 images decides for itself, and a graph has a fixed batch",
+    ),
+    case(f"caching=deepcache caching.branch=4 {TEN}", "caching.branch=4: this model has the branches 0 to 3"),
+    case("caching=pyramid_attention workload.steps=1", "no step of 1 reuses an output"),
+    case("caching=pyramid_attention caching.start=0.5 workload.steps=3", "between the shares 0.5 and 0.9: set "),
+    case(
+        f"caching=pyramid_attention caching.spatial=null caching.cross=null {TEN}",
+        "caching.spatial and caching.cross are both null",
+        "no step of 10 reuses an output",
+    ),
+    case(f"caching=guidance_interval caching.start=0 {TEN} caching.stop=1", "all of 10 steps lie between"),
+    case(f"caching=guidance_interval workload.guidance_scale=1 {TEN}", "there is no guidance to skip"),
+    case(f"caching=guidance_interval caching.start=0.9 {TEN}", "caching.start=0.9 must be less than"),
+    case(f"caching=pyramid_attention compiler=inductor {TEN}", "choose compiler=eager, or caching=deepcache"),
+    *(
+        case(f"caching={option} compiler=inductor {TEN}")
+        for option in ("deepcache", "first_block", "guidance_interval", "spectrum")
+    ),
+    case(f"caching=deepcache compiler=regional {TEN}"),
+    # Steps that a task leaves out do not count.
+    case(f"caching=deepcache {HALF_TASK} workload.steps=4"),
+    case(f"caching=deepcache {HALF_TASK} workload.steps=3", "set workload.steps to 4 or more"),
+    case(f"caching=pyramid_attention {HALF_TASK} workload.steps=4"),
+    case(f"caching=pyramid_attention {HALF_TASK} workload.steps=3", "no step of 1 reuses"),
+    case(f"caching=guidance_interval caching.start=0 caching.stop=0.6 {HALF_TASK} workload.steps=6"),
+    case(
+        f"caching=guidance_interval caching.start=0 caching.stop=0.6 {HALF_TASK} workload.steps=5",
+        "all of 2 steps lie between caching.start=0.0 and caching.stop=0.6: set workload.steps to 6 or more",
+    ),
+]
+
+MEMORY = [
+    case("memory=sequential_guidance workload.guidance_scale=1", "there is no guidance, and so no second half"),
+    case("memory=sequential_guidance caching=deepcache workload.steps=5", "choose caching=none or spectrum"),
+    case("memory=sequential_guidance caching=guidance_interval workload.steps=5", "choose caching=none or spectrum"),
+    case("memory=sequential_guidance compiler=trace", "choose compiler=eager, inductor or regional"),
+    case("memory=vae_slicing", "needs a batch of several images: set workload.batch_size to 2 or more"),
+    case(f"memory=vae_slicing {TWO}"),
+    case("memory=vae_slicing workload.images_per_prompt=2"),
+    case("memory=vae_tiling", "a tile of 64 pixels holds the whole image of 64"),
+    case("memory=vae_tiling workload.size=56", "a tile of 64 pixels holds the whole image of 56"),
+    case(f"memory=vae_tiling {LARGE}"),
+    case(f"{TILED}=96 {LARGE}", "a tile of 96 pixels holds the whole image of 96"),
+    case(f"{TILED}=68 {LARGE}", "memory.vae_tiling.tile_size=68: must be a multiple of 8"),
+    case(f"memory=vae_tiling {SDXL}", "a tile of 1024 pixels"),
+    case(f"{TILED}=512 {SDXL}"),
+    case(f"memory=[tiny_vae,vae_tiling] {LARGE}", "a tile of 512 pixels holds the whole image of 96"),
+    case(f"memory=[vae_tiling,tiny_vae] memory.vae_tiling.tile_size=64 {LARGE}"),
+    *(
+        case(
+            f"memory=[vae_tiling,tiny_vae] memory.vae_tiling.tile_size=64 {LARGE} workload.steps=2 task={task}",
+            "tiles of a start image to 4 channels, and this model has 8: choose one of the two options",
+        )
+        for task in ("img2img", "inpaint")
+    ),
+    case(f"{TINY}.path={ARCHITECTURES}/taesd", "decodes latents of 4 channels, and this model has 8"),
+    case(f"{TINY}.path=/nowhere", "has no config.json of an AutoencoderTiny"),
+    case(f"{TINY}.path={PACKAGED}/emoji/vae", "is of class AutoencoderKL, and must be an AutoencoderTiny"),
+    case(f"{TINY}.path=/a memory.tiny_vae.hub_id=b/c", "set only one of them"),
+    case("memory=layerwise_casting compiler=inductor", "its hooks would cast weights inside compiled code"),
+]
+
+OFFLOAD = [
+    *(
+        case(f"memory={option}", "offloading to host memory needs a CUDA device")
+        for option in ("model_offload", "sequential_offload")
+    ),
+    *(case(f"memory={option}", on=CARD) for option in ("model_offload", "sequential_offload", "group_offload")),
+    case("memory=group_offload"),
+    case("memory=group_offload memory.group_offload.wait_in=memory", "choose wait_in=disk"),
+    case("memory=group_offload memory.group_offload.use_stream=true", "use_stream=true: needs a CUDA device"),
+    case(
+        "memory=[model_offload,group_offload]",
+        "memory=model_offload: offloads the same weights as memory.group_offload: choose one of them",
+        "memory=group_offload: offloads the same weights as memory.model_offload: choose one of them",
+        on=CARD,
+    ),
+    *(
+        case(f"memory={option} compiler=inductor", "would move weights inside compiled code: choose ", on=CARD)
+        for option in ("model_offload", "sequential_offload", "group_offload")
+    ),
+    # Streams follow an order of layers that tiles and caches change, and wait for nothing in a list of blocks.
+    case(f"memory=[group_offload,vae_tiling] {LARGE}", f"set {NO_STREAM}", on=CARD),
+    case(f"memory=[group_offload,vae_tiling] {LARGE} {NO_STREAM}", on=CARD),
+    case(f"memory=[group_offload,vae_tiling] {LARGE}"),
+    case(f"memory=[group_offload,tiny_vae] {BLOCKS}", f"set {NO_STREAM}", on=CARD),
+    case(f"memory=[group_offload,tiny_vae] {BLOCKS} {NO_STREAM}", on=CARD),
+    case("memory=[group_offload,tiny_vae]", on=CARD),
+    *(
+        case(f"memory=group_offload caching={caching} {TEN}", f"changes with caching: set {NO_STREAM}", on=CARD)
+        for caching in ("deepcache", "first_block", "pyramid_attention")
+    ),
+    case(f"memory=group_offload caching=deepcache {TEN} {NO_STREAM}", on=CARD),
+    case("memory=group_offload caching=guidance_interval", on=CARD),
+    # diffusers would not heed the number.
+    case(TWO_BLOCKS, "need offload_type=block_level and use_stream=false", on=CARD),
+    case(f"{TWO_BLOCKS} {BLOCKS}", "need offload_type=block_level and use_stream=false", on=CARD),
+    case(f"{TWO_BLOCKS} {BLOCKS} {NO_STREAM}", on=CARD),
+    case(f"{TWO_BLOCKS} {BLOCKS}"),
+    case("memory=sequential_offload precision=autocast_fp16", "autocast would keep a copy of a layer", on=CARD),
+    case("memory=sequential_offload precision=autocast_fp16 grad_mode=inference_mode", on=CARD),
+    case("memory=sequential_offload precision=fp16_autocast", on=CARD),
+    case("memory=model_offload precision=autocast_fp16", on=CARD),
+    case("memory=group_offload layout=channels_last", "stores only contiguous weights: choose layout=contiguous"),
+    case("memory=group_offload layout=channels_last", on=CARD),
+    case("memory=group_offload precision=int8_torchao", "safetensors cannot store TorchAO's quantized weights"),
+    # diffusers casts the VAE in each call.
+    *(
+        case(f"{SDXL} precision=fp16 memory={option}", "fp16_vae_fp32, fp16_vae_fix or bf16", on=CARD)
+        for option in ("sequential_offload", "group_offload")
+    ),
+    *(
+        case(f"{SDXL} precision={precision} memory={option}", on=CARD)
+        for option in ("sequential_offload", "group_offload")
+        for precision in ("fp16_vae_fp32", "fp16_vae_fix", "bf16")
+    ),
+    case(f"{SDXL} precision=fp16 memory=model_offload", on=CARD),
+]
+
+QUANTIZATION = [
+    *(case(f"precision=int8_{package}") for package in ("torchao", "sdnq")),
+    *(case(f"precision=int8_{package}", on=card(8, 0)) for package in ("torchao", "sdnq")),
+    *(case(f"precision=fp8_{package}", on=card(8, 9)) for package in ("torchao", "sdnq")),
+    *(
+        case(f"precision=fp8_{package}", "; precision.activations=false quantizes only weights")
+        for package in ("torchao", "sdnq")
+    ),
+    case("precision=fp8_torchao", "float8 arithmetic needs a CUDA device"),
+    *(case(f"precision=fp8_{package} precision.activations=false") for package in ("torchao", "sdnq")),
+    case("precision=fp8_torchao", "needs compute capability 8.9", on=card(8, 0)),
+    case("precision=int8_sdnq", "capability", "choose precision.others=float16", on=card(7, 0)),
+    case("precision=int8_torchao precision.others=float16", on=card(7, 5)),
+    *(
+        case(f"precision=fp8_torchao precision.others={others}", "choose precision.others=bfloat16", on=CARD)
+        for others in ("float16", "float32")
+    ),
+    case("precision=fp8_torchao precision.others=float16 precision.activations=false", on=CARD),
+    case("precision=fp8_sdnq precision.others=float16", on=CARD),
+    *(
+        case(f"precision=int8_{package} memory=layerwise_casting", "would cast the quantized weights")
+        for package in ("torchao", "sdnq")
+    ),
+    *(
+        case(
+            f"precision=int8_{package} grad_mode=enabled",
+            "a quantized weight does not support autograd (grad_mode=enabled): choose grad_mode=no_grad",
+        )
+        for package in ("torchao", "sdnq")
+    ),
+    case("precision=uint4_sdnq"),
+    case("precision=uint4_sdnq precision.activations=true", "set precision.activations=false"),
+    case("memory=[quantized_text_encoders,precomputed_embeddings]", "removes the text encoders: choose one of them"),
+    case("memory=quantized_text_encoders lora=loaded", "SDNQ replaces the layers that a LoRA wraps"),
+    case(
+        "memory=quantized_text_encoders compiler=inductor compiler.targets=[text_encoder]",
+        "cannot be in a graph: choose compiler.targets=[denoiser,decoder]",
+    ),
+    case("memory=quantized_text_encoders compiler=trace"),
+    case("precision=int8_sdnq layout=channels_last", "without a layout: choose layout=contiguous"),
+    case("precision=int8_sdnq layout=channels_last precision.convolutions=false"),
+    case("precision=int8_torchao layout=channels_last"),
+    case("precision=int8_torchao compiler=regional", "cannot compile TorchAO's layers on a CPU"),
+    case("precision=int8_torchao compiler=regional", on=CARD),
+    case("precision=int8_torchao compiler=inductor"),
+    case("precision=int8_torchao compiler=cuda_graphs", "read inputs on the host unless compiled", on=CARD),
+    case("precision=int8_torchao compiler=cuda_graphs precision.activations=false", on=CARD),
+    case("precision=int8_torchao compiler=cuda_graphs compiler.targets=[decoder]", on=CARD),
+    *(case(f"precision={option} compiler=cuda_graphs", on=CARD) for option in ("fp8_torchao", "int8_sdnq")),
+]
+
+PRECISION = [
+    case("precision=fp16_vae_fp32"),
+    case("precision=fp16_vae_fp32 memory=tiny_vae", "memory=tiny_vae replaces this VAE"),
+    case("precision=fp16_vae_fp32 precision.weights=float32", "choose precision=fp32"),
+    case("precision=fp16_vae_fp32 precision.autocast=float16", "choose precision.autocast=null"),
+    case(FIXED),
+    case("precision=fp16_vae_fix", "and the model is not SDXL"),
+    case(f"{FIXED} memory=tiny_vae", "memory=tiny_vae replaces this VAE"),
+    case(f"{FIXED} precision.path=/nowhere", "has no config.json"),
+]
+
+ENVIRONMENT = [
+    *(
+        case(f"environment={option} compiler=inductor", f"environment={option}: ")
+        for option in ("cudnn_benchmark", "expandable_segments", "tunable_op", "coordinate_descent")
+    ),
+    *(
+        case(f"environment={option} compiler=inductor", on=CARD)
+        for option in ("cudnn_benchmark", "expandable_segments", "tunable_op", "coordinate_descent")
+    ),
+    case("environment=[cudnn_benchmark,expandable_segments]", on=CARD),
+    *(
+        case(f"environment={option} compiler={compiler}", "does not read this setting of Inductor: choose ", on=CARD)
+        for option in ("inductor_freezing", "coordinate_descent")
+        for compiler in ("eager", "trace")
+    ),
+    case("environment=inductor_freezing compiler=inductor grad_mode=enabled", "with gradients cannot be", on=CARD),
+    case("environment=inductor_freezing compiler=inductor lora=hotswap", "would not change with the LoRA", on=CARD),
+    case(
+        "environment=inductor_freezing compiler=inductor memory=group_offload",
+        "its hooks would move weights",
+        "memory.group_offload moves or packs weights",
+        on=CARD,
+    ),
+]
+
+COMPILERS = [
+    *(
+        case(f"compiler={option} attention=math", "choose attention=vanilla, or another compiler")
+        for option in ("inductor", "inductor_dynamic", "regional", "whole_step")
+    ),
+    *(case(f"compiler={option} attention=vanilla") for option in ("inductor", "inductor_dynamic", "whole_step")),
+    *(
+        case(f"compiler=aot attention={sliced}", "nothing would show the slices: choose compiler=inductor")
+        for sliced in ("sliced", "sliced_max")
+    ),
+    *(
+        case(f"compiler=inductor_dynamic attention={sliced}", "would be compiled anew: choose compiler=inductor")
+        for sliced in ("sliced", "sliced_max")
+    ),
+    *(case(f"compiler=inductor attention={sliced}") for sliced in ("sliced", "sliced_max")),
+    case("compiler=inductor_dynamic grad_mode=enabled", "autograd records for any shape: choose grad_mode=no_grad"),
+    case("compiler=inductor grad_mode=enabled"),
+    *(
+        case(
+            f"compiler={option} precision=autocast_fp16 attention=math grad_mode=enabled",
+            "runs without autocast: choose precision=fp16",
+            "selects its own attention kernel: remove attention=math",
+            "does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode",
+        )
+        for option in ("trace", "onnxruntime", "openvino")
+    ),
+    *(
+        case(f"compiler={option} lora=hotswap", "lora=hotswap would draw wrong images: choose compiler=inductor")
+        for option in ("trace", "aot", "onnxruntime", "openvino")
+    ),
+    *(case(f"compiler={option} lora={lora}") for option in ("trace", "aot") for lora in ("loaded", "fused")),
+    case("compiler=inductor lora=hotswap"),
+    *(case(f"compiler={option} precision=bf16", "through NumPy") for option in ("onnxruntime", "openvino")),
+    *(case(f"compiler={option}", "choose hardware=cpu", on=CARD) for option in ("onnxruntime", "openvino")),
+    *(
+        case(f"compiler={option} compiler.targets=[]", "name at least one of text_encoder, denoiser, decoder", on=CARD)
+        for option in ("inductor", "cuda_graphs")
+    ),
+    case("compiler=cuda_graphs memory=precomputed_embeddings", "removes the text encoder", on=CARD),
+    case("compiler=cuda_graphs compiler.targets=[denoiser] memory=precomputed_embeddings", on=CARD),
+    *(
+        case(f"{SDXL} {option} precision={precision} compiler.targets=[{targets}]", *reasons, on=CARD)
+        for option in ("compiler=cuda_graphs", "compiler=inductor compiler.mode=reduce-overhead")
+        for precision, targets, reasons in (
+            ("fp16", "denoiser,decoder", ["to float32 and back in each call, which moves its weights"]),
+            ("int8_sdnq precision.others=float16", "denoiser,decoder", ["to float32 and back in each call"]),
+            ("fp16", "denoiser", []),
+            ("bf16", "denoiser,decoder", []),
+            ("fp16_vae_fp32", "denoiser,decoder", []),
+            ("fp16_vae_fix", "denoiser,decoder", []),
+            ("fp16 memory=tiny_vae", "denoiser,decoder", []),
+        )
+    ),
+    case(
+        "compiler=inductor compiler.mode=reduce-overhead grad_mode=enabled",
+        "a CUDA graph does not support autograd",
+        on=CARD,
+    ),
+    case("compiler=inductor compiler.mode=default grad_mode=enabled", on=CARD),
+    *(
+        case(f"compiler=whole_step scheduler={scheduler}", "is not a sum of latents and prediction: choose ")
+        for scheduler in ("dpmpp_2m", "plms", "unipc")
+    ),
+    *(
+        case(
+            f"compiler=whole_step +scheduler.options.{name}=true",
+            f"DDIMScheduler has {name}=true, which makes the step nonlinear: choose scheduler=ddim with ",
+        )
+        for name in ("clip_sample", "thresholding")
+    ),
+    case(f"{BLOCKS_BY_DEEPSPEED} precision=fp16", on=CARD),
+    case(f"{BLOCKS_BY_DEEPSPEED} precision=bf16", "only in float16: choose precision=fp16", on=CARD),
+    case(f"{BLOCKS_BY_DEEPSPEED} precision=fp16 attention=vanilla", "choose attention=default", on=CARD),
+    case(f"{BLOCKS_BY_DEEPSPEED} precision=fp16 workload.size=768", "images of up to 512 pixels", on=CARD),
+    case(f"{BLOCKS_BY_DEEPSPEED} precision=fp16 model=sdxl", "not with SDXL", on=CARD),
+    case(f"{BLOCKS_BY_DEEPSPEED} precision=fp16 grad_mode=enabled", "choose grad_mode=no_grad", on=CARD),
+    case("compiler=deepspeed precision=fp16", "multiples of 64 latents, and this size", on=CARD),
+]
+
+ATTENTION = [
+    case("attention=xformers", on=CARD),
+    case("attention=xformers", "needs a CUDA device"),
+    case("attention=xformers", "no float32 operator for this card: choose precision=fp16 or bf16", on=card(10, 0)),
+    case("attention=xformers precision=bf16", on=card(12, 0)),
+    case("attention=xformers", on=card(xformers=True)),
+    case("attention=xformers", "this build of xFormers is for another version", on=card(xformers=False)),
+    case("attention=sliced attention.slice_size=5", "a layer of this model has only 4 heads; choose at most 4"),
+    case("attention=sliced attention.slice_size=4"),
+    case("attention=fused_qkv lora=loaded", "would ignore the LoRA: choose lora=fused"),
+    case(DEEPSPEED, on=CARD),
+    case(f"{DEEPSPEED} workload.size=768", on=CARD),
+    case(f"attention=deepspeed precision=fp16 {SDXL}", on=CARD),
+    case("attention=deepspeed precision=fp16 model=sd21_base model.weights=random", on=CARD),
+    case(
+        "attention=deepspeed precision=fp16 model=sd21_base model.weights=random workload.size=768",
+        "layers of 144 latents",
+        on=CARD,
+    ),
+    case(f"attention=deepspeed precision=fp16 {SD21}", "its attention in float32", "144 latents", on=CARD),
+    case("attention=deepspeed precision=fp16", "and this size has layers of 16 latents", on=CARD),
+    case(f"attention=deepspeed {SD15}", "choose precision=fp16", on=CARD),
+    case(f"attention=deepspeed {SD15} precision=fp16_autocast", "choose precision=fp16", on=CARD),
+    case(f"{DEEPSPEED} compiler=inductor", "choose compiler=eager", on=CARD),
+    case(f"{DEEPSPEED} grad_mode=enabled", "does not support autograd", on=CARD),
+    case(f"{DEEPSPEED} caching=pyramid_attention {TEN}", "which attention=deepspeed replaces", on=CARD),
+    case(f"{DEEPSPEED} caching=tome", on=CARD),
+    case(f"{DEEPSPEED} caching=tome caching.ratio=0.3", "leaves 2868 of 4096 in some layers", on=CARD),
+    # Heads of 160 channels, of which cuDNN takes 128, more on Hopper, or as many as were probed.
+    *(
+        case(f"{SD15} precision=fp16 attention=cudnn", "this model has heads of 160: choose attention=default", on=on)
+        for on in (card(8), card(8, 9, cudnn_head_dimension=128), card(cudnn_head_dimension=128), card(10), card(12))
+    ),
+    *(case(f"{SD15} precision=fp16 attention=cudnn", on=on) for on in (CARD, card(cudnn_head_dimension=160))),
+    *(case(f"{model} precision=fp16 attention=cudnn", on=card(8)) for model in (SDXL, "model=emoji")),
+    # Layers of 8-bit weights compute attention in the type of the others.
+    case(
+        "precision=int8_torchao precision.others=float32 attention=flash",
+        "the flash kernel needs float16 or bfloat16",
+        on=card(8),
+    ),
+    case("precision=int8_torchao precision.others=float16 attention=flash", on=card(8)),
+    case("precision=tf32 attention=flash", "precision=tf32: ", "attention=flash: ", "attention=flash: ", on=card(7, 5)),
+    case("precision=bf16 attention=cudnn", "precision=bf16: ", "attention=cudnn: ", on=card(7, 5)),
+    case("precision=fp16 attention=mem_efficient compiler=inductor", on=card(7, 5)),
+    case("precision=fp32_ieee", "precision=fp32_ieee: ", on=card(7, 5)),
+    case("compiler=inductor attention=mem_efficient", "compiler=inductor: ", on=card(6, 1)),
+    case("precision=fp16 attention=mem_efficient", "attention=mem_efficient: ", on=card(3, 7)),
+    case("attention=flash", "attention=flash: ", on=card(8)),
+    case("attention=cudnn precision=tf32", "attention=cudnn: ", on=card(8)),
+    case("attention=flash precision=autocast_fp16", on=card(8)),
+    case("attention=cudnn precision=bf16 compiler=inductor layout=channels_last", on=CARD),
+    case("precision=tf32 attention=mem_efficient", on=CARD),
+]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All packages are there."""
+    monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device", "reasons"),
+    [*CACHING, *MEMORY, *OFFLOAD, *QUANTIZATION, *PRECISION, *ENVIRONMENT, *COMPILERS, *ATTENTION],
+)
+def test_each_is_named(variant: Compose, overrides: str, device: Device, reasons: list[str]) -> None:
+    found = variant(*overrides.split()).conflicts(device)
+    assert len(found) == len(reasons), found
+    for said, reason in zip(found, reasons, strict=True):
+        assert reason in said
+
+
+def test_unknown_targets(variant: Compose) -> None:
+    for option in ("inductor", "cuda_graphs"):
+        with pytest.raises(Exception, match="choose one of text_encoder, denoiser, decoder"):
+            variant(f"compiler={option}", "compiler.targets=[unet]")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the packaged model."""
+    return Path(shutil.copytree(PACKAGED / "emoji", tmp_path / "model"))
+
+
+def change(file: Path, **values: Any) -> None:
+    kept = {key: value for key, value in json.loads(file.read_text()).items() if key not in values}
+    file.write_text(json.dumps(kept | {key: value for key, value in values.items() if value is not None}))
+
+
+def test_a_vae_that_has_neither_slices_nor_tiles(variant: Compose, model: Path) -> None:
+    change(model / "vae" / "config.json", _class_name="AsymmetricAutoencoderKL")
+    for option in ("vae_slicing", "vae_tiling"):
+        chosen = variant("model=folder", f"model.path={model}", f"memory={option}", *TWO.split(), LARGE)
+        assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
+
+
+@pytest.mark.parametrize("own", [True, None], ids=["set", "default"])
+def test_a_whole_step_of_a_model_that_clips(variant: Compose, model: Path, own: bool | None) -> None:
+    change(model / "scheduler" / "scheduler_config.json", clip_sample=own)
+    chosen = ("compiler=whole_step", "model=folder", f"model.path={model}")
+    [found] = variant(*chosen).conflicts(CPU)
+    assert "DDIMScheduler has clip_sample=true" in found
+    assert variant(*chosen, "scheduler=ddim", "+scheduler.options.clip_sample=false").conflicts(CPU) == []
+    assert variant(*chosen, "scheduler=euler").conflicts(CPU) == []
+
+
+@pytest.mark.parametrize("device", [CPU, card(cuda=None)])
+def test_miopen_is_part_of_rocm(variant: Compose, monkeypatch: pytest.MonkeyPatch, device: Device) -> None:
+    chosen = variant("environment=miopen_find", "environment.miopen_find.mode=NORMAL")
+    [found] = chosen.conflicts(device)
+    assert "needs an AMD GPU and a ROCm build of PyTorch" in found
+    monkeypatch.setattr("torch.version.hip", "7.1")
+    assert bool(chosen.conflicts(device)) == (device is CPU)
+
+
+def test_segments_need_the_allocator_of_pytorch(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
+    [found] = variant("environment=expandable_segments").conflicts(CARD)
+    assert "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync chooses CUDA's own allocator" in found
+
+
+def test_packages_count_where_a_variant_runs(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.options.conflicts.find_spec", lambda name: None)
+    assert variant("attention=xformers").conflicts(CARD) == []  # a card that is planned for
+    [found] = variant("attention=xformers").conflicts(card(8, 0, known=True))
+    assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
