@@ -66,7 +66,9 @@ def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
         (torch.randn(2, *SHAPE), "holds 2 latents; give one for all images, or one for each of at least 3"),
         (torch.randn(*SHAPE), r"must be floats \(n, channels, height / 8, width / 8\), not torch\.float32 \(8, 8, 8\)"),
         (torch.zeros(1, *SHAPE, dtype=torch.int64), "must be floats"),
+        (torch.zeros(0, *SHAPE), "must be floats"),
         (torch.full((1, *SHAPE), float("nan")), "some values are NaN or infinite"),
+        (torch.full((1, *SHAPE), torch.inf), "some values are NaN or infinite"),
         ({"a": torch.zeros(1), "b": torch.zeros(1)}, "must hold one tensor, and holds 2 values"),
         ([1, 2], "must hold one tensor"),
         (Path("anything but a tensor"), r"cannot be read as tensors \("),
@@ -83,9 +85,10 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     said = "give a .safetensors or a .pt file" if name.endswith("npy") else "cannot be read as tensors"
     with pytest.raises(UsageError, match=said):
         read_latents(str(tmp_path / name))
-    (tmp_path / name).write_bytes(b"no tensors here")
-    with pytest.raises(UsageError, match=said):
-        read_latents(str(tmp_path / name))
+    for content in (b"", b"a", b"\x08" + b"\0" * 7 + b'{"a": 1}', b"PK\x03\x04" + b"\0" * 40, b"no tensors here"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=said):
+            read_latents(str(tmp_path / name))
 
 
 def test_the_size_of_the_workload_counts(tmp_path: Path, variant: Compose) -> None:

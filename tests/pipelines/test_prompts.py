@@ -1,5 +1,6 @@
 """Prompts from files of each kind, and what is said of those that cannot be read."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -162,9 +163,10 @@ class TestRemarks:
         assert remarks_on_length(Workload(prompt_count=1000, negative_prompt="blurry"), Model()) == []
 
 
-@pytest.mark.parametrize("source", [["a", None], ["a", 3], [{"a": "b"}], {"a": "b"}, None])
-def test_a_list_of_what_is_no_text(source: object) -> None:
-    with pytest.raises(UsageError, match=r"^workload\.prompts=.*(is no text|must be packaged)"):
+@pytest.mark.parametrize("source", [["a", None], ["a", 3], [{"a": "b"}], {"a": "b"}, None, ["a", "b\x07"]])
+def test_a_list_of_what_is_no_prompt(source: object) -> None:
+    said = r"number \d (is no text|holds the control character)|must be packaged"
+    with pytest.raises(UsageError, match=rf"^workload\.prompts=.*({said})"):
         resolve_prompts(Workload(prompts=source), Model())
 
 
@@ -237,20 +239,42 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.csv", "prompt\n", "holds no prompt"),
         ("a.tsv", "", "holds no prompt"),
         ("a.txt", " \n", "holds no prompt"),
+        ("a.txt", "a\nb\x1b[31m\n", "line 2 holds the control character U+001B"),
+        ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 holds the control character U+D800"),
+        ("a.jsonl", "[" * 100_000, "nested too deeply"),
+        ("a.txt", "a" * 1_000_000, "line 1 has 1000000 characters"),
+        ("a.csv", "prompt\n" + "a" * 1_000_000, "field larger than field limit"),
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_files_that_hold_no_prompts(tmp_path: Path, name: str, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=r"^workload\.prompts=") as caught:
+    with pytest.raises(UsageError) as caught:
         prompts(written(tmp_path, name, text))
-    assert said in str(caught.value)
+    [problem] = caught.value.problems
+    assert problem.startswith(f"workload.prompts={tmp_path / name}: ")
+    assert said in problem
+    assert len(problem) < 400
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    for name in ("a.txt", "a.csv", "absent.jsonl"):
-        if name != "absent.jsonl":
-            (tmp_path / name).write_bytes(b"\xff\xfe\x00\xd8")
-        with pytest.raises(UsageError, match="cannot be read as text"):
-            prompts(tmp_path / name)
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"\xff\xfe\x00\xd8", "line 1 is not valid UTF-8"),
+        ("a.txt", b"a\nL\xf6we\n", "line 2 is not valid UTF-8 (byte 0xf6)"),
+        ("absent.jsonl", None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_text(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=rf"cannot be read as text \({re.escape(said)}"):
+        prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "/tmp"])
+def test_what_is_no_file_is_not_waited_for(source: str) -> None:
+    with pytest.raises(UsageError, match="not a file"):
+        prompts(Path(source))
 
 
 @pytest.mark.parametrize("source", ["packaged", ["a"], "prompts.txt"])

@@ -22,6 +22,7 @@ from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model, Scheduler, Task
+from tests.command import SMOKE, sdopt
 from tests.pipelines.single_file import original_layout, original_names
 
 EMOJI = PACKAGED / "emoji"
@@ -178,6 +179,67 @@ class TestFolder:
         model = Model(weights="path", path=str(folder), name="folder")
         pipe: Any = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
         assert pipe.image_encoder is pipe.safety_checker is None
+
+
+UNKNOWN = [
+    ["my_module", "UNet"],
+    ["diffusers", 3],
+    ["os", "system"],
+    "UNet",
+    None,
+    [],
+    [None, None],
+    ["transformers", "B"],
+]
+"""What is no class of the libraries."""
+
+
+class TestParts:
+    @pytest.mark.parametrize(
+        ("file", "damage", "said"),
+        [
+            *(("model_index.json", {"unet": value}, f"names {json.dumps(value)} as its unet") for value in UNKNOWN),
+            (
+                "model_index.json",
+                {"unet": ["diffusers", "NoSuchModel"]},
+                "unet/: no NoSuchModel can be made of its con",
+            ),
+            ("model_index.json", b"{", "model_index.json cannot be read"),
+            ("model_index.json", b"[]", "is a None"),
+            ("unet/config.json", {"block_out_channels": "wide"}, "unet/: no UNet2DConditionModel can be made"),
+            ("unet/config.json", {"down_block_types": ["NoBlock"]}, "unet/: no UNet2DConditionModel can be made"),
+            ("unet/config.json", {"in_channels": 5}, "1 tensors are of other shapes than its config.json says"),
+            ("unet/config.json", None, "config.json cannot be read"),
+            ("vae/config.json", {"latent_channels": -3}, "vae/: no AutoencoderKL can be made"),
+            ("vae/config.json", b"{", "vae/: no AutoencoderKL can be made"),
+            ("text_encoder/config.json", {"hidden_size": "x"}, "text_encoder/: no CLIPTextModel can be made"),
+            ("scheduler/scheduler_config.json", {"num_train_timesteps": "x"}, "scheduler/: no DDIMScheduler can be"),
+            ("scheduler/scheduler_config.json", None, "scheduler/: no DDIMScheduler can be made"),
+            ("tokenizer/tokenizer.json", b"{}", "tokenizer/: no CLIPTokenizer can be made"),
+            ("tokenizer/tokenizer.json", None, "tokenizer/ holds neither tokenizer.json nor vocab.json"),
+        ],
+    )
+    def test_that_are_damaged_or_missing(self, folder: Path, file: str, damage: Any, said: str) -> None:
+        if isinstance(damage, dict):
+            edit(folder / file, **damage)
+        elif damage is None:
+            (folder / file).unlink()
+        else:
+            (folder / file).write_bytes(damage)
+        assert said in refusal(folder)
+
+    def test_with_weights_of_something_else(self, folder: Path) -> None:
+        save_file({f"x.{name}": tensor for name, tensor in load_file(folder / VAE).items()}, folder / UNET)
+        assert f"{UNET}: holds weights of another network" in refusal(folder)
+
+    def test_the_command_says_so_before_a_worker_starts(self, folder: Path, tmp_path: Path) -> None:
+        check(folder)
+        edit(folder / "unet" / "config.json", down_block_types=["NoBlock"])
+        finished = sdopt(tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}")
+        assert finished.code == 2
+        assert "unet/: no UNet2DConditionModel can be made of its configuration" in finished.err
+        assert "Traceback" not in finished.err
+        assert not list(tmp_path.rglob("result.json"))
 
 
 class TestShards:

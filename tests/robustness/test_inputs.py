@@ -1,7 +1,5 @@
-"""Images, latents and components of a model that are damaged or odd: exit code 2, with the file and the reason."""
+"""Images that are damaged or odd: exit code 2, with the file and the reason."""
 
-import json
-import shutil
 import struct
 from functools import reduce
 from pathlib import Path
@@ -9,21 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image, ImageCms, ImageOps
-from safetensors.torch import load_file, save_file
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.checks import require_model
-from sdopt.pipelines.components import require_parts
-from sdopt.pipelines.latents import require_latents
 from sdopt.quality.images import batches, image_files
 from sdopt.record.images import open_image, open_picture
-from sdopt.schema import Model, Task, Workload
-from tests.command import SMOKE, sdopt
-
-EMOJI = PACKAGED / "emoji"
 
 
 @pytest.fixture(scope="module")
@@ -142,130 +130,3 @@ def test_a_folder_of_images_leaves_none_out(tmp_path: Path) -> None:
     (tmp_path / "d.heic").write_bytes(b"\0\0\0\x18ftypheic")
     with pytest.raises(UsageError, match="unknown format; save it as PNG or JPEG"):
         list(batches(image_files(tmp_path), 8))
-
-
-LATENTS = {
-    "shape": torch.zeros(1, 8, 4, 4),
-    "dimensions": torch.zeros(8, 8),
-    "integers": torch.zeros(1, 8, 8, 8, dtype=torch.int64),
-    "none": torch.zeros(0, 8, 8, 8),
-    "infinite": torch.full((1, 8, 8, 8), torch.inf),
-}
-
-
-@pytest.mark.parametrize("name", LATENTS)
-def test_latents_of_another_kind(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "latents.safetensors"
-    save_file({"latents": LATENTS[name]}, file)
-    with pytest.raises(UsageError, match=r"workload\.latents=.*latents\.safetensors: "):
-        require_latents(Workload(latents=str(file)), Task(), Model())
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".npy"])
-def test_latents_that_are_none(suffix: str, tmp_path: Path) -> None:
-    file = tmp_path / f"latents{suffix}"
-    for content in (b"", b"a", b"\x08" + b"\0" * 7 + b'{"a": 1}', b"PK\x03\x04" + b"\0" * 40):
-        file.write_bytes(content)
-        with pytest.raises(UsageError, match=r"workload\.latents=.*latents\."):
-            require_latents(Workload(latents=str(file)), Task(), Model())
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of the packaged model that may be changed."""
-    return Path(shutil.copytree(EMOJI, tmp_path / "model"))
-
-
-def check(model: Model) -> None:
-    """What a command does before a worker starts: of files alone, and with the libraries."""
-    require_model(model)
-    require_parts(model)
-
-
-def problem_of(folder: Path) -> str:
-    model = Model(weights="path", path=str(folder))
-    with pytest.raises(UsageError) as caught:
-        check(model)
-    [problem] = caught.value.problems
-    assert problem.startswith(f"model.path={folder}: ")
-    assert "\n" not in problem
-    return problem
-
-
-def change(file: Path, **values: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        ["my_module", "UNet"],
-        ["diffusers", 3],
-        ["os", "system"],
-        "UNet",
-        None,
-        [],
-        [None, None],
-        ["transformers", "Big"],
-    ],
-)
-def test_a_component_that_is_no_class_of_the_libraries(folder: Path, value: Any) -> None:
-    change(folder / "model_index.json", unet=value)
-    assert f"model_index.json names {json.dumps(value)} as its unet" in problem_of(folder)
-
-
-def test_a_class_that_there_is_not(folder: Path) -> None:
-    change(folder / "model_index.json", unet=["diffusers", "NoSuchModel"])
-    assert "unet/: no NoSuchModel can be made of its configuration" in problem_of(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "values", "said"),
-    [
-        ("unet/config.json", {"block_out_channels": "wide"}, "unet/: no UNet2DConditionModel can be made"),
-        ("unet/config.json", {"down_block_types": ["NoBlock"]}, "unet/: no UNet2DConditionModel can be made"),
-        ("unet/config.json", {"in_channels": 5}, "1 tensors are of other shapes than its config.json says"),
-        ("vae/config.json", {"latent_channels": -3}, "vae/: no AutoencoderKL can be made"),
-        ("text_encoder/config.json", {"hidden_size": "x"}, "text_encoder/: no CLIPTextModel can be made"),
-        ("scheduler/scheduler_config.json", {"num_train_timesteps": "x"}, "scheduler/: no DDIMScheduler can be made"),
-    ],
-)
-def test_a_configuration_of_wrong_types(folder: Path, file: str, values: Any, said: str) -> None:
-    change(folder / file, **values)
-    assert said in problem_of(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "said"),
-    [
-        ("model_index.json", b"{", "model_index.json cannot be read"),
-        ("model_index.json", b"[]", "is a None"),
-        ("unet/config.json", None, "config.json cannot be read"),
-        ("vae/config.json", b"{", "vae/: no AutoencoderKL can be made"),
-        ("tokenizer/tokenizer.json", b"{}", "tokenizer/: no CLIPTokenizer can be made"),
-        ("tokenizer/tokenizer.json", None, "tokenizer/ holds neither tokenizer.json nor vocab.json"),
-        ("scheduler/scheduler_config.json", None, "scheduler/: no DDIMScheduler can be made"),
-    ],
-)
-def test_a_file_that_is_damaged_or_missing(folder: Path, file: str, content: bytes | None, said: str) -> None:
-    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
-    assert said in problem_of(folder)
-
-
-def test_weights_of_something_else(folder: Path) -> None:
-    weights = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
-    save_file(
-        {f"x.{name}": tensor for name, tensor in weights.items()},
-        folder / "unet" / "diffusion_pytorch_model.safetensors",
-    )
-    assert "unet/diffusion_pytorch_model.safetensors: holds weights of another network" in problem_of(folder)
-
-
-def test_the_command_says_so_before_a_worker_starts(folder: Path, tmp_path: Path) -> None:
-    check(Model(weights="path", path=str(folder)))
-    change(folder / "unet" / "config.json", down_block_types=["NoBlock"])
-    finished = sdopt(tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}")
-    assert finished.code == 2
-    assert "unet/: no UNet2DConditionModel can be made of its configuration" in finished.err
-    assert "Traceback" not in finished.err
-    assert not list(tmp_path.rglob("result.json"))
