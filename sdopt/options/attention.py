@@ -190,10 +190,7 @@ class Sdpa(EquivalentAttention):
 
 @dataclass(frozen=True)
 class Sliced(EquivalentAttention):
-    """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
-
-    `slice_size` is the number of (batch × head) rows per slice.
-    """
+    """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel."""
 
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 

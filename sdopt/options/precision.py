@@ -30,11 +30,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Precision(Optimization):
-    """Sets the type of the weights, and the type of the arithmetic with autocast and TensorFloat-32.
-
-    `tf32`: `default` keeps PyTorch's settings (TF32 only in cuDNN convolutions), `on` allows TF32 in matrix products
-    too, `off` disables TF32 everywhere.
-    """
+    """Sets the type of the weights, and the type of the arithmetic with autocast and TensorFloat-32."""
 
     stage: ClassVar[Stage] = Stage.LOAD
     assumes: ClassVar[tuple[Assumption, ...]] = (plain_weights,)
@@ -44,7 +40,7 @@ class Precision(Optimization):
     autocast: str | None = bounded(None, choices=FLOATS[1:])
     """The type of arithmetic under `torch.autocast`; null disables autocast."""
     tf32: str = bounded("default", choices=("default", "on", "off"))
-    """TensorFloat-32: PyTorch's defaults, also in matrix products, or disabled."""
+    """TensorFloat-32: PyTorch's settings (only in cuDNN convolutions), in matrix products too, or nowhere."""
 
     @property
     @override

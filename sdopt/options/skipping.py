@@ -70,6 +70,7 @@ class Skipping:
         return _output(self._predict(sample, timestep, encoder_hidden_states, others), return_dict)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _output(noise: Tensor, return_dict: bool) -> Any:
     """Returns a prediction in the form in which `UNet2DConditionModel.forward` does."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
@@ -105,6 +106,7 @@ class Halves:
         return _output(torch.cat(found * (2 // len(found))), return_dict)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def half(arguments: Any, batch: int, which: int) -> Any:
     """Returns the arguments of a denoiser for the first (0) or the second (1) half of its batch.
 

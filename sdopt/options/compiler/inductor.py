@@ -79,10 +79,7 @@ def records_any_shape(ctx: Context) -> list[str]:
 
 @dataclass(frozen=True)
 class Inductor(Compiler):
-    """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor.
-
-    `dynamic`: null lets the compiler generalize a shape on its first change.
-    """
+    """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor."""
 
     mode: str = bounded("default", choices=MODES)
     """Mode of `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
