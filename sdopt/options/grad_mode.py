@@ -71,11 +71,9 @@ def _undecorate(pipe: Pipeline) -> None:
     # The pipeline converts the image to an array, which fails for a tensor that requires gradients.
     def detached(*args: Any, **kwargs: Any) -> Any:
         output = decode(*args, **kwargs)
-        return tuple(part.detach() for part in output) if isinstance(output, tuple) else _detach_fields(output)
+        if isinstance(output, tuple):
+            return tuple(part.detach() for part in output)
+        output.sample = output.sample.detach()
+        return output
 
     pipe.vae.__dict__["decode"] = detached
-
-
-def _detach_fields(output: Any) -> Any:
-    output.sample = output.sample.detach()
-    return output

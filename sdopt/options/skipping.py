@@ -280,10 +280,6 @@ class _Step(torch.nn.Module):
         self._unet = unet
         self._block, self._layer = block, layer
 
-    @override
-    def extra_repr(self) -> str:
-        return f"block={self._block}, layer={self._layer}"
-
     def _down(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Returns time embedding, text states, and the last and all outputs of the outer layers on the way down."""
         unet = self._unet

@@ -114,7 +114,7 @@ def _require_keys(model: Model) -> None:
 
 def require_folder(folder: Path, model: Model) -> None:
     """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files."""
-    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
+    at = model.origin
     if not folder.is_dir():
         raise UsageError(f"{at}: there is no such file or folder")
     if not (folder / "model_index.json").is_file():

@@ -31,9 +31,8 @@ def require_parts(model: Model) -> None:
     """
     folder = folder_of(model)
     single = model.weights == "path" and folder != path_of(model)
-    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={model.path}"
-    found = _problems_in_file(path_of(model), folder) if single else _problems(folder, model, at)
-    problems = [f"{at}: {problem}" for problem in found]
+    found = _problems_in_file(path_of(model), folder) if single else _problems(folder, model)
+    problems = [f"{model.origin}: {problem}" for problem in found]
     if problems:
         raise UsageError(problems)
 
@@ -88,11 +87,11 @@ def _is_no_network(name: str) -> bool:
     return name == "scheduler" or name.startswith("tokenizer")
 
 
-def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
+def _problems(folder: Path, model: Model) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
     parts: dict[str, Any] = {}
     faultless = True
-    for problem in chain.from_iterable(_of_part(folder, model, at, parts, *part) for part in _run(folder)):
+    for problem in chain.from_iterable(_of_part(folder, model, parts, *part) for part in _run(folder)):
         faultless = False
         yield problem
     if faultless:
@@ -124,10 +123,8 @@ def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
             yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {wanted}: they are of two models"
 
 
-def _of_part(
-    folder: Path, model: Model, at: str, parts: dict[str, Any], name: str, named: tuple[str, str]
-) -> Iterator[str]:
-    library, class_name = named
+def _of_part(folder: Path, model: Model, parts: dict[str, Any], name: str, named: tuple[str, str]) -> Iterator[str]:
+    at, (library, class_name) = model.origin, named
     try:
         cls = part_class(library, class_name)
         if name.startswith("tokenizer"):

@@ -47,7 +47,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     repository = str(model.hub_id)
-    with _explained(repository, f"model.hub_id={model.hub_id}", *_PIPELINE, model.revision):
+    with _explained(repository, model.origin, *_PIPELINE, model.revision):
         file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
         names = _names(repository, model.revision) if fetch and model.variant else []
         wanted = _files(read_json(Path(file)), model.variant, names)
@@ -79,7 +79,7 @@ def download_bytes(model: Model) -> int | None:
         hub_folder(model, fetch=False)
         return 0
     try:
-        with _explained(repository, f"model.hub_id={model.hub_id}", *_PIPELINE, model.revision):
+        with _explained(repository, model.origin, *_PIPELINE, model.revision):
             found = HfApi().model_info(repository, revision=model.revision, files_metadata=True, timeout=10)
     except UsageError:
         return None

@@ -111,7 +111,7 @@ def _contradicted(model: Model, scheduler: Scheduler) -> list[str]:
     if says is None or says == _OF_SD2[model.name]:
         return []
     other = next(name for name, noise in _OF_SD2.items() if noise == says)
-    return [f"model.path={model.path}: is of model={other}, as its size or its number of steps says: choose that"]
+    return [f"{model.origin}: is of model={other}, as its size or its number of steps says: choose that"]
 
 
 _OF_SD2 = {"sd21": False, "sd21_base": True}
@@ -132,7 +132,7 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
     count = int(said) - usual if said.strip().isdigit() else -1
     if 0 <= count < layers and (usual == 1 or not count):
         return count, []
-    return 0, [f"model.path={model.path}: says {_LAYER}={said}, and this architecture reads layer {usual} from the end"]
+    return 0, [f"{model.origin}: says {_LAYER}={said}, and this architecture reads layer {usual} from the end"]
 
 
 _LAYER, _LAYERS_OF_SD2 = "modelspec.encoder_layer", 23
