@@ -69,7 +69,8 @@ def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> No
     more = ("run", f"resume={done.folder}", "protocol.replicates=2")
     refused = sdopt(own, *more)
     assert (refused.code, f"model={row.config.model.factory}" in refused.err) == (2, True), refused.err
-    assert sdopt(own, *more, "model.factory=../mine.py:own").code == 0
+    with fake_workers():
+        assert sdopt(own, *more, "model.factory=../mine.py:own").code == 0
     (code / "mine.py").write_text(CODE + "\nchanged = True\n")
     changed = sdopt(own, "run", f"resume={done.folder}", "protocol.replicates=3", "model=../mine.py:own")
     assert (changed.code, "contents of its options" in changed.err) == (2, True), changed.err

@@ -48,19 +48,31 @@ def cache(tmp_path: Path) -> Path:
     return hub
 
 
+def add_clip(cache: Path) -> None:
+    """Puts the packaged CLIP into a cache under the name of the published one."""
+    clip = cache / f"models--{PUBLISHED.removeprefix('clip:').replace('/', '--')}"
+    shutil.copytree(CLIP, clip / "snapshots" / COMMIT)
+    (clip / "refs").mkdir()
+    (clip / "refs" / "main").write_text(COMMIT)
+
+
 class TestCache:
     @pytest.mark.slow  # it imports PyTorch anew
     def test_is_all_that_a_study_needs(self, tmp_path: Path, cache: Path) -> None:
+        """With the published CLIP, which nobody names."""
+        add_clip(cache)
+        work = ("model.weights=hub", MINE, "model.name=small", "quality=default", "quality.prompt_count=3")
         # In a process of its own: huggingface_hub reads its environment when it is imported.
         environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-        finished = start(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, **environment).finish(timeout_s=600)
+        finished = start(tmp_path, "run", *SMOKE, *work, **environment).finish(timeout_s=600)
         assert finished.code == 0, finished.err
         assert [row.status for row in finished.result.variants] == [Status.OK] * 2
         assert finished.result.config.model.hub_id == "somebody/small-emoji"
         assert finished.result.variants[0].images
+        assert "clip_score_clip_vit_large_patch14" in finished.result.variants[0].quality
 
     def test_a_published_clip_scores_without_being_named(
-        self, tmp_path: Path, cache: Path, composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
+        self, cache: Path, composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -75,19 +87,12 @@ class TestCache:
         assert f"no CLIP score: features {PUBLISHED}: not complete in the local cache" in said.getvalue()
         with pytest.raises(UsageError, match="features clip:somebody/clip: not complete in the local cache"):
             fetch_features("clip:somebody/clip")
-        clip = cache / f"models--{PUBLISHED.removeprefix('clip:').replace('/', '--')}"
-        shutil.copytree(CLIP, clip / "snapshots" / COMMIT)
-        (clip / "refs").mkdir()
-        (clip / "refs" / "main").write_text(COMMIT)
+        add_clip(cache)
         composed = composer([*SMOKE, *work])
         assert not awaits_clip(composed)
         assert composed.current.recorded.quality.features == [PUBLISHED]
         assert not awaits_clip(composer([*SMOKE, *work[:-2], "quality=none"]))
         assert composer([*SMOKE, "quality=default"]).current.quality.features is None  # emoji has its own
-        environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-        finished = start(tmp_path, "run", *SMOKE, *work, **environment).finish(timeout_s=600)
-        assert finished.code == 0, finished.err
-        assert "clip_score_clip_vit_large_patch14" in finished.result.variants[0].quality
 
     def test_without_the_model_is_a_usage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
