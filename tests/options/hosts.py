@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from sdopt.hardware.device import Device
+from sdopt.measure.trace import trace_call
+from sdopt.options.base import Finding
 from sdopt.options.compiler.base import Tensors
 from sdopt.record.samples import Evidence
 from sdopt.worker.draws import LATENTS, timed_draw
@@ -29,6 +31,11 @@ def evidence(host: PipelineHost, axis: str) -> Evidence:
     """The evidence of the one option whose axis begins or ends so, as `memory.group_offload` does."""
     [found] = [item for item in host.prove().evidence if item.axis.startswith(axis) or item.axis.endswith(axis)]
     return found
+
+
+def proved(host: PipelineHost, axis: str) -> Finding:
+    """What the proof of an axis finds in the trace of a call."""
+    return host._assembly.proofs[axis](trace_call(host._pipe, host._call, cuda=False))
 
 
 def image(host: PipelineHost) -> np.ndarray:

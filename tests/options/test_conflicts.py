@@ -1,6 +1,5 @@
 """What options conflict with: on a device, with a model, a workload and other options, where all packages are there."""
 
-import json
 import shutil
 from itertools import chain, product
 from pathlib import Path
@@ -12,6 +11,7 @@ from sdopt.hardware.device import Device
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose
 from tests.options.hosts import card
+from tests.pipelines.single_file import edit
 
 CARD = card()
 
@@ -341,21 +341,17 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PACKAGED / "emoji", tmp_path / "model"))
 
 
-def change(file: Path, **values: Any) -> None:
-    kept = {key: value for key, value in json.loads(file.read_text()).items() if key not in values}
-    file.write_text(json.dumps(kept | {key: value for key, value in values.items() if value is not None}))
-
-
 def test_a_vae_that_has_neither_slices_nor_tiles(variant: Compose, model: Path) -> None:
-    change(model / "vae" / "config.json", _class_name="AsymmetricAutoencoderKL")
+    edit(model / "vae" / "config.json", _class_name="AsymmetricAutoencoderKL")
     for option in ("vae_slicing", "vae_tiling"):
         chosen = variant("model=folder", f"model.path={model}", f"memory={option}", *TWO.split(), LARGE)
         assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
 
 
-@pytest.mark.parametrize("own", [True, None], ids=["set", "default"])
-def test_a_whole_step_of_a_model_that_clips(variant: Compose, model: Path, own: bool | None) -> None:
-    change(model / "scheduler" / "scheduler_config.json", clip_sample=own)
+@pytest.mark.parametrize("key", ["clip_sample", "unknown"], ids=["set", "default"])
+def test_a_whole_step_of_a_model_that_clips(variant: Compose, model: Path, key: str) -> None:
+    config = model / "scheduler" / "scheduler_config.json"
+    config.write_text(config.read_text().replace('"clip_sample": false', f'"{key}": true'))
     chosen = ("compiler=whole_step", "model=folder", f"model.path={model}")
     [found] = variant(*chosen).conflicts(CPU)
     assert "DDIMScheduler has clip_sample=true" in found

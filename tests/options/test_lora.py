@@ -14,14 +14,12 @@ from torch._dynamo.utils import counters
 from sdopt.config.composer import HydraComposer
 from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
-from sdopt.options.base import Finding
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
-from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
-from tests.options.hosts import evidence, image
+from tests.options.hosts import evidence, image, proved
 
 OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
@@ -328,14 +326,11 @@ class TestProof:
 
 
 class TestUndone:
-    def proved(self, loaded: PipelineHost) -> Finding:
-        return loaded._assembly.proofs["lora"](trace_call(loaded._pipe, loaded._call, cuda=False))
-
     def test_none_where_there_is_one(self, session: Load) -> None:
         loaded = session(STEPS)
-        assert self.proved(loaded).engaged
+        assert proved(loaded, "lora").engaged
         loaded._pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
-        assert not self.proved(loaded).engaged
+        assert not proved(loaded, "lora").engaged
 
     def test_a_swap_for_which_a_graph_is_made(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         """By any compiler, such as one that captures a graph anew."""
@@ -346,7 +341,7 @@ class TestUndone:
                 load(option, *given, **how)
 
         monkeypatch.setattr(Hotswap, "_load", compiling)
-        found = self.proved(loaded)
+        found = proved(loaded, "lora")
         assert not found.engaged
         assert found.facts["recompiles"] == 2
 
@@ -354,7 +349,7 @@ class TestUndone:
         for name in ("a", "b"):
             save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / f"{name}.safetensors")
         names = ("lora.weight_name=a.safetensors", "lora.other=b.safetensors")
-        assert not self.proved(session("lora=hotswap", f"lora.path={tmp_path}", *names, STEPS)).engaged
+        assert not proved(session("lora=hotswap", f"lora.path={tmp_path}", *names, STEPS), "lora").engaged
 
 
 @pytest.mark.slow

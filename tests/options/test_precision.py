@@ -14,7 +14,6 @@ import torch
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.quantization import Sdnq, TorchAo
-from sdopt.record.samples import Evidence
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import Compose, Load
 from tests.options.hosts import evidence
@@ -166,26 +165,19 @@ class TestTextEncoders:
         option = ["memory=[quantized_text_encoders]", f"memory.quantized_text_encoders.weights={weights}"]
         quantized, plain = session(*option), session()
 
-        def evidence() -> Evidence:
-            [found] = [item for item in quantized.prove().evidence if item.axis.startswith("memory")]
-            return found
-
         def size(host: PipelineHost) -> int:
-            layers = (
-                host._pipe.text_encoder.text_model.encoder.parameters()
-                if hasattr(host._pipe.text_encoder, "text_model")
-                else host._pipe.text_encoder.encoder.parameters()
-            )
+            network = host._pipe.text_encoder
+            layers = getattr(network, "text_model", network).encoder.parameters()
             return sum(weight.numel() * weight.element_size() for weight in layers)
 
-        found = evidence()
+        found = evidence(quantized, "memory")
         assert found.engaged, found
         assert found.facts == {"quantized": 18, "left_alone": 0, "calls": found.facts["calls"]}
         assert size(quantized) < size(plain) * (0.3 if weights == "int8" else 0.25)
         encoder = quantized._pipe.text_encoder
         name, layer = next((n, m) for n, m in encoder.named_modules() if hasattr(m, "sdnq_dequantizer"))
         encoder.set_submodule(name, torch.nn.Linear(layer.in_features, layer.out_features))
-        assert not evidence().engaged
+        assert not evidence(quantized, "memory").engaged
 
 
 @pytest.mark.gpu

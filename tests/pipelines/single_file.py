@@ -1,4 +1,4 @@
-"""A diffusers pipeline written as one file in the original layout (Rombach et al. 2022), as sdopt reads it."""
+"""A diffusers pipeline written as one file in the original layout (Rombach et al. 2022), and changed configurations."""
 
 import json
 import re
@@ -18,6 +18,11 @@ _RESNET = {
     "conv2": "out_layers.3",
     "conv_shortcut": "skip_connection",
 }
+
+
+def edit(file: Path, **values: Any) -> None:
+    """Sets keys of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def original_layout(pipe: Any, path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from sdopt.config.composer import HydraComposer
-from sdopt.errors import UsageError
 from sdopt.library import optimize, prove, undo
 from sdopt.pipelines.catalog import PACKAGED, missing_alt_diffusion
 from sdopt.pipelines.components import count_weights, require_parts
@@ -21,6 +20,8 @@ from sdopt.record.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import SMOKE, sdopt
 from tests.fixtures import CPU, Compose, Load, operations_of
+from tests.pipelines.single_file import edit
+from tests.pipelines.test_models import problem
 from tests.pipelines.test_tasks import calls_of
 
 Composers = type[HydraComposer]
@@ -28,10 +29,6 @@ EMOJI = PACKAGED / "emoji"
 ENCODER = "RobertaSeriesModelWithTransformation"
 PUBLISHED = {"_class_name": "AltDiffusionPipeline", "text_encoder": ["alt_diffusion", ENCODER]}
 LENGTH = 16
-
-
-def change(file: Path, **values: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +59,8 @@ def alt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     RobertaSeriesModelWithTransformation(config).save_pretrained(folder / "text_encoder")
     # Keys of the published configuration that transformers no longer has.
-    change(folder / "text_encoder" / "config.json", model_type="roberta", output_past=True, torch_dtype="float32")
-    change(folder / "model_index.json", tokenizer=["transformers", "XLMRobertaTokenizer"], **PUBLISHED)
+    edit(folder / "text_encoder" / "config.json", model_type="roberta", output_past=True, torch_dtype="float32")
+    edit(folder / "model_index.json", tokenizer=["transformers", "XLMRobertaTokenizer"], **PUBLISHED)
     return folder
 
 
@@ -92,13 +89,6 @@ def load(folder: Path, task: Task | None = None, dtype: torch.dtype = torch.floa
 def latents(pipe: Any, prompt: str) -> torch.Tensor:
     noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
     found: torch.Tensor = pipe(prompt, num_inference_steps=2, latents=noise, output_type="latent").images
-    return found
-
-
-def problem(composer: Composers, *overrides: str) -> str:
-    with pytest.raises(UsageError) as caught:
-        composer(list(overrides))
-    [found] = caught.value.problems
     return found
 
 
@@ -144,7 +134,7 @@ class TestFolder:
 
     def test_with_code_of_its_own(self, composer: Composers, copied: Path) -> None:
         for value in (["my_code", ENCODER], ["alt_diffusion", "Mine"], ["os", "system"]):
-            change(copied / "model_index.json", text_encoder=value)
+            edit(copied / "model_index.json", text_encoder=value)
             assert f"names {json.dumps(value)} as its text_encoder" in problem(
                 composer, "model=folder", f"model.path={copied}"
             )

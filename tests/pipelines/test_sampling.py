@@ -1,7 +1,6 @@
 """How a model wants to be sampled: its own scheduler and the marks in its file are kept, or the choice is refused."""
 
 import copy
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sdopt.pipelines.loading import load_pipeline, name_of, sampling_problems, s
 from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
 from sdopt.schema import Model, Scheduler, Task
 from tests.fixtures import CPU, Compose, Load
-from tests.pipelines.single_file import original_layout
+from tests.pipelines.single_file import edit, original_layout
 
 EMOJI = PACKAGED / "emoji"
 DDIM = Scheduler()
@@ -219,8 +218,7 @@ def test_an_option_overrides_a_mark(marked: Model) -> None:
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EMOJI, tmp_path / "model"))
-    file = folder / "scheduler" / "scheduler_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"_class_name": "LCMScheduler"}))
+    edit(folder / "scheduler" / "scheduler_config.json", _class_name="LCMScheduler")
     model = Model(weights="path", path=str(folder))
     assert "its own scheduler is LCMScheduler" in sampling_remarks(model, DDIM)[0]
     assert not sampling_remarks(model, LCM)

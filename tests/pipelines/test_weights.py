@@ -23,7 +23,7 @@ from sdopt.pipelines.random_weights import empty_network
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import SMOKE, sdopt
-from tests.pipelines.single_file import original_layout, original_names
+from tests.pipelines.single_file import edit, original_layout, original_names
 
 EMOJI = PACKAGED / "emoji"
 UNET = "unet/diffusion_pytorch_model.safetensors"
@@ -40,12 +40,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
-    """The reference model's tensors in the layout in which Stable Diffusion was published."""
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference model in one file, in the layout in which Stable Diffusion was published."""
     path = tmp_path_factory.mktemp("original") / "emoji.safetensors"
-    pipe = load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32})
-    original_layout(pipe, path)
-    return dict(load_file(path))
+    original_layout(load(Model()), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def original(single: Path) -> Tensors:
+    """The tensors of that file."""
+    return dict(load_file(single))
+
+
+def load(model: Model) -> Any:
+    return load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
 
 
 def check(path: Path, variant: str | None = None) -> None:
@@ -65,10 +74,6 @@ def rewrite(file: Path, change: Callable[[Tensors], Any]) -> None:
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, {"format": "pt"})
-
-
-def edit(file: Path, **values: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def shard(file: Path, form: str, index: str | None) -> None:
@@ -105,6 +110,10 @@ class TestFolder:
     def test_with_numbers_that_are_not_finite(self, folder: Path, file: str, name: str, value: float) -> None:
         rewrite(folder / file, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
         assert f"{file}: holds numbers in {name} that are not finite" in refusal(folder)
+
+    def test_cut_short(self, folder: Path) -> None:
+        (folder / VAE).write_bytes((folder / VAE).read_bytes()[:-1])
+        assert f"{VAE} is not a complete safetensors file" in refusal(folder)
 
     def test_with_zeros_where_a_download_ended(self, folder: Path) -> None:
         def cut(tensors: Tensors) -> None:
@@ -177,7 +186,7 @@ class TestFolder:
         edit(folder / "model_index.json", image_encoder=vision, safety_checker=checker, requires_safety_checker=True)
         check(folder)
         model = Model(weights="path", path=str(folder), name="folder")
-        pipe: Any = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
+        pipe = load(model)
         assert pipe.image_encoder is pipe.safety_checker is None
 
 
@@ -203,6 +212,11 @@ class TestParts:
                 "model_index.json",
                 {"unet": ["diffusers", "NoSuchModel"]},
                 "unet/: no NoSuchModel can be made of its con",
+            ),
+            (
+                "model_index.json",
+                {"_class_name": "FluxPipeline"},
+                "is a FluxPipeline; sdopt runs StableDiff",
             ),
             ("model_index.json", b"{", "model_index.json cannot be read"),
             ("model_index.json", b"[]", "is a None"),
@@ -332,7 +346,9 @@ class TestPaths:
     def test_of_what_is_near_a_pipeline(self, folder: Path) -> None:
         assert f"give model={folder}" in refusal(folder / "unet")
         assert f"give model={folder}" in refusal(folder.parent)
-        assert f"give model={folder}" in refusal(folder / UNET)
+        said = refusal(folder / UNET)
+        assert f"give model={folder}" in said
+        assert "it has no denoiser and no VAE and no text encoder" in said
 
     def test_of_a_lora(self, tmp_path: Path) -> None:
         file = tmp_path / "style.safetensors"
@@ -341,6 +357,34 @@ class TestPaths:
 
 
 class TestSingleFile:
+    def test_has_the_same_weights(self, single: Path) -> None:
+        """Read with the configurations in the package, without a hub."""
+        ours, theirs = load(Model(weights="path", path=str(single))), load(Model())
+        for name in ("unet", "vae", "text_encoder"):
+            for key, tensor in getattr(theirs, name).state_dict().items():
+                assert torch.equal(getattr(ours, name).state_dict()[key], tensor)
+
+    @pytest.mark.parametrize("kept", [0, 100, -1])
+    def test_cut_short(self, single: Path, tmp_path: Path, kept: int) -> None:
+        short = tmp_path / "short.safetensors"
+        short.write_bytes(single.read_bytes()[:kept])
+        assert "short.safetensors is not a complete safetensors file" in refusal(short)
+
+    def test_that_is_something_else(self, tmp_path: Path) -> None:
+        """Pickled, it is refused by its name, and under another name by its content; nothing runs it."""
+        pickled = tmp_path / "model.ckpt"
+        torch.save({"state_dict": {}}, pickled)
+        assert "a pickled file can run any code" in refusal(pickled)
+        renamed = pickled.rename(tmp_path / "model.safetensors")
+        assert "not a complete safetensors file" in refusal(renamed)
+        (other := tmp_path / "model.gguf").write_bytes(b"GGUF")
+        assert "neither the folder of a diffusers pipeline nor a .safetensors file" in refusal(other)
+
+    def test_of_another_architecture(self, single: Path) -> None:
+        said = "not of the architecture model=sd15: a StableDiffusionPipeline with 144 text channels"
+        with pytest.raises(UsageError, match=said):
+            require_model(Model("sd15", "path", str(single)))
+
     @pytest.mark.parametrize(
         ("lost", "named"),
         [
