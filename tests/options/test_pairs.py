@@ -58,9 +58,6 @@ class Choice:
         return any(word.lower() in reason.lower() for word in words)
 
 
-Pair = tuple[Choice, Choice]
-
-
 class Walk:
     """The options of the packaged groups, the variants made of them, and what these say on a device."""
 
@@ -77,7 +74,7 @@ class Walk:
             for (group, option), variant in compose_options(composer, optimization_options()).items()
             if isinstance(variant, Variant)
         ]
-        self.pairs: list[Pair] = [(a, b) for a, b in combinations(self.choices, 2) if a.combines(b)]
+        self.pairs = [(a, b) for a, b in combinations(self.choices, 2) if a.combines(b)]
         # What a worker has imported is no garbage here either: every run would look through it several times.
         import_all(MODULES)
         gc.collect()
@@ -110,12 +107,11 @@ class Walk:
             if not choice.optimizations.items() <= plain.items() and self.runnable([choice])
         ]
 
-    def undeclared(self, pair: Pair, device: Device, **sections: object) -> list[str]:
+    def undeclared(self, device: Device, **sections: object) -> list[str]:
         """Returns reasons that a pair has and neither of the two alone, but that do not name one of them as the other.
 
         Args:
-            pair: the two options.
-            device: on which they are to run.
+            device: on which the options are to run.
             sections: of the variant, such as another model.
         """
 
@@ -124,9 +120,13 @@ class Walk:
             ctx = variant.context(device)
             return {reason for option in variant.optimizations.values() for reason in option.conflicts(ctx)}
 
-        first, second = pair
-        added = reasons(first, second) - reasons(first) - reasons(second)
-        return [reason for reason in added if not (first.is_named(reason) or second.is_named(reason))]
+        alone = {choice: reasons(choice) for choice in self.choices}
+        return [
+            f"{first} with {second}: {reason}"
+            for first, second in self.pairs
+            for reason in reasons(first, second) - alone[first] - alone[second]
+            if not (first.is_named(reason) or second.is_named(reason))
+        ]
 
     def fault(self, chosen: Sequence[Choice], task: str = "txt2img") -> str:
         """Runs options together and traces a call; returns what went wrong, "" if each shows that it took effect."""
@@ -270,21 +270,12 @@ class TestDeclared:
         self, walk: Walk, model: str, device: str
     ) -> None:
         section = Model(name=model, weights="packaged" if model == "emoji" else "random")
-        found = [
-            f"{first} with {second}: {reason}"
-            for first, second in walk.pairs
-            for reason in walk.undeclared((first, second), DEVICES[device], model=section)
-        ]
+        found = walk.undeclared(DEVICES[device], model=section)
         assert not found, "\n".join(found)
 
     @pytest.mark.parametrize("task", sorted({*TASKS} - {"txt2img"}))
     def test_and_so_with_the_tasks_that_start_from_an_image(self, walk: Walk, task: str) -> None:
-        section = walk.variant([], task).task
-        found = [
-            f"{first} with {second}: {reason}"
-            for first, second in walk.pairs
-            for reason in walk.undeclared((first, second), CPU, task=section)
-        ]
+        found = walk.undeclared(CPU, task=walk.variant([], task).task)
         assert not found, "\n".join(found)
 
     @pytest.mark.parametrize(
