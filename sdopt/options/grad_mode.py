@@ -1,7 +1,6 @@
 """grad_mode: whether autograd records a call."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,11 +39,9 @@ class GradMode(Optimization):
         return call_without_gradients(pipe) if self.mode == "enabled" else []
 
     @override
-    @contextmanager
-    def context(self, pipe: Pipeline) -> Iterator[None]:
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
         modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
-        with modes[self.mode]():
-            yield
+        return modes[self.mode]()
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
