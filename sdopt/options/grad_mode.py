@@ -41,7 +41,8 @@ class GradMode(Optimization):
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
         modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
-        return modes[self.mode]()
+        entered: AbstractContextManager[Any] = modes[self.mode]()
+        return entered
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

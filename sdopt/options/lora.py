@@ -388,7 +388,7 @@ def encoding_noted(pipe: Pipeline) -> Iterator[None]:
     layers = [layer for network in networks for layer in lora_layers(network)]
     with _running(layers) as ran:
         yield
-    vars(pipe)[_ENCODING] = len(layers), len(ran)
+    pipe.__dict__[_ENCODING] = len(layers), len(ran)
 
 
 def lora_in_text_encoders(pipe: Pipeline) -> bool:

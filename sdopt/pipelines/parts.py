@@ -78,11 +78,11 @@ _CALLED = "_sdopt_called"
 @contextmanager
 def called(pipe: Pipeline) -> Iterator[None]:
     """Marks a pipeline as called: its denoiser and its scheduler may be those of other pipelines too."""
-    vars(pipe)[_CALLED] = True
+    pipe.__dict__[_CALLED] = True
     try:
         yield
     finally:
-        vars(pipe).pop(_CALLED, None)
+        pipe.__dict__.pop(_CALLED, None)
 
 
 def is_called(pipe: Pipeline) -> bool:

@@ -23,8 +23,7 @@ TWO_STEPS = "workload.steps=2"
 
 def card(major: int = 9, minor: int = 0, **attributes: Any) -> Device:
     """A planned card, so that what is installed here is no matter; with `known` it is of this machine."""
-    memory = {"memory_total_gib": 80.0, "memory_free_gib": 80.0}
-    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, **memory)
+    return Device("cuda", 0, "a GPU", (major, minor), 80.0, 80.0, attributes=attributes)
 
 
 def evidence(host: PipelineHost, axis: str) -> Evidence:
