@@ -346,7 +346,7 @@ class SequentialGuidance(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unguided(ctx, "guidance, and so no second half of a batch")
+        found = unguided(ctx, "guidance, and so no second half")
         if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
             found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
         if compiles(ctx, Inductor, Regional):
