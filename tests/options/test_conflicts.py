@@ -209,8 +209,8 @@ ENVIRONMENT = [
     case("environment=inductor_freezing compiler=inductor lora=hotswap", "would not change with the LoRA", on=CARD),
     case(
         "environment=inductor_freezing compiler=inductor memory=group_offload",
-        "its hooks would move weights",
         "memory.group_offload moves or packs weights",
+        "its hooks would move weights",
         on=CARD,
     ),
 ]
