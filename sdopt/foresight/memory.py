@@ -24,7 +24,6 @@ from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.attention import FusedProjections, Sliced, Vanilla
 from sdopt.options.base import Optimization
 from sdopt.options.caching import DeepCaching, GuidanceInterval, SpectralForecast
-from sdopt.options.halves import halves
 from sdopt.options.memory import (
     LayerwiseCasting,
     PrecomputedEmbeddings,
@@ -36,6 +35,7 @@ from sdopt.options.memory import (
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
+from sdopt.options.skipping import half
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
@@ -173,8 +173,8 @@ def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any])
         return [(runs, whole), (steps - runs, Costs())]
     if isinstance(caching, GuidanceInterval):
         runs = sum(caching.guides(step, steps) for step in range(steps))
-        _, (half, further) = halves((inputs, more), len(inputs[0]))
-        return [(runs, whole), (steps - runs, trace(unet, *half, **further))]
+        own, further = half((inputs, more), len(inputs[0]), 1)
+        return [(runs, whole), (steps - runs, trace(unet, *own, **further))]
     halved = any(isinstance(option, SequentialGuidance) for option in variant.optimizations.values())
     return [(steps, whole.times(2 if halved and variant.guidance_scale > 1 else 1))]
 
