@@ -23,7 +23,7 @@ from sdopt.cli import main
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.catalog import HTML, MARKDOWN, REPORTS
-from tests.forked import Forked
+from tests.forked import ForkedCommand
 
 ROOT = Path(__file__).parents[1]
 SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))
@@ -106,7 +106,7 @@ def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = F
 class Process:
     """The command in a process, and a session, of its own."""
 
-    popen: "subprocess.Popen[str] | Forked"
+    popen: "subprocess.Popen[str] | ForkedCommand"
     cwd: Path
 
     def interrupt(self) -> None:
@@ -150,9 +150,9 @@ def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: 
     return Process(popen, cwd)
 
 
-def fork(cwd: Path, *arguments: str) -> Process:
-    """Starts the command as `start` does, in a process that has imported already what it imports."""
-    return Process(Forked(cwd, arguments), cwd)
+def fork(cwd: Path, *arguments: str, program: Path | None = None, **environment: str) -> Process:
+    """Starts the command, or a program, as `start` does, in a process that has imported already what it imports."""
+    return Process(ForkedCommand(cwd, arguments, environment, program), cwd)
 
 
 def working_in(folder: Path) -> list[str]:

@@ -28,15 +28,18 @@ from sdopt.worker.host import PipelineHost
 from sdopt.worker.process import WorkerProcess
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
-from tests.forked import fork_the_server
+from tests.forked import fork_the_server, forked_apart, started_anew  # noqa: F401
 from tests.once import composed_once, counted_once, loaded_once, migrated_once, read_once  # noqa: F401 (of every test)
 
 CPU = probe_device("cpu")
 
-# What each command that is forked, and each quality pass, would otherwise import by itself.
+# MLflow would start a thread when it is imported, and a process that has threads is not to be forked.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# What each process that is forked, and each quality pass, would otherwise import by itself.
 forkserver.PRELOADED += [
     "runners.run",
     "sdopt.launching",
+    "mlflow.store.tracking.sqlalchemy_store",
     "tests.forked",
     "torchmetrics.image",
     "torchmetrics.multimodal",

@@ -1,20 +1,77 @@
-"""sdopt within somebody else's program: whatever that had set is as it was, and it may call from anywhere."""
+"""sdopt within somebody else's program: light to import; what that had set stays; it may call from anywhere."""
 
 import io
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import sdopt
-from tests.command import SMOKE, working_in
+from tests.command import ROOT, SMALL, SMOKE, fork, working_in
+
+
+def python(cwd: Path, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
+    heavy = "[m for m in ('torch', 'diffusers', 'mlflow', 'hydra', 'pandas', 'numpy') if m in sys.modules]"
+    assert python(tmp_path, "-c", f"import sys, sdopt; dir(sdopt); print({heavy})").strip() == "[]"
+
+
+def test_every_public_name_is_there() -> None:
+    assert dir(sdopt) == sorted(sdopt.__all__)
+    for name in sdopt.__all__:
+        assert getattr(sdopt, name) is not None
+    with pytest.raises(AttributeError, match="nope"):
+        sdopt.nope  # noqa: B018
+
+
+def test_the_block_of_the_readme_runs_in_a_plain_script(tmp_path: Path) -> None:
+    """Each of its processes starts as a user's does: nothing is forked from the tests."""
+    [block] = re.findall(r"```python\n(import sdopt\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len([line for line in block.splitlines() if line.strip()]) <= 12
+    # The same study in small: one step, and the images of one prompt.
+    more = "".join(f', "{override}"' for override in [*SMALL, "protocol.stage_calls=0"])
+    script = tmp_path / "plain.py"
+    script.write_text(block.replace('"protocol=smoke"', f'"protocol=smoke"{more}'))
+    assert script.read_text() != block
+    said = python(tmp_path, str(script))
+    assert "channels last" in said
+    assert said.count("quickstart: emoji") == 1, "a worker ran the script again"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        (["precison=bf16"], sdopt.UsageError, "did you mean precision"),
+        (["attention=cudnn"], sdopt.ConflictError, "needs a CUDA device"),
+    ],
+)
+def test_what_cannot_run_is_raised(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: list[str],
+    error: type[Exception],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=said):
+        sdopt.run(*SMOKE, *overrides)
+    assert capsys.readouterr().err == ""
+
 
 PROGRAM = """
 import logging, multiprocessing, os, signal, sys, threading, warnings
@@ -77,9 +134,8 @@ main()
 """
 
 
-def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_path: Path) -> None:
-    from importlib.util import find_spec
-
+@pytest.mark.parametrize("how", ["forked", pytest.param("anew", marks=pytest.mark.slow)])
+def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_path: Path, how: str) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text("lr: 0.1\n")
     mlflow = find_spec("mlflow") is not None
@@ -94,9 +150,12 @@ def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_pat
     )
     script = tmp_path / "program.py"
     script.write_text(f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}")
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    if how == "anew":
+        lines = python(tmp_path, str(script)).splitlines()
+    else:
+        done = fork(tmp_path, program=script).finish(300)
+        assert done.code == 0, done.err
+        lines = done.out.splitlines()
     assert any(line.startswith("REFUSED precision=nope: unknown option") for line in lines)
     groups = [line for line in lines if line.startswith("STATE ")]
     assert len(groups) == 14 + mlflow
@@ -116,6 +175,7 @@ def refused(_number: int = 0) -> str:
 
 
 @pytest.mark.slow  # each call imports PyTorch in a process of its own
+@pytest.mark.usefixtures("started_anew")
 @pytest.mark.parametrize("where", ["a thread", "a daemonic process"])
 def test_it_may_be_called_in(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -149,7 +209,12 @@ class Bare:
         self.said += text
 
 
-def test_its_output_suits_any_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["forked", pytest.param("anew", marks=pytest.mark.slow)])
+def test_its_output_suits_any_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, how: str
+) -> None:
+    if how == "anew":
+        request.getfixturevalue("started_anew")
     monkeypatch.chdir(tmp_path)
     closed = io.StringIO()
     closed.close()

@@ -10,7 +10,13 @@ from runners.reference import PAGE, axis_of, class_of, key_rows, main, option_co
 from sdopt.config.paths import CONF
 
 
-def test_it_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_current_and_depends_on_no_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where nothing else is installed."""
+    for module in ("conflicts", "compiler.toolchain", "compiler.blade"):
+        monkeypatch.setattr(f"sdopt.options.{module}.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.option_matrix import option_matrix
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
-from sdopt.config.paths import CONF
 from sdopt.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.doctor.tables import matrix_table
 from sdopt.hardware.cards import planned_device

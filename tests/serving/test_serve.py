@@ -23,7 +23,7 @@ from sdopt.gate.trust import SMALLEST_ERROR
 from sdopt.worker.protocol import Asked
 from tests.command import Finished, Process, fork, sdopt
 from tests.fixtures import Load
-from tests.forked import Forked
+from tests.forked import ForkedCommand
 
 # Beside tests that measure.
 WORK = ("hardware=cpu", "hardware.threads=1", "hardware.exclusive=false", "workload.steps=4")
@@ -38,7 +38,7 @@ class Server:
 
     def _said(self, word: str) -> str:
         popen = self.process.popen
-        assert isinstance(popen, Forked)
+        assert isinstance(popen, ForkedCommand)
         while not (said := [line for line in popen.said.splitlines() if word in line]):
             assert popen.poll() is None, self.process.finish().shown
             time.sleep(0.05)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sdopt.config.training import training_config
+from runners.train_reference import training_config
 from sdopt.training.cards import Figure
 from sdopt.training.clip import contrastive_loss, embed_visible, hold_out_pictures, may_be_mirrored, place_drawings
 from sdopt.training.data import Dataset, Record

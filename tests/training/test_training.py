@@ -14,7 +14,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from sdopt.config.training import training_config
+from runners.train_reference import training_config
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
 from sdopt.training.autoencoder import (
