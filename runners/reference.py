@@ -19,27 +19,32 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from sdopt.config.cards import SHEETS
-from sdopt.config.groups import default_options
+from sdopt.config.composer import composer_of
+from sdopt.config.groups import data_sheets, default_options, optimization_options
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF
+from sdopt.config.paths import CONF, SHEETS, options_of
+from sdopt.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, records_in, shown_in
 from sdopt.errors import UsageError
+from sdopt.hardware.cards import planned_device
+from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.report.markdown import markdown
 from sdopt.study.designs import Design
 
 from . import Arguments
-from .option_matrix import TITLE, option_matrix
 
 HEAD, PAGE = CONF / "README.head.md", CONF / "README.md"
 PRESETS = "experiment"
+MATRIX = "Options, models and tasks"
+CARDS = ("h200", "rtx4090")
+"""Example cards of the matrix: one of data centres, one of workstations."""
 
 
 def page() -> str:
     """Returns the whole page: the hand-written head, then a section for each group."""
     groups = [*(group for group in default_options() if group != PRESETS), PRESETS]
     contents = " · ".join(f"[`{group}`](#{group})" for group in groups)
-    contents += f" · [{TITLE}](#{TITLE.lower().replace(',', '').replace(' ', '-')})"
+    contents += f" · [{MATRIX}](#{MATRIX.lower().replace(',', '').replace(' ', '-')})"
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
     parts += [part for group in groups for part in _section(group)]
     parts.append(option_matrix())
@@ -78,6 +83,54 @@ def _card_rows() -> Iterator[str]:
     for path in sorted(SHEETS.glob("*.yaml")):
         names: Any = OmegaConf.to_container(OmegaConf.load(path))
         yield f"- {option_comment(path).split(':')[0]}: {', '.join(f'`{name}`' for name in sorted(map(str, names)))}"
+
+
+@cache
+def option_matrix() -> str:
+    """Returns the matrix of options, models and tasks. It depends on options and records, and on no machine."""
+    sheets = data_sheets()
+    shown = shown_in(records_in(CONF.parent / RECORDS), sheets)
+    devices = {"cpu": Device("cpu", name="a CPU"), **{card: planned_device(sheets[card]) for card in CARDS}}
+    with composer_of([]) as composer:
+        matrix = Matrix(composer, optimization_options(), options_of("model"), options_of("task"))
+    notes: dict[str, int] = {}
+    columns = [matrix.cells(device, shown, sheets) for device in devices.values()]
+    by_option: dict[str, dict[tuple[str, str], str]] = {}
+    for cells in zip(*columns, strict=True):
+        [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
+        by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(_short(cell, notes) for cell in cells)
+    rows = [
+        (option, models, tasks, *states.split("\n"))
+        for option, found in by_option.items()
+        for models, tasks, states in grouped(found)
+    ]
+    numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
+    return "\n\n".join(
+        [f"## {MATRIX}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), numbered_notes]
+    )
+
+
+def _short(cell: Cell, notes: dict[str, int]) -> str:
+    """Returns the state of a cell, with the number of a note that says why."""
+    if cell.state is State.PROVEN or not cell.reasons:
+        return str(cell.state)
+    return f"{cell.state} ({notes.setdefault('; '.join(cell.reasons), len(notes) + 1)})"
+
+
+_ABOUT = """\
+`sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
+The states come from the results in `outputs/records/`. An option is **proven** if a variant with it ended well, and its
+traced call showed that it took effect. It is **refuted** if it ran but brought no gain: its trace showed no effect, or
+it was measured alone and its intervals showed none of the gains that it claims. It **cannot run** if it failed. It is
+**impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
+**unproven**: nothing speaks against it, and no record shows it. Requirements of installed software are left out here.
+`sdopt gpu-suite` measures all of them on a GPU, and its results belong in `outputs/records/`. On a CPU, a study of
+whole groups does so for a task:
+
+```bash
+sdopt run study=one_at_a_time "study.options=[attention,caching,grad_mode,layout,lora,memory]" \\
+  study.skip_conflicts=true protocol=smoke workload.steps=8 workload.size=80 workload.batch_size=2 task=img2img
+```"""
 
 
 def class_of(group: str, path: Path) -> type | None:

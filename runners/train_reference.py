@@ -1,8 +1,14 @@
 """`sdopt train-reference`: fetch the data and train the packaged models, or run one stage of it."""
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import end_with_code, indented, with_help
+
+if TYPE_CHECKING:
+    from sdopt.training.config import TrainReferenceConfig
 
 _HELP = """\
 usage: sdopt train-reference [key=value ...]
@@ -24,7 +30,6 @@ Exit codes: 0 done; 2 usage or configuration; 3 the data cannot be fetched, or t
 
 
 def _help() -> str:
-    from sdopt.config.training import training_config
     from sdopt.training.config import STAGES
 
     from .reference import own_keys
@@ -32,12 +37,25 @@ def _help() -> str:
     return _HELP.format(stages=", ".join(STAGES), keys=indented(own_keys(training_config([]))))
 
 
+def training_config(overrides: Sequence[str]) -> "TrainReferenceConfig":
+    """Returns `conf/train_reference.yaml` with overrides applied. Raises UsageError for all wrong ones together."""
+    from sdopt.config.own import own_config
+    from sdopt.errors import UsageError
+    from sdopt.training.config import TrainReferenceConfig
+
+    config = own_config("train-reference", TrainReferenceConfig, overrides)
+    if Path(config.export.companions).resolve() == Path(config.folder).resolve():
+        raise UsageError(
+            f"export.companions={config.export.companions}: must be another folder than `folder`, in which "
+            "the stages that train the companions keep their files"
+        )
+    return config
+
+
 @end_with_code
 @with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs the stages that the overrides ask for; returns the exit code."""
-    from sdopt.config.training import training_config
-
     config = training_config(argv)
     # A heavy import, made only now so that a usage error is reported at once.
     from sdopt.training.stages import run

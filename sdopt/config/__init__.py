@@ -1,5 +1,5 @@
 """From a command line to typed, validated configuration: the only room that knows Hydra."""
 
-from sdopt.config.cards import offer_cards
+from sdopt.config.paths import offer_cards
 
 offer_cards()

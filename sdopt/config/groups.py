@@ -7,10 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from sdopt.config.cards import cards
 from sdopt.config.overrides import parsed_override
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME, options_of
+from sdopt.config.paths import CONF, CONFIG_NAME, cards, options_of
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.schema import Sheet

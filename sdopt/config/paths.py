@@ -1,7 +1,13 @@
-"""Paths of the packaged configuration. Must stay light, because shell completion imports it at every TAB."""
+"""Paths and data sheets of the packaged configuration. Must stay light: shell completion imports it at every TAB."""
 
 import os
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # OmegaConf's own dependency; its C parser reads all sheets in some hundredths of a second
+from hydra.core.config_store import ConfigStore
 
 import sdopt
 from sdopt.errors import UsageError
@@ -14,6 +20,9 @@ CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / 
 
 CONFIG_NAME = "config"
 """The primary configuration in `CONF`."""
+
+SHEETS = CONF / "hardware" / "sheets"
+"""The data sheets of cards, a file per family."""
 
 
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:
@@ -37,3 +46,34 @@ def whole_path(text: str) -> Path:
     found = Path(text).expanduser().absolute()
     short = Path(os.path.normpath(found))
     return short if short.exists() and short.samefile(found) else found
+
+
+@cache
+def cards() -> Mapping[str, Any]:
+    """Returns the untyped data sheets, by option of the group `hardware`."""
+    found: dict[str, Any] = {}
+    for path in sorted(SHEETS.glob("*.yaml")):
+        with path.open(encoding="utf-8") as file:
+            sheets = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if twice := found.keys() & sheets.keys():
+            raise UsageError(f"{path}: names {min(twice)} twice")
+        found |= sheets
+    return found
+
+
+class _Constant(dict[str, Any]):
+    """Options of a group that never change: Hydra copies its whole store for each composition, and then what it loads.
+
+    Copying some hundred sheets would take half of the time of a composition.
+    """
+
+    def __deepcopy__(self, _copies: dict[int, Any]) -> "_Constant":
+        return self
+
+
+def offer_cards() -> None:
+    """Makes each data sheet an option: `hardware=rtx4090` chooses the first CUDA device, and the sheet of the card."""
+    store = ConfigStore.instance()
+    for card, sheet in cards().items():
+        store.store(f"{card}.yaml", {"defaults": ["auto"], "device": "cuda", "sheet": sheet}, group="hardware")
+    store.repo["hardware"] = _Constant(store.repo["hardware"])
