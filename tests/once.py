@@ -10,12 +10,13 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobRuntime
 from omegaconf import OmegaConf
@@ -25,6 +26,7 @@ from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.reference import MODEL
 from sdopt.schema import Model, Scheduler, Task, Tracking
 from sdopt.study.session import Study
 from sdopt.tracking import store
@@ -117,16 +119,29 @@ def loaded_once() -> Iterator[None]:
             return load_pipeline(*given)
         if (key := repr(given)) not in kept:
             kept[key] = load_pipeline(*given)
-        return _copy_of(kept[key])
+        pipe = kept[key]
+        return _copy_of(pipe, {id(pipe.tokenizer): pipe.tokenizer})  # nobody changes it
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.assembly.load_pipeline", load)
         yield
 
 
-def _copy_of(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """Copies a pipeline, in half of the time that `copy.deepcopy` alone would take."""
-    copies: dict[int, Any] = {id(pipe.tokenizer): pipe.tokenizer}  # nobody changes it
+@cache
+def _packaged() -> StableDiffusionPipeline:
+    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def packaged_pipe() -> StableDiffusionPipeline:
+    """The packaged model as a program loads it, with a tokenizer of its own: it is read once in this process."""
+    pipe: StableDiffusionPipeline = _copy_of(_packaged(), {})
+    return pipe
+
+
+def _copy_of(pipe: DiffusionPipeline, copies: dict[int, Any]) -> Any:
+    """Copies a pipeline, in half of the time that `copy.deepcopy` alone would take; `copies` are shared, by id."""
     for network in pipe.components.values():
         if isinstance(network, torch.nn.Module):
             _copy_module(network, copies)

@@ -25,6 +25,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.paths import options_of
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
+from tests.once import packaged_pipe
 from tests.pipelines.test_hub import cache  # noqa: F401
 
 HUB_ID = "somebody/small-emoji"
@@ -40,12 +41,6 @@ LOSSY = (
 """Options on a CPU that change or move weights: `undo` refuses them."""
 
 
-def loaded() -> StableDiffusionPipeline:
-    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
 def by_hand(pipe: StableDiffusionPipeline) -> StableDiffusionPipeline:
     """A pipeline of the same parts that does not say where they are from, as one from a single file."""
     made = StableDiffusionPipeline(**pipe.components, requires_safety_checker=False)
@@ -55,12 +50,12 @@ def by_hand(pipe: StableDiffusionPipeline) -> StableDiffusionPipeline:
 
 @pytest.fixture
 def pipe() -> StableDiffusionPipeline:
-    return loaded()
+    return packaged_pipe()
 
 
 def drawn(pipe: StableDiffusionPipeline, prompt: str | list[str] = "a red apple", **call: Any) -> np.ndarray:
     generator = torch.Generator().manual_seed(0)
-    call = {"num_inference_steps": 2, "output_type": "np", **call}
+    call = {"num_inference_steps": 2, "height": 32, "width": 32, "output_type": "np", **call}
     images: np.ndarray = pipe(prompt, generator=generator, **call).images
     return images
 
@@ -382,7 +377,7 @@ class TestUndo:
                 sdopt.undo(pipe)
             except UsageError:
                 lost.add(option)
-                pipe = loaded()
+                pipe = packaged_pipe()
             else:
                 undone.append(option)
                 assert np.array_equal(drawn(pipe, **small), before), option

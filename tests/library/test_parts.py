@@ -14,7 +14,8 @@ from PIL import Image
 
 import sdopt
 from sdopt.errors import ConflictError, UsageError
-from sdopt.reference import LORAS, MODEL
+from sdopt.reference import LORAS
+from tests.once import packaged_pipe
 
 STEPS, SIZE = 2, 32
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8))
@@ -23,12 +24,6 @@ OFF = "caching.start=0.0", "caching.stop=1.0"
 
 Pipe = Any
 Part = tuple[Callable[[Pipe], Pipe], dict[str, Any]]
-
-
-def loaded() -> StableDiffusionPipeline:
-    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def drawn(pipe: Pipe, **call: Any) -> np.ndarray:
@@ -203,9 +198,9 @@ REFUSED = {
 def walk(part: str, options: list[str]) -> dict[str, str]:
     """Applies each option to a pipeline with a part; returns by option how far images differ, or the reason."""
     build, call = PARTS[part]
-    pipe, found = build(loaded()), {}
+    pipe, found = build(packaged_pipe()), {}
     before = drawn(pipe, **call)
-    assert part == "nothing" or np.abs(before - drawn(loaded())).max() > 0.01, "the part changes the images"
+    assert part == "nothing" or np.abs(before - drawn(packaged_pipe())).max() > 0.01, "the part changes the images"
     for option in options:
         words, groups = OPTIONS[option]
         more = {"num_inference_steps": 1} if option in ("deepcache", "first_block", "spectrum", "pyramid") else {}
@@ -243,7 +238,7 @@ def test_the_commonest_parts(part: str) -> None:
 
 @pytest.fixture
 def pipe() -> StableDiffusionPipeline:
-    return loaded()
+    return packaged_pipe()
 
 
 def test_what_changes_later_than_an_option_that_keeps_it_is_refused(pipe: Pipe) -> None:
@@ -296,7 +291,7 @@ def test_what_was_done_to_networks_is_refused(pipe: Pipe) -> None:
         with pytest.raises(ConflictError, match=words):
             sdopt.optimize(pipe, attention="vanilla")
         pipe.unet, pipe.vae.decoder._compiled_call_impl = unet, None
-    pipe = loaded()
+    pipe = packaged_pipe()
     pipe.unet.to(torch.float8_e4m3fn)
     with pytest.raises(ConflictError, match="are quantized already"):
         sdopt.optimize(pipe, layout="channels_last")
@@ -318,10 +313,10 @@ def test_weights_that_were_joined_follow_a_later_change(pipe: Pipe) -> None:
                     weight.mul_(0.2)
         return pipe
 
-    wanted = drawn(changed(loaded()))
+    wanted = drawn(changed(packaged_pipe()))
     assert np.abs(drawn(changed(sdopt.optimize(pipe, attention="fused_qkv"))) - wanted).max() < 1e-3
-    pipe = sdopt.undo(sdopt.optimize(loaded(), attention="fused_qkv"))
-    assert np.abs(drawn(pipe) - drawn(loaded())).max() < 1e-4
+    pipe = sdopt.undo(sdopt.optimize(packaged_pipe(), attention="fused_qkv"))
+    assert np.abs(drawn(pipe) - drawn(packaged_pipe())).max() < 1e-4
 
 
 def test_prompts_are_not_encoded_twice_by_the_program_s_own_code(pipe: Pipe) -> None:
@@ -446,7 +441,7 @@ def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe, com
     for change in (lambda: pipe.set_adapters(pipe.get_active_adapters(), 0.5), pipe.disable_lora, pipe.fuse_lora):
         with pytest.raises(UsageError, match="would change the LoRA in the text encoders alone"):
             change()
-    assert np.abs(drawn(sdopt.undo(pipe)) - drawn(with_lora(loaded()))).max() < 1e-4
+    assert np.abs(drawn(sdopt.undo(pipe)) - drawn(with_lora(packaged_pipe()))).max() < 1e-4
 
 
 @pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "pyramid_attention", "spectrum"])

@@ -11,14 +11,13 @@ from diffusers import StableDiffusionPipeline
 
 import sdopt
 from sdopt.library.process import _GENERATORS, _SWITCHES, ProcessChanges, _same
-from sdopt.reference import LORAS, MODEL
+from sdopt.reference import LORAS
+from tests.once import packaged_pipe
 
 
 @pytest.fixture
 def pipe() -> StableDiffusionPipeline:
-    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return packaged_pipe()
 
 
 def settings() -> dict[str, Any]:
