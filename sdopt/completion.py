@@ -58,10 +58,6 @@ def _hydra(request: str, command: str = "") -> int:
 
     own = command if command and (CONF / f"{command}.yaml").is_file() else CONFIG_NAME
     with redirect_stdout(StringIO()) as out:
-        run_hydra(_no_job, ["-sc", request], program="sdopt", config_name=own)
+        run_hydra(["-sc", request], program="sdopt", config_name=own)
     sys.stdout.write(out.getvalue())
     return 0
-
-
-def _no_job(_cfg: object) -> None:
-    """Does nothing: completion runs no job."""

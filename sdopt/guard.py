@@ -48,26 +48,18 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
                 # argparse has printed its message; a library that exits with 1 does not mean a regression.
                 if isinstance(end.code, str):
                     print_problems([end.code])
-                return end.code if end.code in (UsageError.exit_code, UnavailableError.exit_code) else _other(end)
+                unavailable = UnavailableError.exit_code if end.code else 0
+                return end.code if end.code in (UsageError.exit_code, UnavailableError.exit_code) else unavailable
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     traceback.print_exc()
-                return _explained(error)
+                if isinstance(error, SdoptError):
+                    print_problems(error.problems)
+                    return error.exit_code
+                print_problems([explained(error)])
+                return UnavailableError.exit_code
 
     return command
-
-
-def _other(end: SystemExit) -> int:
-    return UnavailableError.exit_code if end.code else 0
-
-
-def _explained(error: Exception) -> int:
-    """Prints what ended a command, and returns the exit code."""
-    if isinstance(error, SdoptError):
-        print_problems(error.problems)
-        return error.exit_code
-    print_problems([explained(error)])
-    return UnavailableError.exit_code
 
 
 def explained(error: Exception) -> str:

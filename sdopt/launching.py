@@ -106,7 +106,7 @@ def launch(
             raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
         add_working_folder()
         if line.informative:
-            run_hydra(_no_job, argv)
+            run_hydra(argv)
             return launched
         command = Command.of(line)
         if one_study and command.sweep:
@@ -232,10 +232,6 @@ def _measured(composer: HydraComposer, folder: Path, timeline: Timeline, experim
             raise OccupiedError(f"{folder}: another process is measuring there")
         result = experiment(composer, folder, start_fork_server(), timeline).run()
     return _objective(composer.current, result) if result else math.nan
-
-
-def _no_job(_cfg: object) -> None:
-    """Does nothing: what only prints something runs no job."""
 
 
 def _this_process() -> tuple[str, int]:

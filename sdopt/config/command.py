@@ -107,14 +107,21 @@ def add_working_folder() -> None:
         sys.path.append(str(Path.cwd()))
 
 
+def no_job(_cfg: DictConfig) -> None:
+    """Does nothing: what only prints something runs no job."""
+
+
 def run_hydra(
-    job: Callable[[DictConfig], Any], argv: Sequence[str], program: str = "sdopt run", config_name: str = CONFIG_NAME
+    argv: Sequence[str],
+    job: Callable[[DictConfig], Any] = no_job,
+    program: str = "sdopt run",
+    config_name: str = CONFIG_NAME,
 ) -> None:
     """Runs Hydra with a command line.
 
     Args:
-        job: see `Command.run`.
         argv: overrides and Hydra's flags.
+        job: see `Command.run`.
         program: the name of the command in `--help`.
         config_name: the primary configuration in `conf/`.
 

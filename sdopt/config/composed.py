@@ -78,7 +78,7 @@ class Command:
         overrides = [*_without(self.line.overrides, key), f"{key}={quoted(str(folder))}"]
         flags = ["-m"] if self.line.multirun else []
         flags += ["--config-dir", str(self.line.config_dir)] if self.line.config_dir else []
-        run_hydra(job, [*flags, *overrides])
+        run_hydra([*flags, *overrides], job)
 
 
 def _require_once(overrides: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.models import own_functions
-from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted, without_plus
+from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted, written_key
 from sdopt.config.parse import COMMAND_KEYS
 from sdopt.errors import UsageError, without_passwords
 from sdopt.record.files import read_result
@@ -31,21 +31,21 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     Raises:
         UsageError: another override is given with `resume`, or the folder holds no recorded command line.
     """
-    named = [a for a in argv if without_plus(a).startswith("resume=") and without_plus(a) != "resume=null"]
+    named = [a for a in argv if a.lstrip("+").startswith("resume=") and a.lstrip("+") != "resume=null"]
     if not named:
-        if any(without_plus(argument) == "retry_failed=true" for argument in argv):
+        if any(argument.lstrip("+") == "retry_failed=true" for argument in argv):
             raise UsageError(
                 "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
             )
         return list(argv)
-    folder = _folder_of(without_plus(named[0]).removeprefix("resume="))
+    folder = _folder_of(named[0].partition("=")[2])
     beside = [argument for argument in argv if argument != named[0]]
     kept = [
         argument
         for argument in beside
-        if group_of(_key_in(argument)) in ("tracking", "retry_failed") or _key_in(argument) in EXTENSIONS
+        if group_of(written_key(argument)) in ("tracking", "retry_failed") or written_key(argument) in EXTENSIONS
     ]
-    own_code = [argument for argument in beside if own_functions([argument]) and _key_in(argument) in _OWN_CODE]
+    own_code = [argument for argument in beside if own_functions([argument]) and written_key(argument) in _OWN_CODE]
     passed = (*kept, *own_code, "-m", "--multirun")
     refused = [argument for argument in beside if argument not in passed]
     if refused:
@@ -135,10 +135,6 @@ def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
     config = read_result(folder).config.flat()
     recorded = {key: "null" if config[key] is None else config[key] for key in EXTENSIONS}
     return [f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o for o in overrides]
-
-
-def _key_in(argument: str) -> str:
-    return without_plus(argument).partition("=")[0]
 
 
 def job_folder() -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from sdopt.config.overrides import listed, parsed_override, quoted
+from sdopt.config.overrides import listed, parsed_override, quoted, written_key
 from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
 from sdopt.pipelines.functions import FUNCTION, absolute
@@ -41,11 +41,13 @@ def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[
     Raises:
         UsageError: a value names neither an option nor something that is there, a file is damaged, or a key is gone.
     """
-    kept = [override for override in overrides if _key(override) not in _REMOVED]
+    kept = []
     for override in overrides:
-        if _key(override) in _REMOVED and override.partition("=")[2].strip() != "null":
-            raise UsageError(f"{override}: there is no such key any more: {_REMOVED[_key(override)]}; leave it out")
-    return with_own_functions(with_own_models(kept, models))
+        if (always := _REMOVED.get(written_key(override))) is None:
+            kept.append(override)
+        elif override.partition("=")[2].strip() != "null":
+            raise UsageError(f"{override}: there is no such key any more: {always}; leave it out")
+    return [_of_functions(each) for each in with_own_models(kept, models)]
 
 
 def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
@@ -60,53 +62,43 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
     Raises:
         UsageError: a value names neither an option nor something that is there, or a file is damaged.
     """
-    found = {key: [override for override in overrides if _key(override) == key] for key in _KEYS}
+    found = {key: [override for override in overrides if written_key(override) == key] for key in _KEYS}
     if not any(found.values()):
         return list(overrides)
     chosen = [value for override in found["model"][-1:] for value in _values(override)]
     paths = found["model.path"][-1:]
-    others = [override for override in overrides if _key(override) not in _KEYS]
+    others = [override for override in overrides if written_key(override) not in _KEYS]
     if paths and set(chosen) <= {_ANY_FOLDER} and (given := _values(paths[0])) and any(map(_is_there, given)):
         return [f"model={','.join(_option(value, ()) for value in given)}", *others]
     if chosen and not set(chosen) <= set(options):
         changed = [f"model={','.join(value if value in options else _option(value, options) for value in chosen)}"]
     else:
         changed = found["model"][-1:]
-    if paths and not any(_key(override) == "model.weights" for override in overrides):
+    if paths and not any(written_key(override) == "model.weights" for override in overrides):
         paths = [*paths, "model.weights=path"]
     return [*changed, *others, *paths]
 
 
-def with_own_functions(overrides: Sequence[str]) -> list[str]:
-    """Returns overrides in which `patch=FILE.py:FUNCTION`, or a list of them, is an option that is there from now on.
+def _of_functions(override: str) -> str:
+    """Returns an override in which `patch=FILE.py:FUNCTION`, or a list of them, is an option that is there from now on.
 
-    With commas and without brackets, as in a sweep, each is an option.
+    With commas and without brackets, as in a sweep, each is an option. Other overrides are returned as they are.
     """
-    return [
-        _of_code(override) if _key(override) == "patch" and ".py:" in override else override for override in overrides
-    ]
-
-
-def _of_code(override: str) -> str:
+    if written_key(override) != "patch" or ".py:" not in override:
+        return override
     value = override.partition("=")[2].strip()
     given = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
-    groups = [given] if value.startswith("[") else [[part] for part in given]
-    return f"patch={','.join(quoted(_of_functions(functions)) for functions in groups)}"
-
-
-def _of_functions(functions: Sequence[str]) -> str:
-    """Registers the option of some functions, and returns its name."""
-    return _registered("patch", "+".join(functions), _keys("function", "patch") | {"functions": list(functions)})
+    names = []
+    for functions in [given] if value.startswith("[") else [[part] for part in given]:
+        node = _keys("function", "patch") | {"functions": functions}
+        names.append(quoted(_registered("patch", "+".join(functions), node)))
+    return f"patch={','.join(names)}"
 
 
 def own_functions(overrides: Iterable[str]) -> list[str]:
     """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
     named = (found.strip() for override in overrides for found in _FUNCTION.findall(override))
     return list(dict.fromkeys(map(absolute, named)))
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]
 
 
 def _values(override: str) -> list[str]:

@@ -12,9 +12,9 @@ from hydra.errors import HydraException
 from sdopt.errors import UsageError, shell_word
 
 
-def without_plus(argument: str) -> str:
-    """Returns an override without the `+` or `++` that lets it add a key."""
-    return argument.lstrip("+")
+def written_key(argument: str) -> str:
+    """Returns the key of a word of a command line as it is written, without a `+`; it may be no override at all."""
+    return argument.lstrip("+").partition("=")[0]
 
 
 def quoted(value: str) -> str:
