@@ -1,8 +1,11 @@
-"""The console script. It imports little, because every worker process imports it again."""
+"""The console script, and its completion in shells. Imports little: every worker process imports it again."""
 
 import importlib
 import logging
+import os
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from sdopt.errors import UsageError
@@ -31,6 +34,15 @@ COMMANDS = {
     "train-reference": "train the packaged reference model",
     "evaluate-reference": "evaluate the packaged reference model: all figures in one table",
 }
+
+_OF_RESULTS = ("show", "compare", "gate", "report", "sync")
+"""Commands that take finished results."""
+
+_MOST = 20
+"""Results that are offered."""
+
+_ANSWERS = {"fish": "\n"}
+"""What a shell wants between its choices, where that is not a space."""
 
 _HELP = """\
 usage: sdopt <command> [options]
@@ -70,9 +82,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] in ("-sc", "--shell-completion") or (
         arguments[0] in COMMANDS and arguments[1:2] and arguments[1].partition("=")[0] in ("-sc", "--shell-completion")
     ):
-        from sdopt.completion import complete
-
-        return complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="), COMMANDS)
+        return _complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="))
     if arguments[0] not in COMMANDS:
         print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
@@ -105,6 +115,54 @@ def _require_working_folder() -> None:
         ) from error
     if sys.path[0] in ("", str(here)) and here != checkout:
         sys.path.append(sys.path.pop(0))
+
+
+def _complete(request: str) -> int:
+    """Answers what a shell's completion asks for: Hydra's own, for commands that stand before the overrides.
+
+    Args:
+        request: `install=bash` prints the script that a shell evaluates; `query=bash` prints the choices for the
+            command line that the script left in `COMP_LINE`. Hydra knows bash, zsh and fish.
+
+    Returns:
+        the exit code.
+    """
+    kind, _, shell = request.partition("=")
+    if kind != "query":
+        return _completed_by_hydra(request)
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split()
+    partial = "" if line.endswith(" ") or not words else words[-1]
+    before = words[1:] if not partial else words[1:-1]
+    if not before:
+        print(_ANSWERS.get(shell, " ").join(name for name in COMMANDS if name.startswith(partial)))
+        return 0
+    if before[0] not in COMMANDS:
+        return 0
+    if before[0] in _OF_RESULTS and "=" not in partial:
+        # The newest first; where there is none, the shell lists files.
+        found = sorted(Path("outputs").glob("*/*/*/result.json"), key=lambda path: path.parent.name, reverse=True)
+        folders = [str(path.parent) for path in found if str(path.parent).startswith(partial)]
+        print(_ANSWERS.get(shell, " ").join(folders[:_MOST]))
+        return 0
+    if before[0] == "optimize" and len(before) == 1:
+        return 0  # a file: the shell lists them
+    # Hydra expects overrides after the program's name.
+    os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
+    if before[0] == "optimize":  # after a model's name, and flags
+        os.environ["COMP_LINE"] = " ".join([words[0], *(word for word in before[1:] if "=" in word), partial])
+    return _completed_by_hydra(request, before[0].replace("-", "_"))
+
+
+def _completed_by_hydra(request: str, command: str = "") -> int:
+    from sdopt.config.command import run_hydra
+    from sdopt.config.paths import CONF, CONFIG_NAME
+
+    own = command if command and (CONF / f"{command}.yaml").is_file() else CONFIG_NAME
+    with redirect_stdout(StringIO()) as out:
+        run_hydra(["-sc", request], program="sdopt", config_name=own)
+    sys.stdout.write(out.getvalue())
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     "runners",
     "cli",
-    "completion",
     "sdopt",
     "guest",
     "loadtest",
