@@ -304,26 +304,19 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
-    """Records what ended a job in its folder's `error.json`, and returns it."""
-    found = _job_error(error, folder, in_a_sweep)
+    """Records what ended a job in its folder's `error.json`, with its status in the sweep's table, and returns it."""
+    if in_a_sweep and isinstance(error, ConflictError):
+        found = JobError(0, error.problems, Status.SKIPPED)
+    elif isinstance(error, SdoptError):
+        found = JobError(error.exit_code, error.problems)
+    else:
+        problem = os_problem(error, folder) if isinstance(error, OSError) else explained(error)
+        found = JobError(UnavailableError.exit_code, [problem])
     # An error.json would be mistaken for an error of the process that occupies the folder.
     if not isinstance(error, OccupiedError):
         with suppress(OSError):  # the disk may be full
             write_error(found, folder)
     return found
-
-
-def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
-    """Returns the record of an error for `error.json`, with the job's status in the sweep's table."""
-    if isinstance(error, UsageError):
-        if in_a_sweep and isinstance(error, ConflictError):
-            return JobError(0, error.problems, Status.SKIPPED)
-        return JobError(UsageError.exit_code, error.problems)
-    if isinstance(error, UnavailableError):
-        return JobError(error.exit_code, error.problems)
-    if isinstance(error, OSError):
-        return JobError(UnavailableError.exit_code, [os_problem(error, folder)])
-    return JobError(UnavailableError.exit_code, [explained(error)])
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
