@@ -29,7 +29,14 @@ from sdopt.worker.process import WorkerProcess
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.forked import fork_the_server, forked_apart, started_anew  # noqa: F401
-from tests.once import composed_once, counted_once, loaded_once, migrated_once, read_once  # noqa: F401 (of every test)
+from tests.once import (  # noqa: F401 (of every test)
+    asked_here,
+    composed_once,
+    counted_once,
+    loaded_once,
+    migrated_once,
+    read_once,
+)
 
 CPU = probe_device("cpu")
 

@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
@@ -21,16 +21,23 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobRuntime
 from omegaconf import OmegaConf
 
+from sdopt import experiment
 from sdopt.config.compositions import PACKAGED
 from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
+from sdopt.pipelines.factory import describe
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.quality import evaluation
 from sdopt.reference import MODEL
 from sdopt.schema import Model, Scheduler, Task, Tracking
+from sdopt.study import plan
 from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
+from sdopt.worker import machine
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.machine import Machine
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +51,40 @@ def counted_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Study, "operations", property(lambda _: counts, begin), raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def asked_here() -> Iterator[None]:
+    """Asks in this process what a command asks processes of their own, and for the machine once.
+
+    What runs a user's code stays apart. Commands in processes of their own ask as users' do.
+    """
+    apart, machines = experiment.in_process, dict[tuple[str, str], Machine]()
+
+    def ask(context: StartContext, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
+        return apart(context, function, *arguments, what=what) if function is describe else function(*arguments)
+
+    def ask_machine(context: StartContext, wanted: str) -> Machine:
+        key = context.get_start_method(), wanted
+        if key not in machines:
+            machines[key] = apart(context, machine._probe, wanted, what=f"hardware.device={wanted}")
+        return copy.deepcopy(machines[key])
+
+    def evaluate(
+        _context: StartContext, function: Callable[..., Any], *arguments: Any, note: Callable[..., Any]
+    ) -> Any:
+        threads = torch.get_num_threads()
+        try:
+            return function(*pickle.loads(pickle.dumps(arguments)), note=note)
+        finally:
+            torch.set_num_threads(threads)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (experiment, plan):
+            patch.setattr(module, "in_process", ask)
+        patch.setattr(machine, "_ask", ask_machine)
+        patch.setattr(evaluation, "call_apart", evaluate)
         yield
 
 
