@@ -116,10 +116,6 @@ def test_nothing_but_a_verdict_ends_with_1() -> None:
     assert not found
 
 
-def test_what_a_command_returns_stays() -> None:
-    assert [end_with_code(lambda _argv, n=n: n)([]) for n in (0, 1, 2, 3)] == [0, 1, 2, 3]  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("command", ["run", "show", "gate", "doctor", "sync"])
 def test_a_working_folder_that_is_gone_is_a_usage_error(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
