@@ -190,6 +190,7 @@ def _command(
             os.dup2(stream.fileno(), number)
     if program is None:
         sys.exit(main(list(arguments)))
+    forkserver.start_fork_server()  # of which Hydra knows nothing yet
     sys.argv[:] = [str(program)]
     runpy.run_path(str(program), run_name="__main__")
 
