@@ -174,7 +174,7 @@ def _begin(target: Callable[..., None], arguments: Sequence[Any], environment: M
         signal.signal(ending, signal.SIG_DFL)
     util.spawnv_passfds = _fork_server  # type: ignore[assignment]
     for module in (guest, store):
-        module.start_apart = fork_apart  # type: ignore[attr-defined]
+        vars(module)["start_apart"] = fork_apart
     target(*arguments)
 
 
