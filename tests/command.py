@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -150,9 +150,11 @@ def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: 
     return Process(popen, cwd)
 
 
-def fork(cwd: Path, *arguments: str, program: Path | None = None, **environment: str) -> Process:
+def fork(
+    cwd: Path, *arguments: str, program: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Process:
     """Starts the command, or a program, as `start` does, in a process that has imported already what it imports."""
-    return Process(ForkedCommand(cwd, arguments, environment, program), cwd)
+    return Process(ForkedCommand(cwd, arguments, environment or {}, program), cwd)
 
 
 def working_in(folder: Path) -> list[str]:

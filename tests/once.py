@@ -36,6 +36,7 @@ from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
 from sdopt.worker import machine
+from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
@@ -60,15 +61,15 @@ def asked_here() -> Iterator[None]:
 
     What runs a user's code stays apart. Commands in processes of their own ask as users' do.
     """
-    apart, machines = experiment.in_process, dict[tuple[str, str], Machine]()
+    machines: dict[tuple[str, str], Machine] = {}
 
     def ask(context: StartContext, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
-        return apart(context, function, *arguments, what=what) if function is describe else function(*arguments)
+        return in_process(context, function, *arguments, what=what) if function is describe else function(*arguments)
 
     def ask_machine(context: StartContext, wanted: str) -> Machine:
         key = context.get_start_method(), wanted
         if key not in machines:
-            machines[key] = apart(context, machine._probe, wanted, what=f"hardware.device={wanted}")
+            machines[key] = in_process(context, machine._probe, wanted, what=f"hardware.device={wanted}")
         return copy.deepcopy(machines[key])
 
     def evaluate(
