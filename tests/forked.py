@@ -212,6 +212,8 @@ def _function(
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
         stream.close()
+    # What wrote to a file before cannot write to a pipe.
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     getattr(import_module(module), function)(channel)
 
 
