@@ -20,6 +20,7 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobRuntime
 from omegaconf import OmegaConf
+from sdopt.worker.calls import in_process
 
 from sdopt import experiment
 from sdopt.config.compositions import PACKAGED
@@ -36,7 +37,6 @@ from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
 from sdopt.worker import machine
-from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
