@@ -20,7 +20,6 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobRuntime
 from omegaconf import OmegaConf
-from sdopt.worker.calls import in_process
 
 from sdopt import experiment
 from sdopt.config.compositions import PACKAGED
@@ -37,6 +36,7 @@ from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
 from sdopt.worker import machine
+from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
