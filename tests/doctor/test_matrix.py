@@ -191,10 +191,3 @@ class TestCommand:
         finished = sdopt(tmp_path, "doctor", "hardware=cpu", "--quick", *arguments)
         assert finished.code == 2
         assert said in finished.err
-
-
-def test_the_page_depends_on_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("conflicts", "compiler.toolchain", "compiler.engines"):
-        monkeypatch.setattr(f"sdopt.options.{module}.find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert option_matrix.__wrapped__() in (CONF / "README.md").read_text()

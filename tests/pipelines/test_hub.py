@@ -25,7 +25,7 @@ from sdopt.quality.features import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
 from sdopt.schema import Model, Scheduler, Task
-from tests.command import SMOKE, fork, sdopt, start
+from tests.command import SMOKE, sdopt, start
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MINE = "model.hub_id=somebody/small-emoji"
