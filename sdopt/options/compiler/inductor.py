@@ -277,7 +277,7 @@ def _with_kept(found: Finding) -> Finding:
     if not compilation.is_kept() or not found.facts.get("graphs"):
         return found
     written, read = compilation.kept_so_far()
-    summary = f"{found.summary}; kept code: {read} graphs read, {written} written"
+    summary = f"{found.summary}; of the kept code {read} read, {written} written"
     return replace(
         found,
         engaged=found.engaged and bool(written or read),
