@@ -288,7 +288,7 @@ class TestGoingOn:
         [command] = commands
         assert "gpu and not slow" in command
         files = {Path(argument).name for argument in command if argument.endswith(".py")}
-        assert {"test_optimizations.py", "test_quantization.py"} <= files
+        assert {"test_optimizations.py", "test_precision.py"} <= files
         assert "test_architecture.py" not in files
 
     @pytest.mark.parametrize(("settings", "left_out"), [({}, 2), ({"retry": True}, 1)])
