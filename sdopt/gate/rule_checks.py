@@ -50,10 +50,11 @@ def is_of_images(rule: Rule) -> bool:
 
 def _problems_of_ratio(rule: Rule) -> list[str]:
     """Returns why a rule on a measure of speed or memory cannot be judged; it is compared with `limit` alone."""
-    fit = f"{rule.metric} is a ratio to the reference; test it with at_least or at_most, and give the rule a limit"
+    what, tests = "a ratio to the reference", ["at_least", "at_most"]
     if rule.metric == FIRST_IMAGE:
-        fit = f"{rule.metric} is in seconds; test it with at_most, and give the rule a limit"
-    if rule.test not in ("at_least", "at_most")[rule.metric == FIRST_IMAGE :]:
+        what, tests = "in seconds", ["at_most"]
+    fit = f"{rule.metric} is {what}; test it with {' or '.join(tests)}, and give the rule a limit"
+    if rule.test not in tests:
         return [f".metric={rule.metric}: test={rule.test}: {fit}"]
     names = ("margin", "deviations", "limits", "of_seeds", "of_floor", "share", "low", "high")
     unused = [name for name in names if getattr(rule, name) not in (None, {})] + (["least"] if rule.least else [])

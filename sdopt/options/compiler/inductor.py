@@ -78,7 +78,23 @@ def records_any_shape(ctx: Context) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Inductor(Compiler):
+class ByInductor(Compiler):
+    """The base of the options that compile with Inductor."""
+
+    keep: bool = field(default=False, kw_only=True)
+    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
+
+    def _start(self, pipe: Pipeline) -> None:
+        """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
+        compilation.reset()
+        if self.keep:
+            folder = private_folder("inductor") / digest_of(denoiser_of(pipe), device_of(pipe), repr(self))
+            folder.mkdir(exist_ok=True)
+            compilation.keep_in(folder)
+
+
+@dataclass(frozen=True)
+class Inductor(ByInductor):
     """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor."""
 
     mode: str = bounded("default", choices=MODES)
@@ -89,8 +105,6 @@ class Inductor(Compiler):
     """Whether shapes are symbolic; null generalizes a shape on its first change."""
     targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata=TARGETS)
     """The modules to compile; each must prove that its compiled form ran."""
-    keep: bool = False
-    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
     @property
     @override
@@ -140,7 +154,7 @@ class Inductor(Compiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        _start(self, pipe)
+        self._start(pipe)
         replays = records_cuda_graphs(self.mode)
 
         def compiled(module: torch.nn.Module) -> Any:
@@ -161,7 +175,7 @@ class Inductor(Compiler):
 
 
 @dataclass(frozen=True)
-class Regional(Compiler):
+class Regional(ByInductor):
     """Compiles only the denoiser's repeated blocks (diffusers' `compile_repeated_blocks`).
 
     One short compilation serves all blocks of a width; layers between the blocks run eagerly.
@@ -173,8 +187,6 @@ class Regional(Compiler):
     """Whether a graph break raises an error."""
     dynamic: bool | None = None
     """Whether shapes are symbolic; null generalizes a shape on its first change."""
-    keep: bool = False
-    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
     @property
     @override
@@ -189,7 +201,7 @@ class Regional(Compiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        _start(self, pipe)
+        self._start(pipe)
         denoiser = denoiser_of(pipe)
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
@@ -211,7 +223,7 @@ class Regional(Compiler):
 
 
 @dataclass(frozen=True)
-class InductorDynamic(Compiler):
+class InductorDynamic(ByInductor):
     """Compiles the denoiser once for any image size and batch size, with `torch.compile` and Inductor.
 
     The proof includes a call with another size and batch size, which must not trigger a recompilation. PyTorch treats a
@@ -222,8 +234,6 @@ class InductorDynamic(Compiler):
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
     """Mode of `torch.compile`, except the modes that would record a CUDA graph for each shape."""
-    keep: bool = False
-    """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -242,7 +252,7 @@ class InductorDynamic(Compiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        _start(self, pipe)
+        self._start(pipe)
 
         def compiled(module: torch.nn.Module) -> Any:
             return torch.compile(module, mode=self.mode, dynamic=True)
@@ -260,16 +270,6 @@ class InductorDynamic(Compiler):
             return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
 
         return proof
-
-
-def _start(option: Inductor | Regional | InductorDynamic, pipe: Pipeline) -> None:
-    """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
-    compilation.reset()
-    if option.keep:
-        key = digest_of(denoiser_of(pipe), device_of(pipe), repr(option))
-        folder = private_folder("inductor") / key
-        folder.mkdir(exist_ok=True)
-        compilation.keep_in(folder)
 
 
 def _with_kept(found: Finding) -> Finding:
