@@ -263,7 +263,7 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
     if not lines:
         return []
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError:
         if len(lines) == 1 or not _is_json(lines[0][1], (str, dict, list)):
             raise
@@ -301,9 +301,19 @@ def _list_in(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
 
 def _loads(line: str, number: int) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise Unreadable(f"cannot be read as JSON (line {number}: {error.msg}, column {error.colno})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns a JSON object, of which Python would keep the last of two values with one key."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise Unreadable(f"has an object with two keys named {_shown(twice)}; rename one")
+    return found
 
 
 def _is_json(text: str, kinds: tuple[type, ...] = (dict, list)) -> bool:

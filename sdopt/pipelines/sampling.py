@@ -63,11 +63,17 @@ def _scheduler_named(name: object) -> Any:
 
 
 def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None) -> Any:
-    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it."""
+    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it.
+
+    Where the own one clips no images and so does not say it, the chosen one does not either: DDIM would by default,
+    and latents of Stable Diffusion go beyond -1 and 1.
+    """
     cls = scheduler_class(scheduler)
+    silent = "clip_sample" in _arguments(cls) and "clip_sample" not in own.config
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    return cls.from_config(own.config, **{**(marks or {}), **scheduler.options})
+    unclipped = {"clip_sample": False} if silent else {}
+    return cls.from_config(own.config, **{**unclipped, **(marks or {}), **scheduler.options})
 
 
 def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:

@@ -203,6 +203,7 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "a"}\n{"id": 3}\n', "line 2 has no text in its column 'prompt'"),
         ("a.jsonl", '[["a"]]\n', "item 1 is not a JSON object or a text"),
         ("a.json", '["a", 3]', "item 2 is not a JSON object or a text"),
+        ("a.json", '[{"prompt": "a", "prompt": "b"}]', "two keys named prompt"),
         ("a.json", '{"prompts": ["a"], "text": "b"}', "the keys prompts, text; write a list of objects"),
         ("a.txt", "/imagine prompt: a dog", "is a command of another program"),
         ("a.json", '{"a": ["x", "y"], "b": ["z"]}', "is an object with the keys a, b; write a list of objects"),

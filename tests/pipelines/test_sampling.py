@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler
+from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from diffusers.schedulers import AysSchedules
 from safetensors.torch import load_file, save_file
 
@@ -231,6 +231,12 @@ def test_a_program_s_own_pipeline_keeps_its_family() -> None:
     pipe.scheduler = EDMEulerScheduler()
     with pytest.raises(ConflictError, match="has other noise levels than the model's own EDMEulerScheduler"):
         plan_for(pipe, {"scheduler": "ddim"}, (), (), None)
+
+
+@pytest.mark.parametrize(("options", "clips"), [({}, False), ({"clip_sample": True}, True)])
+def test_a_model_that_says_nothing_of_clipping_is_not_clipped(options: dict[str, Any], clips: bool) -> None:
+    made = scheduler_like(EulerDiscreteScheduler(), Scheduler(options=options))
+    assert made.config.clip_sample is clips
 
 
 def test_align_your_steps_is_diffusers_own(composer: type[HydraComposer]) -> None:

@@ -30,6 +30,10 @@ _NONLINEAR = ("clip_sample", "thresholding")
 """Scheduler options that make a step nonlinear."""
 
 
+_CLIP = ("DDIMScheduler", "DDPMScheduler")
+"""Schedulers of diffusers that clip images unless their configuration says otherwise."""
+
+
 @dataclass(frozen=True)
 class WholeStep(Compiler):
     """Compiles a whole denoising step with Inductor: scaling, denoiser, guidance and scheduler in one graph.
@@ -91,8 +95,8 @@ class WholeStep(Compiler):
 def _is_set(ctx: Context, name: str) -> bool:
     """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
     own = part_config(ctx.model, "scheduler")
-    # A configuration that lacks the name stands for diffusers' default, which is to clip.
-    of_model = own is not None and own.get(name, name == "clip_sample")
+    # A scheduler that clips by default needs not say so; where another one says nothing, DDIM does not clip either.
+    of_model = own is not None and own.get(name, name == "clip_sample" and own.get("_class_name") in _CLIP)
     return bool(ctx.scheduler.options.get(name, of_model))
 
 
