@@ -43,7 +43,7 @@ from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
 from sdopt.terminal import console as terminal
-from sdopt.tracking.store import require_mlflow, require_store, start_ahead
+from sdopt.tracking.store import require_mlflow, require_store, start_ahead, store_exists
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
@@ -236,7 +236,7 @@ class Experiment:
             left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
-            if not self.config.dry_run:
+            if not self.config.dry_run and store_exists(self.config.tracking):  # which MLflow checks
                 start_ahead(self.config.tracking)
 
     def plan(self, until_done: ExitStack) -> tuple[Plan, StudyResult, Machine]:
