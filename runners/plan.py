@@ -48,8 +48,7 @@ def main(argv: list[str]) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from sdopt.errors import UsageError
-    from sdopt.foresight.plan import REFUSED, text_of
-    from sdopt.foresight.planning import plan_of
+    from sdopt.foresight.plan import REFUSED, plan_of, text_of
     from sdopt.foresight.tables import plan_table, remarks
     from sdopt.terminal import console as terminal
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sdopt.errors import ConflictError, UnavailableError, UsageError
-    from sdopt.foresight.planning import plan
+    from sdopt.foresight.plan import plan
     from sdopt.guest import run
     from sdopt.library import Report, load, optimize, prove, undo
     from sdopt.record.records import StudyResult
@@ -29,7 +29,7 @@ _PUBLIC = {
     "prove": ("sdopt.library", "prove"),
     "undo": ("sdopt.library", "undo"),
     "load": ("sdopt.library", "load"),
-    "plan": ("sdopt.foresight.planning", "plan"),
+    "plan": ("sdopt.foresight.plan", "plan"),
     "Report": ("sdopt.library", "Report"),
     "Outcome": ("sdopt.report.outcome", "Outcome"),
     "StudyResult": ("sdopt.record.records", "StudyResult"),

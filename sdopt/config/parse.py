@@ -16,8 +16,7 @@ from sdopt.hardware.cards import require_sheet
 from sdopt.options.base import Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.functions import absolute
-from sdopt.pipelines.latents import require_latents
-from sdopt.pipelines.prompts import negative_prompts, resolve_prompts
+from sdopt.pipelines.prompts import negative_prompts, require_latents, resolve_prompts
 from sdopt.pipelines.sampling import require_options
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.quality.metrics import features_of, require_quality

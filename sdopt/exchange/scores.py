@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UnavailableError, UsageError
+from sdopt.exchange.pictures import Row, read_table
 from sdopt.exchange.study import TIMES
-from sdopt.exchange.tables import Row, read_table
 from sdopt.quality.inputs import by_prompt
 from sdopt.quality.metrics import slug
 from sdopt.record.files import inside

@@ -7,8 +7,16 @@ from pathlib import Path
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import Picture, numbered, of_other_noise, partners, read_folder, require_alike
-from sdopt.exchange.tables import Row, read_table
+from sdopt.exchange.pictures import (
+    Picture,
+    Row,
+    numbered,
+    of_other_noise,
+    partners,
+    read_folder,
+    read_table,
+    require_alike,
+)
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult

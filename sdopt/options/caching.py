@@ -23,8 +23,8 @@ from sdopt.options.assumptions import (
 )
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
+from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, missing_packages, unguided
-from sdopt.options.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.skipping import DeepCache, FirstBlock, Halves, Skipping, Spectrum
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped

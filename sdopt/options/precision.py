@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
+from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16

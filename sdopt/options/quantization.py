@@ -18,7 +18,7 @@ from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import CudaGraphs, Regional
-from sdopt.options.compiler.toolchain import missing_for_triton
+from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.options.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import Pipeline, denoiser_of, layers_with_weights, text_encoders_of, unwrapped

@@ -24,8 +24,7 @@ from sdopt.pipelines.catalog import (
 from sdopt.pipelines.factory import KEY
 from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
 from sdopt.pipelines.functions import defined
-from sdopt.pipelines.tokenizer import require_vocabulary
-from sdopt.pipelines.weights import PICKLED, Header, variant_to_try, variants_of, weight_files
+from sdopt.pipelines.weights import PICKLED, Header, require_vocabulary, variant_to_try, variants_of, weight_files
 from sdopt.schema import Model, wrong_name
 
 _NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")

@@ -13,8 +13,7 @@ from sdopt.pipelines.checks import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
-from sdopt.pipelines.tokenizer import lacking_vocabulary
-from sdopt.pipelines.weights import Header, state_of, variants_of, weight_files, wrong_numbers
+from sdopt.pipelines.weights import Header, lacking_vocabulary, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, read_json
-from sdopt.pipelines.tokenizer import SENTENCEPIECE
+from sdopt.pipelines.weights import SENTENCEPIECE
 from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"

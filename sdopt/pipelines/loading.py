@@ -23,8 +23,7 @@ from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import Pipeline, place
 from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
-from sdopt.pipelines.tokenizer import load_tokenizer
-from sdopt.pipelines.weights import Header
+from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from sdopt.pipelines.catalog import part_class, parts_in, read_json
 from sdopt.pipelines.parts import Pipeline, unwrapped
-from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.pipelines.weights import load_tokenizer
 
 _POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 

@@ -11,7 +11,7 @@ import torch
 
 from sdopt.errors import UsageError
 from sdopt.guard import explained
-from sdopt.hardware.arithmetic import tf32
+from sdopt.hardware.ceilings import tf32
 from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics, reference_of
 from sdopt.quality.tripwires import tripped

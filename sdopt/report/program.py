@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sdopt.pipelines.catalog import class_name_of
 from sdopt.pipelines.loading import clip_skip_of, folder_of, marks_of
-from sdopt.pipelines.tokenizer import has_vocabulary, tokenizer_settings
+from sdopt.pipelines.weights import has_vocabulary, tokenizer_settings
 from sdopt.record.choices import NONE, option_name
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import StudyResult, VariantResult

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sdopt.errors import UsageError
-from sdopt.training.compute import STREAMS, generator, in_precision, on_device, pick_device
 from sdopt.training.config import TrainReferenceConfig
-from sdopt.training.loop import missing_stage, train
+from sdopt.training.loop import STREAMS, generator, in_precision, missing_stage, on_device, pick_device, train
 from sdopt.training.networks import LATENT_CHANNELS, build_autoencoder, build_tiny_autoencoder
 
 if TYPE_CHECKING:

@@ -11,13 +11,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sdopt.training.captions import REFERENCES
+from sdopt.training.captions import GUIDANCE, REFERENCES, STEPS
 from sdopt.training.clip import LEARNT
 from sdopt.training.data import BACKGROUNDS
-from sdopt.training.networks import count_parameters, parameters
+from sdopt.training.networks import LENGTH, VOCABULARY, count_parameters, parameters
 from sdopt.training.packages import DRAWINGS, EMOJIBASE, STYLES
-from sdopt.training.sheet import GUIDANCE, STEPS
-from sdopt.training.tokenizer import LENGTH, VOCABULARY
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from PIL import Image, ImageFilter
 
 from sdopt.errors import UsageError
 from sdopt.training.captions import caption
-from sdopt.training.compute import STREAMS, generator, in_precision, pick_device
 from sdopt.training.config import ClipConfig, TrainReferenceConfig
 from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record
-from sdopt.training.loop import train
+from sdopt.training.loop import STREAMS, generator, in_precision, pick_device, train
 from sdopt.training.networks import build_clip
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ import numpy as np
 
 from sdopt.training.autoencoder import encode_all
 from sdopt.training.captions import caption, draw_background
-from sdopt.training.compute import STREAMS, generator, in_precision, on_device, pick_device
 from sdopt.training.config import DiffusionConfig, TrainReferenceConfig
 from sdopt.training.data import BACKGROUNDS, Dataset, Record
-from sdopt.training.loop import train
+from sdopt.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
 from sdopt.training.networks import build_denoiser, build_scheduler, build_text_encoder
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extra
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import ReferenceSet
 from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, reconstruction_psnr
-from sdopt.training.captions import real_pictures, records_of
+from sdopt.training.captions import STEPS, generate, generate_latents, real_pictures, records_of
 from sdopt.training.cards import Figure, read_recipe
 from sdopt.training.clip import DEGRADATIONS, hold_out_pictures
 from sdopt.training.data import BACKGROUNDS, Dataset, Record, build, draw_style
 from sdopt.training.packages import STYLES
-from sdopt.training.sheet import STEPS, generate, generate_latents
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, AutoencoderTiny, StableDiffusionPipeline

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdopt.training.captions import caption, draw_background, plain_caption
-from sdopt.training.compute import STREAMS, generator, in_precision, on_device, pick_device
+from sdopt.training.captions import GUIDANCE, STEPS, caption, draw_background, plain_caption
 from sdopt.training.config import TrainReferenceConfig
 from sdopt.training.data import Dataset, draw_style
 from sdopt.training.denoiser import diffusion_loss, loss_weights, picture_chances, spread_timesteps
-from sdopt.training.loop import train
+from sdopt.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
 from sdopt.training.networks import LATENT_CHANNELS, LATENT_SIZE
 from sdopt.training.packages import STYLES
-from sdopt.training.sheet import GUIDANCE, STEPS
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdopt.training.autoencoder import load_autoencoder, train_autoencoder, train_tiny_autoencoder
-from sdopt.training.captions import caption, choose_prompts, draw_background, write_references
+from sdopt.training.captions import caption, choose_prompts, draw_background, draw_sheet, generate, write_references
 from sdopt.training.cards import read_recipe, write_card
 from sdopt.training.clip import train_clip
 from sdopt.training.config import STAGES, TrainReferenceConfig
@@ -27,10 +27,10 @@ from sdopt.training.networks import (
     build_scheduler,
     build_text_encoder,
     build_tiny_autoencoder,
+    load_tokenizer,
+    train_tokenizer,
 )
 from sdopt.training.packages import STYLES
-from sdopt.training.sheet import draw_sheet, generate
-from sdopt.training.tokenizer import load_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline

@@ -34,7 +34,7 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
-from sdopt.pipelines.latents import read_latents
+from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sdopt.options.base import Inputs
-from sdopt.pipelines.latents import take
 from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.prompts import take
 from sdopt.pipelines.tasks import inputs_of
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw

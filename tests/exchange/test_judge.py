@@ -16,8 +16,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import partners, read_folder, require_alike
-from sdopt.exchange.tables import read_table
+from sdopt.exchange.pictures import partners, read_folder, read_table, require_alike
 from sdopt.gate.calibration import read_calibration
 from sdopt.record.files import read_result
 from sdopt.record.verdicts import Verdict

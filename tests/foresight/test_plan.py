@@ -11,8 +11,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
-from sdopt.foresight.plan import Prediction, predict, ranks, text_of
-from sdopt.foresight.planning import learn, plan
+from sdopt.foresight.plan import Prediction, learn, plan, predict, ranks, text_of
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()

@@ -9,8 +9,14 @@ import torch
 
 from sdopt.doctor import tables
 from sdopt.hardware import ceilings
-from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
-from sdopt.hardware.ceilings import COPY, Ceiling, measure_ceilings
+from sdopt.hardware.ceilings import (
+    COPY,
+    Ceiling,
+    convolutions_are_rounded,
+    measure_ceilings,
+    products_are_rounded,
+    tf32,
+)
 from tests.fixtures import CPU
 
 SMALL = replace(CPU, memory_free_gib=0.001)

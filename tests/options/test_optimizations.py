@@ -12,7 +12,7 @@ from PIL import Image
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract
-from sdopt.hardware.arithmetic import tf32
+from sdopt.hardware.ceilings import tf32
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import Trace
 from sdopt.worker.draws import timed_draw

@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.latents import read_latents
+from sdopt.pipelines.prompts import read_latents
 from sdopt.worker.draws import timed_draw
 from tests.fixtures import Compose, Load
 

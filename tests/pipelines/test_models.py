@@ -16,7 +16,7 @@ from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
 from sdopt.pipelines.sampling import scheduler_class
-from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.pipelines.weights import load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 
 Composers = type[HydraComposer]

@@ -22,8 +22,8 @@ from sdopt.training.captions import (
     write_references,
 )
 from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, render, svg
+from sdopt.training.networks import LENGTH, VOCABULARY, load_tokenizer, train_tokenizer
 from sdopt.training.packages import EMOJIBASE, DataError, DrawingSet, Package, fetch
-from sdopt.training.tokenizer import LENGTH, VOCABULARY, load_tokenizer, train_tokenizer
 
 RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
 

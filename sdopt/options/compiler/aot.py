@@ -28,9 +28,9 @@ from sdopt.options.compiler.base import (
     Tensors,
     exports,
     graphs_in,
+    missing_for_packages,
     replace_by_graphs,
 )
-from sdopt.options.compiler.toolchain import missing_for_packages
 from sdopt.pipelines.parts import Pipeline
 from sdopt.scratch import cache_folder
 

@@ -1,36 +1,304 @@
-"""DeepSpeed's transformer blocks, inserted by sdopt, as in Lightning's "Serve Stable Diffusion Three Times Faster".
+"""DeepSpeed's kernels in diffusers' layers: its attention alone, or its transformer blocks.
 
-`deepspeed.init_inference` no longer works: its UNet wrapper reads `unet.in_channels`, which diffusers has removed, and
-its text encoder wrapper reads `text_model`, which transformers 5 has removed. The blocks themselves still work. They
-assume the following, as of DeepSpeed 0.19.8; `require_fitting` checks each assumption, or it is a conflict:
+The kernels assume the following, as of DeepSpeed 0.19.8. Each assumption is checked here or is a conflict:
 
+- Projections have no bias, the output projection has one, weights are float16, and hidden states are (batch, tokens,
+  channels) on CUDA.
+- The Triton kernel (`triton_ops.py`) handles heads of up to 128 channels; wider heads use two products and a softmax.
+  The kernel reads whole tiles of 64 tokens without a bounds check. Heads are copied in units of 8 channels
+  (`transform.cu`).
+- The layer with number 0, the first to be constructed, allocates the workspace for its `max_out_tokens`. With little
+  free memory, DeepSpeed allocates fewer tokens, down to `min_out_tokens`, and kernels write past the end. Both values
+  are equal here, so that DeepSpeed raises an error instead. PyTorch's allocator does not own the workspace.
+- `pad_transform` drops the last of an odd number of tokens: see `ByHead`.
+- Masks and `cross_attention_kwargs` are ignored; nothing in these pipelines sets them.
 - A block reads `norm1`–`norm3` (layer norms with weights), `ff.net[0].proj` (GEGLU), `ff.net[2]`, `attn1` and `attn2`.
 - The first layer norm of a block assumes contiguous hidden states (`ds_layer_norm`), which only a channels-last
   convolution produces; DeepSpeed's own wrapper sets that layout. Here a hook makes them contiguous.
-- The workspace is allocated for `max_out_tokens` = 4096: images of up to 512×512.
-- `sdopt.options.deepspeed` lists the assumptions of its attention.
+- The workspace of blocks is allocated for `max_out_tokens` = 4096: images of up to 512×512.
+
+The blocks are inserted here, as in Lightning's "Serve Stable Diffusion Three Times Faster": `deepspeed.init_inference`
+reads `unet.in_channels` and `text_model`, which diffusers and transformers 5 have removed.
 """
 
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
 
+from sdopt.locks import exclusive
 from sdopt.measure import compilation
+from sdopt.measure.memory import allocating_elsewhere
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import common_attention, plain_weights, unchanged_layers, ungated_blocks
-from sdopt.options.attention import Default
+from sdopt.options.attention import Default, EquivalentAttention
 from sdopt.options.base import Assumption, Context, Finding, Proof
 from sdopt.options.compiler.base import Compiler
-from sdopt.options.deepspeed import attention_of, begin_a_model, compile_kernels, lacks, misfits
-from sdopt.pipelines.loading import part_config
+from sdopt.options.conflicts import (
+    autocast_of,
+    compiles,
+    leaves_adapters_out,
+    missing_packages,
+    records_autograd,
+    weights_of,
+)
+from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
+
+_TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8
+_KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
+"""Prefix of the name of DeepSpeed's attention kernel, and part of the name of the transposition kernel before it."""
+
+
+@dataclass(frozen=True)
+class Attention(EquivalentAttention):
+    """Replaces diffusers' attention layers by DeepSpeed's, with DeepSpeed's kernels; all other layers stay the same.
+
+    The kernels need float16, and a multiple of 64 latents in each layer. PyTorch compiles some of the kernels with
+    nvcc on first use.
+    """
+
+    # Another batch size would free and reallocate the workspace.
+    fixed_batch: ClassVar[bool] = True
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = misfits(ctx)
+        if compiles(ctx):
+            found.append("DeepSpeed's kernels are opaque to a compiler: choose compiler=eager")
+        return found
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        from diffusers.models import attention_processor
+
+        denoiser, kind = denoiser_of(pipe), attention_processor.Attention
+        names = [name for name, layer in denoiser.named_modules() if isinstance(layer, kind)]
+        for name in names:
+            if missing := [what for what, lacking in lacks(denoiser.get_submodule(name)).items() if lacking]:
+                raise ValueError(f"DeepSpeed's attention needs {', '.join(missing)}, which the layer {name} lacks")
+        compile_kernels("InferenceBuilder")
+        begin_a_model()
+        for name in names:
+            denoiser.set_submodule(name, Layer(denoiser.get_submodule(name)))
+
+        def proof(trace: Trace) -> Finding:
+            replaced = sum(isinstance(layer, Layer) for layer in denoiser.modules())
+            kept = sum(isinstance(layer, kind) for layer in denoiser.modules())
+            ran = {name: n for name, n in trace.kernels.items() if name.startswith(_KERNEL) or _TRANSPOSITION in name}
+            facts = {"replaced": replaced, "kept": kept, "kernels": ran}
+            summary = f"{replaced} of {replaced + kept} layers replaced; {sum(ran.values())} DeepSpeed kernels ran"
+            return Finding(replaced == len(names) > 0 and not kept and bool(ran), summary, facts)
+
+        return proof
+
+
+class Layer(torch.nn.Module):
+    """DeepSpeed's attention with the weights and the arguments of a layer of diffusers.
+
+    Args:
+        layer: the `diffusers.models.attention_processor.Attention` to replace.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.attention = attention_of(layer)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns the output of the attention, of the shape of `hidden_states`. Raises ValueError for a mask."""
+        if attention_mask is not None:
+            raise ValueError("attention=deepspeed takes no mask")
+        # The first layer of a model allocates the workspace, and has the most latents.
+        config = self.attention.config
+        config.max_out_tokens = config.min_out_tokens = hidden_states.shape[1]
+        output: torch.Tensor = self.attention(hidden_states, context=encoder_hidden_states)
+        return output
+
+
+class ByHead(torch.nn.Module):
+    """Splits queries, keys and values into heads, as a replacement for DeepSpeed's `pad_transform`.
+
+    `pad_transform` copies `padded_seq_len / 2` pairs of tokens (`transform.cu`): of the 77 tokens of a prompt, the last
+    would be stale data from the workspace.
+    """
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, _padded: bool
+    ) -> list[torch.Tensor]:
+        """Returns query, key and value, each as (batch, heads, tokens, channels of a head)."""
+        return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value)]
+
+
+def misfits(ctx: Context) -> list[str]:
+    """Returns the conflicts of DeepSpeed's attention with card, packages, tools, other options and layer sizes."""
+    what = "DeepSpeed's attention"
+    # The Triton kernel takes up to 96 KiB of shared memory. On Turing, which has 64 KiB, it would take 128 KiB.
+    found = ctx.device.needs_cuda(what, (8, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
+    if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
+        found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
+    if weights_of(ctx) != "float16" or autocast_of(ctx):
+        found.append(f"{what} computes only in float16: choose precision=fp16")
+    found += records_autograd(ctx, what) + leaves_adapters_out(ctx)
+    if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
+        found.append("this model computes its attention in float32, which DeepSpeed's kernels cannot")
+    if len(ctx.shapes) > 1:
+        found.append("DeepSpeed allocates its workspace for one shape: give one workload.size and batch_size")
+    return found + _beyond_tiles(ctx)
+
+
+def _has_nvcc() -> bool:
+    """Returns whether PyTorch finds nvcc (`torch.utils.cpp_extension`)."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home is None and shutil.which("nvcc"):
+        return True
+    return Path(home or "/usr/local/cuda", "bin", "nvcc").is_file()
+
+
+def _beyond_tiles(ctx: Context) -> list[str]:
+    """Returns the conflicts of layers whose latents do not fill whole tiles, or whose heads would be truncated."""
+    side, wrong, found = (ctx.workload.size or ctx.model.size) // 8, [], []
+    # Token merging reduces the number of tokens.
+    left_of: Callable[[int, int], int] = getattr(ctx.chosen.get("caching"), "left_of", lambda latents, level: latents)
+    what = "DeepSpeed's attention takes"
+    for level, channels in head_dimensions_by_level(ctx.model).items():
+        # A downsampling convolution halves the side and rounds up.
+        latents = (-(-side // 2**level)) ** 2
+        if channels > _LARGEST_HEAD:
+            continue
+        if channels % _COPIED:
+            found.append(f"{what} heads of a multiple of {_COPIED} channels, and this model has heads of {channels}")
+        if latents % _TILE:
+            wrong.append(str(latents))
+        elif (left := left_of(latents, level)) % _TILE:
+            found.append(f"{what} multiples of {_TILE} latents, and caching leaves {left} of {latents} in some layers")
+    if wrong:
+        sizes = f"layers of {', '.join(wrong)} latents"
+        found.append(f"{what} multiples of {_TILE} latents, and this size has {sizes}: set workload.size")
+    return found
+
+
+def lacks(layer: Any) -> dict[str, bool]:
+    """Returns, for each requirement of DeepSpeed's attention, whether a diffusers layer violates it."""
+    norms = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")
+    return {
+        "projections without bias": any(getattr(layer, f"to_{name}").bias is not None for name in "qkv"),
+        "an output with bias": layer.to_out[0].bias is None,
+        "nothing but projections": any(getattr(layer, name, None) is not None for name in norms)
+        or layer.residual_connection
+        or layer.rescale_output_factor != 1,
+    }
+
+
+def compile_kernels(*builders: str) -> None:
+    """Compiles those DeepSpeed kernels that are not compiled yet, in one process at a time.
+
+    PyTorch's lock is a file that outlives a process killed during compilation, so that all later processes would wait
+    forever. The lock here is released when its process ends, so a leftover file can be deleted.
+
+    Args:
+        builders: names of classes in `deepspeed.ops.op_builder`.
+    """
+    from torch.utils.cpp_extension import _get_build_directory
+
+    # DeepSpeed cannot parse an architecture such as 9.0a, which container images for Hopper set.
+    if torch.cuda.is_available():
+        os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(map(str, torch.cuda.get_device_capability()))
+    for builder in _builders(builders):
+        with exclusive(f"deepspeed {builder.name}"):
+            Path(_get_build_directory(builder.name, verbose=False), "lock").unlink(missing_ok=True)
+            builder.load()
+
+
+def _builders(names: tuple[str, ...]) -> list[Any]:
+    from deepspeed.ops import op_builder
+
+    return [getattr(op_builder, name)() for name in names]
+
+
+def begin_a_model() -> None:
+    """Makes the next layer to be constructed allocate the shared workspace; that layer must also run first."""
+    _classes()[0].layer_id = 0
+
+
+def attention_of(layer: Any, tokens: int = 1) -> Any:
+    """Returns DeepSpeed's attention with the weights of a diffusers layer.
+
+    Self-attention computes query, key and value in one product.
+
+    Args:
+        layer: the `diffusers.models.attention_processor.Attention` with the weights.
+        tokens: capacity of the workspace, if this layer allocates it; may be set before a call.
+    """
+    kind, configure = _classes()
+    weight, is_first = layer.to_q.weight, kind.layer_id == 0
+    made = kind(
+        configure(
+            hidden_size=weight.shape[1],
+            heads=layer.heads,
+            dtype=weight.dtype,
+            triangular_masking=False,
+            max_out_tokens=tokens,
+            min_out_tokens=tokens,
+        )
+    )
+    made.pad_transform_func = ByHead()
+    if is_first:
+        made.allocate_workspace = _counted(made.allocate_workspace)
+    # DeepSpeed multiplies from the right, so the weights are transposed.
+    own = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
+    if not layer.is_cross_attention:
+        own = {"attn_qkvw": torch.cat([*own.values()], dim=1)}
+    for name in ("attn_qkvw", "attn_qw", "attn_kw", "attn_vw"):
+        setattr(made, name, _frozen(own[name]) if name in own else None)
+    made.attn_qkvb = None
+    made.attn_ow = _frozen(layer.to_out[0].weight.T)
+    made.attn_ob = _frozen(layer.to_out[0].bias)
+    return made
+
+
+def _counted(allocate: Callable[[torch.Size], None]) -> Callable[[torch.Size], None]:
+    """Wraps the workspace's allocation, which each call requests and the batch size determines, to count its memory."""
+    known: set[torch.Size] = set()
+
+    def counted(size: torch.Size) -> None:
+        if size in known:
+            return allocate(size)
+        known.add(size)
+        with allocating_elsewhere():
+            return allocate(size)
+
+    return counted
+
+
+def _classes() -> tuple[Any, Any]:
+    """Returns the classes of DeepSpeed's attention and of its configuration."""
+    from deepspeed.ops.transformer import DeepSpeedInferenceConfig
+    from deepspeed.ops.transformer.inference.diffusers_attention import DeepSpeedDiffusersAttention
+
+    return DeepSpeedDiffusersAttention, DeepSpeedInferenceConfig
+
+
+def _frozen(weight: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+
+
+# ---- whole transformer blocks ----------------------------------------------------------------------------------------
 
 _TOKENS = 4096
 """The `max_out_tokens` of DeepSpeed's own injection."""
 
-_KERNELS = ("fused_gate_activation", "fused_ln", "opt_bias_add")
+_BLOCK_KERNELS = ("fused_gate_activation", "fused_ln", "opt_bias_add")
 """Parts of the names of DeepSpeed's kernels in each block."""
 
 
@@ -61,7 +329,7 @@ class DeepSpeed(Compiler):
 
         def proof(trace: Trace) -> Finding:
             left = len(_blocks(denoiser_of(pipe)))
-            seen = {word: sum(n for name, n in trace.kernels.items() if word in name) for word in _KERNELS}
+            seen = {word: sum(n for name, n in trace.kernels.items() if word in name) for word in _BLOCK_KERNELS}
             facts = {"blocks": kept, "blocks_left": left, "kernels": seen}
             shown = ", ".join(f"{word} ×{count}" for word, count in seen.items())
             return Finding(not left and all(seen.values()), f"{kept - left} of {kept} blocks replaced; {shown}", facts)

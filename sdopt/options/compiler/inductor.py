@@ -22,9 +22,9 @@ from sdopt.options.compiler.base import (
     only_replays,
     replace_modules,
     unfit_for_graphs,
+    unfit_for_inductor,
     unfit_targets,
 )
-from sdopt.options.compiler.toolchain import unfit_for_inductor
 from sdopt.options.conflicts import keeps_gradients
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of

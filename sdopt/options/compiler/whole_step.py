@@ -16,8 +16,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import usual_guidance
 from sdopt.options.base import Assumption, Context, Finding, Inputs, Proof
-from sdopt.options.compiler.base import Compiler, StandIn, replace_modules
-from sdopt.options.compiler.toolchain import unfit_for_inductor
+from sdopt.options.compiler.base import Compiler, StandIn, replace_modules, unfit_for_inductor
 from sdopt.options.conflicts import records_autograd
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of, is_called
