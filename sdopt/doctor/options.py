@@ -97,11 +97,8 @@ def _composed(composer: Composer, group: str, option: str, settings: Sequence[st
     try:
         return composer.variant(option, [f"{group}={option}", *settings])
     except UsageError as error:
-        if not any("+" in problem for problem in error.problems):
-            return [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
-    try:
-        return composer.variant(option, [f"+{group}={option}", *settings])
-    except UsageError as error:
+        if not group.startswith("+") and any("+" in problem for problem in error.problems):
+            return _composed(composer, f"+{group}", option, settings)
         return [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
 
 
@@ -145,9 +142,10 @@ def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
     """Returns in words on which cards an option runs: their names, or the compute capability that it needs."""
     if not able:
         return ""
-    ordered = sorted(able, key=lambda name: sheets[name].capability or (0, 0))
-    lowest = sheets[ordered[0]].capability or (0, 0)
-    every = all(name in able for name, sheet in sheets.items() if (sheet.capability or (0, 0)) >= lowest)
+    capability = {name: sheet.capability or (0, 0) for name, sheet in sheets.items()}
+    ordered = sorted(able, key=capability.__getitem__)
+    lowest = capability[ordered[0]]
+    every = all(name in able for name in sheets if capability[name] >= lowest)
     if not every or len(able) <= _SHOWN:
         return f"runs on {', '.join(ordered[: 2 * _SHOWN])}{', …' if len(able) > 2 * _SHOWN else ''}"
     return (

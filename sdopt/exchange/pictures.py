@@ -164,13 +164,16 @@ def read_folder(folder: Path) -> list[Picture]:
         what = "is listed, and is not there" if lacking[0] in listed else "is not listed"
         raise UsageError(f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once")
     by_name = {Path(name).name: row for name, row in rows.items()}
-    return [_as_listed(file, by_name[file.name]) for file in files]
-
-
-def _as_listed(file: Path, row: Row) -> Picture:
-    return Picture(
-        file, row.text("prompt", "text", "caption"), row.whole("seed"), row.text("negative_prompt", "negative") or ""
-    )
+    return [
+        Picture(
+            file,
+            row.text("prompt", "text", "caption"),
+            row.whole("seed"),
+            row.text("negative_prompt", "negative") or "",
+        )
+        for file in files
+        for row in [by_name[file.name]]
+    ]
 
 
 def _as_it_says(file: Path) -> Picture:
@@ -197,7 +200,8 @@ def _comment(image: Any) -> str | None:
 
 def _of_graph(file: Path, graph: dict[str, Any]) -> Picture:
     """Returns an image with what a graph of ComfyUI says; a graph of several samplers does not say which one it was."""
-    nodes = {name: node["inputs"] for name, node in graph.items() if isinstance(node, dict) and _is_inputs(node)}
+    found = {name: node.get("inputs") for name, node in graph.items() if isinstance(node, dict)}
+    nodes = {name: inputs for name, inputs in found.items() if isinstance(inputs, dict)}
 
     def follow(value: Any, names: Sequence[str], depth: int = 0) -> Any:
         """Follows links from node to node until a plain value is found under one of the names."""
@@ -220,15 +224,11 @@ def _of_graph(file: Path, graph: dict[str, Any]) -> Picture:
         )
 
     samplers = [node for node in nodes.values() if "positive" in node and ("seed" in node or "noise_seed" in node)]
-    found = {made_from(inputs) for inputs in samplers}
-    if len(found) != 1:
+    origins = {made_from(inputs) for inputs in samplers}
+    if len(origins) != 1:
         return Picture(file)
-    prompt, negative, seed = found.pop()
+    prompt, negative, seed = origins.pop()
     return Picture(file, prompt, seed, negative)
-
-
-def _is_inputs(node: dict[str, Any]) -> bool:
-    return isinstance(node.get("inputs"), dict)
 
 
 def partners(first: Sequence[Picture], second: Sequence[Picture], folders: tuple[Path, Path]) -> list[Picture]:
@@ -237,20 +237,19 @@ def partners(first: Sequence[Picture], second: Sequence[Picture], folders: tuple
     Raises:
         UsageError: an image has no partner, or one of the same name that was made from another prompt or seed.
     """
-    mine, other = {p.file.stem: p for p in first}, {p.file.stem: p for p in second}
-    if mine.keys() == other.keys():
-        for name, picture in mine.items():
-            sides = picture.made_from, other[name].made_from
+    if (named := _by_name(first, second)) is not None:
+        for picture, partner in zip(first, named, strict=True):
+            sides = picture.made_from, partner.made_from
             if None not in sides and sides[0] != sides[1]:
                 raise UsageError(
-                    f"{other[name].file}: was made from another prompt or seed than {picture.file}; compare images of "
+                    f"{partner.file}: was made from another prompt or seed than {picture.file}; compare images of "
                     "the same prompts and seeds, or give the files of a pair the same name"
                 )
-        return [other[name] for name in mine]
-    known = [picture.made_from for picture in (*first, *second)]
-    if None in known:
-        alone = sorted(mine.keys() ^ other.keys())
-        has, lacks = folders if alone[0] in mine else folders[::-1]
+        return named
+    if None in [picture.made_from for picture in (*first, *second)]:
+        names = {picture.file.stem for picture in first}
+        alone = sorted(names ^ {picture.file.stem for picture in second})
+        has, lacks = folders if alone[0] in names else folders[::-1]
         raise UsageError(
             f"{lacks}: has no image named {alone[0]}, as {has} has ({len(alone)} names are in one folder only). Give "
             "the files of a pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
@@ -275,13 +274,8 @@ def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders:
     Raises:
         UsageError: an image has no partner, or is the same in both folders.
     """
-    mine, other = {p.file.stem: p for p in first}, {p.file.stem: p for p in second}
-    if mine.keys() == other.keys():
-        found = [other[name] for name in mine]
-        for picture, partner in zip(first, found, strict=True):
-            if None not in (picture.prompt, partner.prompt) and picture.prompt != partner.prompt:
-                raise UsageError(f"{picture.file} and {partner.file}: are of different prompts")
-    else:
+    found = _by_name(first, second)
+    if found is None:
         by_prompt = {picture.prompt: picture for picture in second}
         prompts = [picture.prompt for picture in first]
         if None in prompts or _repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
@@ -291,12 +285,21 @@ def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders:
             )
         found = [by_prompt[prompt] for prompt in prompts]
     for picture, partner in zip(first, found, strict=True):
+        if None not in (picture.prompt, partner.prompt) and picture.prompt != partner.prompt:
+            raise UsageError(f"{picture.file} and {partner.file}: are of different prompts")
         if np.array_equal(read_image(picture.file), read_image(partner.file)):
             raise UsageError(
                 f"{picture.file} and {partner.file}: are the same image; a calibration needs the same prompts from "
                 "other seeds"
             )
     return found
+
+
+def _by_name(first: Sequence[Picture], second: Sequence[Picture]) -> list[Picture] | None:
+    """Returns the second images in the order of the first ones, by file name; None if the names are not the same."""
+    other = {picture.file.stem: picture for picture in second}
+    names = [picture.file.stem for picture in first]
+    return [other[name] for name in names] if {*names} == other.keys() else None
 
 
 def _repeated(values: Iterable[Any]) -> Any:

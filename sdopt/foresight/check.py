@@ -1,19 +1,22 @@
 """Holds predictions against published figures, each predicted without its chip, generation or publisher."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sdopt.foresight.fitting import Data, half_width, labels, refused, state_of
-from sdopt.foresight.latency import Array, Coefficients, generation_of
+from sdopt.foresight.latency import Coefficients
 from sdopt.foresight.memory import Footprint, likely_of
 from sdopt.foresight.published import Figure
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NEAR = 0.25
 """A device counts as well predicted if the median error of its figures is within this share."""
@@ -62,147 +65,117 @@ def check(
     figures: Sequence[Figure], refusals: Sequence[str], sheets: Mapping[str, Sheet], found: Coefficients, by: str
 ) -> Check:
     """Predicts each figure without its group, and compares. `refusals` tell why other rows are no figures."""
-    data = Data.of(figures, sheets)
-    errors = data.errors(found, by) if data.figures else np.zeros(0)
-    peaks = _ratio_of_peaks(data, by)
-    groups = data.groups(by)
-    seen = found.without.get("publisher", {})
-    states: list[str] = []
-    halves = np.zeros(len(errors))
-    untold = data.table.untold(found.all) if data.figures else halves
-    for index, (figure, group) in enumerate(zip(data.figures, groups, strict=True)):
-        sheet, told = sheets[figure.card], by != "publisher" and figure.publisher in seen
-        states.append(state_of(found.cards, sheets, figure.card, group if by != "publisher" else ""))
-        own = "" if by == "generation" else generation_of(sheet)
-        halves[index] = half_width(found.widths, labels(states[-1], figure.software, own, told), untold[index])
-    scores = [_score(name, rows, data, errors, halves, peaks) for name, rows in _classes(data, states) if rows]
+    table = _table(Data.of(figures, sheets), found, by)
     others = (refused(figure, sheets) for figure in figures if not figure.memory)
-    rows = [
-        {
-            "line": figure.line,
-            "gpu": figure.gpu,
-            "card": figure.card,
-            "seconds": figure.seconds,
-            "predicted": float(figure.seconds * np.exp(error)),
-            "low": float(figure.seconds * np.exp(error - half)),
-            "high": float(figure.seconds * np.exp(error + half)),
-            "state": state,
-        }
-        for figure, error, half, state in zip(data.figures, errors, halves, states, strict=True)
-    ]
+    memory = [figure for figure in figures if figure.memory]
     return Check(
         by,
-        scores,
-        _order(data, errors, peaks),
-        _options(data, errors),
-        list(_memory(figures, sheets)),
-        _fits(figures),
+        list(_scores(table)) if len(table) else [],
+        _order(table),
+        _options(table),
+        list(_memory(memory, sheets)),
+        _fits(memory),
         dict(Counter([*refusals, *filter(None, others)]).most_common()),
-        rows,
+        table[["line", "gpu", "card", "seconds", "predicted", "low", "high", "state"]].to_dict("records"),
     )
 
 
-def _classes(data: Data, states: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
-    count = range(len(data.figures))
-    yield "all", list(count)
-    software = [figure.software for figure in data.figures]
-    keys: Mapping[str, list[str]] = {
-        "": list(states),
-        "software: ": [each.application for each in software],
-        "precision: ": [each.precision for each in software],
-        "generation: ": data.groups("generation"),
-    }
-    for prefix, values in keys.items():
-        for value in sorted(set(values)):
-            yield prefix + value, [index for index in count if values[index] == value]
+def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
+    """Returns a row for each figure: its prediction, that of the same work scaled by peak rates, and its classes.
+
+    Errors and half-widths are on the logarithmic scale; `peaks` is NaN where no other group did the same work.
+    """
+    import pandas as pd
+
+    sheets, seen = data.sheets, found.without.get("publisher", {})
+    table = pd.DataFrame([vars(figure) for figure in data.figures], columns=[*Figure.__dataclass_fields__])
+    if not data.figures:
+        return table.assign(predicted=[], low=[], high=[], state=[])
+    table["group"], table["generation"] = data.groups(by), data.groups("generation")
+    table["chip"] = [sheets[card].chip for card in table.card]
+    table["rate"] = [_peak(sheets[card]) for card in table.card]
+    table["application"] = [software.application for software in table.software]
+    table["precision"] = [software.precision for software in table.software]
+    table["state"] = [
+        state_of(found.cards, sheets, card, group if by != "publisher" else "")
+        for card, group in zip(table.card, table.group, strict=True)
+    ]
+    classes = (
+        labels(row.state, row.software, "" if by == "generation" else row.generation, by != "publisher" and known)
+        for row, known in zip(table.itertuples(), table.publisher.isin([*seen]), strict=True)
+    )
+    untold = data.table.untold(found.all)
+    table["error"] = data.errors(found, by)
+    table["half"] = [half_width(found.widths, own, each) for own, each in zip(classes, untold, strict=True)]
+    table["told"] = np.log(table.seconds) + table.error
+    table["predicted"], table["low"], table["high"] = (np.exp(table.told + sign * table.half) for sign in (0, -1, 1))
+    scaled = np.log(table.seconds * table.rate)
+    table["peaks"] = np.nan
+    for _, rows in table.groupby(["work", "software"], sort=False):
+        for index in rows.index:
+            others = scaled[rows.index[rows.group != rows.group[index]]]
+            table.loc[index, "peaks"] = others.median() - scaled[index]
+    return table
 
 
-def _score(name: str, rows: Sequence[int], data: Data, errors: Array, halves: Array, peaks: Array) -> Score:
-    chosen = np.array(rows)
-    share = np.abs(np.expm1(errors[chosen]))
-    by_device: dict[str, list[float]] = defaultdict(list)
-    for row, error in zip(rows, share, strict=True):
-        by_device[data.figures[row].card].append(error)
-    medians = np.array([np.median(found) for found in by_device.values()])
+def _scores(table: "pd.DataFrame") -> Iterator[Score]:
+    yield _score("all", table)
+    columns = {"": "state", "software: ": "application", "precision: ": "precision", "generation: ": "generation"}
+    for prefix, column in columns.items():
+        for value, rows in table.groupby(column):
+            yield _score(f"{prefix}{value}", rows)
+
+
+def _score(name: str, rows: "pd.DataFrame") -> Score:
+    share = np.expm1(rows.error).abs()
+    devices = share.groupby(rows.card).median()
     return Score(
         name,
         len(rows),
-        len(medians),
-        float(np.median(share)),
-        float(np.quantile(share, 0.8)),
-        float(np.median(medians)),
-        float(np.mean(medians <= NEAR)),
-        float(np.mean(np.abs(errors[chosen]) <= halves[chosen])),
-        float(np.exp(2 * np.median(halves[chosen]))),
-        _median(np.abs(np.expm1(peaks[chosen]))),
+        len(devices),
+        share.median(),
+        share.quantile(0.8),
+        devices.median(),
+        (devices <= NEAR).mean(),
+        (rows.error.abs() <= rows.half).mean(),
+        float(np.exp(2 * rows.half.median())),
+        np.expm1(rows.peaks).abs().median(),
     )
-
-
-def _median(values: Array) -> float:
-    """Returns the median of the numbers among values; NaN if there are none."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
-
-
-def _ratio_of_peaks(data: Data, by: str) -> Array:
-    """Returns the errors of scaling the same work's time on other devices by the ratio of peak rates."""
-    if not data.figures:
-        return np.zeros(0)
-    peaks = np.array([_peak(data.sheets[figure.card]) for figure in data.figures])
-    scaled, groups = np.log(data.seconds * peaks), np.array(data.groups(by))
-    errors = np.full(len(scaled), np.nan)
-    alike = defaultdict(list)
-    for index, figure in enumerate(data.figures):
-        alike[figure.work, figure.software].append(index)
-    for rows in alike.values():
-        chosen = np.array(rows)
-        for row in rows:
-            others = chosen[groups[chosen] != groups[row]]
-            if len(others):
-                errors[row] = np.median(scaled[others]) - scaled[row]
-    return errors
 
 
 def _peak(sheet: Sheet) -> float:
     return float(sheet.half_accumulation or sheet.peak("fp16") or sheet.vector.fp32 or 1.0)
 
 
-def _order(data: Data, errors: Array, peaks: Array) -> tuple[float, float, int]:
+def _share(found: Sequence[bool]) -> float:
+    return float(np.mean(found)) if found else np.nan
+
+
+def _order(table: "pd.DataFrame") -> tuple[float, float, int]:
     """Returns how often the faster of two devices is told, where the same work was published of both."""
-    alike = defaultdict(lambda: defaultdict(list))  # type: ignore[var-annotated]
-    for index, figure in enumerate(data.figures):
-        alike[figure.work, figure.software][figure.card].append(index)
     right: list[bool] = []
     by_peaks: list[bool] = []
-    for devices in alike.values():
-        for first, second in combinations(devices, 2):
-            if data.sheets[first].chip == data.sheets[second].chip:
-                continue
+    for _, alike in table.groupby(["work", "software"], sort=False):
+        for (_, first), (_, second) in combinations(alike.groupby("card", sort=False), 2):
             true, told = (
-                np.median(values[devices[first]]) - np.median(values[devices[second]])
-                for values in (np.log(data.seconds), np.log(data.seconds) + errors)
+                of(first).median() - of(second).median()
+                for of in (lambda rows: np.log(rows.seconds), lambda rows: rows.told)
             )
-            if abs(true) > np.log1p(APART):
+            if first.chip.iloc[0] != second.chip.iloc[0] and abs(true) > np.log1p(APART):
                 right.append(bool(true * told > 0))
-                ratio = np.log(_peak(data.sheets[second]) / _peak(data.sheets[first]))
-                by_peaks.append(bool(true * ratio > 0))
-    return (float(np.mean(right)), float(np.mean(by_peaks)), len(right)) if right else (np.nan, np.nan, 0)
+                by_peaks.append(bool(true * np.log(second.rate.iloc[0] / first.rate.iloc[0]) > 0))
+    return _share(right), _share(by_peaks), len(right)
 
 
-def _options(data: Data, errors: Array) -> tuple[float, int]:
+def _options(table: "pd.DataFrame") -> tuple[float, int]:
     """Returns how often the faster of two ways to do the same work on one device is told, within one publisher."""
-    alike = defaultdict(list)
-    for index, figure in enumerate(data.figures):
-        alike[figure.work, figure.card, figure.publisher].append(index)
     right = []
-    for rows in alike.values():
-        for first, second in combinations(rows, 2):
-            if not _option_apart(data.figures[first].software, data.figures[second].software):
-                continue
-            true = np.log(data.seconds[first] / data.seconds[second])
-            if abs(true) > np.log1p(APART):
-                right.append(bool(true * (true + errors[first] - errors[second]) > 0))
-    return (float(np.mean(right)), len(right)) if right else (np.nan, 0)
+    for _, alike in table.groupby(["work", "card", "publisher"], sort=False):
+        for first, second in combinations(alike.itertuples(), 2):
+            true = np.log(first.seconds / second.seconds)
+            if _option_apart(first.software, second.software) and abs(true) > np.log1p(APART):
+                right.append(bool(true * (first.told - second.told) > 0))
+    return _share(right), len(right)
 
 
 def _option_apart(first: Software, second: Software) -> bool:
@@ -227,8 +200,6 @@ def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
     """
     right, refused_wrongly = [], []
     for figure in figures:
-        if not figure.memory:
-            continue
         beside = [
             *[size for size in _CARDS_GIB if size < figure.gib][-1:],
             *[size for size in _CARDS_GIB if size >= figure.gib][:1],
@@ -238,19 +209,17 @@ def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
             told = Footprint(floor, likely).verdict(size) != "does not fit"
             right.append(told == (figure.gib <= size))
             refused_wrongly.append(not told and figure.gib <= size)
-    return (float(np.mean(right)), float(np.mean(refused_wrongly)), len(right)) if right else (np.nan, np.nan, 0)
+    return _share(right), _share(refused_wrongly), len(right)
 
 
 def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[tuple[str, int, float, float, float]]:
     """Compares memory: it hardly depends on the card, so nothing needs to be left out."""
-    found = defaultdict(list)
-    for figure in figures:
-        if not figure.memory:
-            continue
-        floor, likely = likely_of(figure.work, figure.software, figure.memory, sheets[figure.card].memory_gib)
-        found[figure.memory].append((likely / figure.gib - 1, floor / figure.gib - 1))
-    for kind, pairs in sorted(found.items()):
-        errors = np.array(pairs)
-        share = np.abs(errors[:, 0])
-        below = float(np.mean(errors[:, 1] <= 0.02))
-        yield kind, len(pairs), float(np.median(share)), float(np.quantile(share, 0.8)), below
+    for kind in sorted({figure.memory for figure in figures}):
+        errors = np.array([
+            np.array(likely_of(figure.work, figure.software, kind, sheets[figure.card].memory_gib)) / figure.gib - 1
+            for figure in figures
+            if figure.memory == kind
+        ])  # fmt: skip
+        share = np.abs(errors[:, 1])
+        below = float(np.mean(errors[:, 0] <= 0.02))
+        yield kind, len(errors), float(np.median(share)), float(np.quantile(share, 0.8)), below

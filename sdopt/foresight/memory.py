@@ -5,7 +5,6 @@ room, and shrink when there is none. So two figures are given, *at least* and *l
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -107,7 +106,8 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     chosen = {type(option) for option in options.values()}
     precision = options.get("precision")
     folder = _folder(variant)
-    dtype = _dtype(precision)
+    kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
+    dtype: torch.dtype = getattr(torch, kind)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     networks = {
         name: on_meta(empty_part(folder, name), dtype)
@@ -126,21 +126,19 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
             Vanilla().apply(pipe)
     images = shape.batch_size * variant.workload.images_per_prompt
     samples = images * (2 if variant.guidance_scale > 1 and SequentialGuidance not in chosen else 1)
-    upcast = _upcasts(variant, vae) and dtype == torch.float16 and not isinstance(precision, FixedVae)
+    upcast = getattr(vae.config, "force_upcast", False) and "xl" in variant.model.name.lower()
+    upcast = upcast and dtype == torch.float16 and not isinstance(precision, FixedVae)
     vae_type = torch.float32 if upcast or isinstance(precision, FullVae) else dtype
     vae = on_meta(vae, vae_type)
     inputs, more = denoiser_inputs(unet, samples, shape.size, shape.size, dtype)
-    latents = torch.empty(images, _channels(vae), shape.size // 8, shape.size // 8, dtype=vae_type, device="meta")
+    side = shape.size // 8
+    latents = torch.empty(images, vae.config.latent_channels, side, side, dtype=vae_type, device="meta")
     weights = _stored(networks, options.values())
     if isinstance(precision, Precision) and precision.autocast and precision.weights == "float32":
         weights["autocast's copies"] = weights["unet"] / 2
-    moved = 0.0
-    once = 0.0
-    if SequentialOffload in chosen or GroupOffload in chosen:
-        moved = weights["unet"] * 2**30
-        once = (sum(weights.values()) - weights["unet"]) * 2**30
-    elif ModelOffload in chosen:
-        once = sum(weights.values()) * 2**30
+    whole = sum(weights.values()) * 2**30
+    moved = weights["unet"] * 2**30 if {SequentialOffload, GroupOffload} & chosen else 0.0
+    once = whole - moved if moved or ModelOffload in chosen else 0.0
     layer = max(_bytes(module, recurse=False) for part in networks.values() for module in part.modules()) / 2**30
     return Blueprint(
         weights,
@@ -165,12 +163,10 @@ def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any])
         caching.apply(pipe)
         unet.__dict__[STEPS].begin()
     whole = trace(unet, *inputs, kept=inputs[:1], **more)
-    if isinstance(caching, DeepCaching):
-        runs = math.ceil(steps / caching.interval)
-        return [(runs, whole), (steps - runs, trace(unet, *inputs, kept=inputs[:1], **more))]
-    if isinstance(caching, SpectralForecast):
+    if isinstance(caching, DeepCaching | SpectralForecast):
         runs = sum(caching.runs(steps))
-        return [(runs, whole), (steps - runs, Costs())]
+        fewer = trace(unet, *inputs, kept=inputs[:1], **more) if isinstance(caching, DeepCaching) else Costs()
+        return [(runs, whole), (steps - runs, fewer)]
     if isinstance(caching, GuidanceInterval):
         runs = sum(caching.guides(step, steps) for step in range(steps))
         own, further = half((inputs, more), len(inputs[0]), 1)
@@ -218,20 +214,6 @@ def _folder(variant: Variant) -> Path:
         return known
 
 
-def _dtype(precision: Any) -> torch.dtype:
-    name = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
-def _upcasts(variant: Variant, vae: Any) -> bool:
-    return bool(getattr(vae.config, "force_upcast", False)) and "xl" in variant.model.name.lower()
-
-
-def _channels(vae: Any) -> int:
-    return int(vae.config.latent_channels)
-
-
 def _bytes(module: torch.nn.Module, recurse: bool = True) -> float:
     return float(sum(p.numel() * p.element_size() for p in module.parameters(recurse=recurse)))
 
@@ -247,14 +229,10 @@ def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimizat
         kinds = (torch.nn.Linear,) if only_linear else (torch.nn.Linear, torch.nn.Conv2d)
         bits = 4 if getattr(option, "weights", "") == "uint4" else 8
         for name in weights.keys() & ({*TEXT_ENCODERS} if of_text else {"unet"}):
-            weights[name] = _in_bits(bits, networks[name], kinds) / 2**30
+            stored = [layer.get_parameter("weight") for layer in networks[name].modules() if isinstance(layer, kinds)]
+            saved = sum(weight.numel() * (weight.element_size() - bits / 8) for weight in stored)
+            weights[name] = (_bytes(networks[name]) - saved) / 2**30
     return weights
-
-
-def _in_bits(bits: int, module: torch.nn.Module, kinds: tuple[type, ...]) -> float:
-    """Returns the bytes of a network whose layers of some kinds are stored in few bits, without their scales."""
-    stored = [layer.get_parameter("weight") for layer in module.modules() if isinstance(layer, kinds)]
-    return _bytes(module) - sum(weight.numel() * (weight.element_size() - bits / 8) for weight in stored)
 
 
 @lru_cache

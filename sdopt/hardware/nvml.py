@@ -73,8 +73,8 @@ class _Card:
         return found
 
 
-def ask_nvml(question: Callable[[Any], T]) -> T | None:
-    """Returns NVML's answer; None if there is no NVML, or it gives no answer.
+def ask_nvml(question: Callable[[Any], T], close: bool = True) -> T | None:
+    """Returns NVML's answer; None if there is no NVML, or it gives no answer. Else it stays open, if not to `close`.
 
     Virtual GPUs, slices of a GPU and containers leave many questions unanswered; no variant may fail for that.
     """
@@ -87,7 +87,8 @@ def ask_nvml(question: Callable[[Any], T]) -> T | None:
         try:
             return question(pynvml)
         finally:
-            pynvml.nvmlShutdown()
+            if close:
+                pynvml.nvmlShutdown()
     except _errors(pynvml):
         return None
 
@@ -179,17 +180,7 @@ class GpuMonitor:
     @cached_property
     def _card(self) -> _Card | None:
         # Not earlier than a process can report its errors: a card that cannot be used fails here.
-        if not self._device.is_cuda:
-            return None
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        try:
-            pynvml.nvmlInit()
-            return _card_of(pynvml, self._device)
-        except pynvml.NVMLError:
-            return None
+        return ask_nvml(lambda nvml: _card_of(nvml, self._device), close=False) if self._device.is_cuda else None
 
     def throttled_ns(self) -> Mapping[str, int]:
         """Returns for how long each policy has held the clocks down since the driver was loaded, in nanoseconds."""

@@ -1,5 +1,6 @@
 """attention: sets the attention implementation of the denoiser, and not of the text encoder and the VAE."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,9 +13,9 @@ from sdopt.hardware.cards import (
     FLASH_ATTENTION,
     MEM_EFFICIENT_ATTENTION,
     XFORMERS_ATTENTION,
+    Feature,
     missing,
 )
-from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.options.assumptions import common_attention, unchanged_layers
 from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
@@ -39,6 +40,14 @@ _KERNELS = {
     "mem_efficient": ("fmha_cutlass",),
 }
 """Parts of kernel names, by back end."""
+
+_BACKENDS: Mapping[str, tuple[SDPBackend, Feature | None]] = {
+    "math": (SDPBackend.MATH, None),
+    "flash": (SDPBackend.FLASH_ATTENTION, FLASH_ATTENTION),
+    "mem_efficient": (SDPBackend.EFFICIENT_ATTENTION, MEM_EFFICIENT_ATTENTION),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, CUDNN_ATTENTION),
+}
+"""PyTorch's name of each back end, and what a card needs for it."""
 
 _WIDE_HEADS = {(9, 0)}
 """Compute capabilities on which PyTorch passes heads of more than 128 channels to cuDNN: `check_cudnn_tensor_shapes` in
@@ -124,7 +133,7 @@ class Sdpa(EquivalentAttention):
 
     assumes: ClassVar[tuple[Assumption, ...]] = ()  # any processor may call it
 
-    backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
+    backend: str = bounded("math", choices=tuple(_BACKENDS))
     """The back end; PyTorch raises an error if the back end does not support the denoiser."""
 
     @property
@@ -135,21 +144,22 @@ class Sdpa(EquivalentAttention):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
-        kernels = {"mem_efficient": MEM_EFFICIENT_ATTENTION, "cudnn": CUDNN_ATTENTION, "flash": FLASH_ATTENTION}
+        feature = _BACKENDS[self.backend][1]
         # PyTorch has a flash kernel for CPUs as well.
-        if self.backend in kernels and (ctx.device.is_cuda or self.backend != "flash"):
-            found += missing(ctx.device, kernels[self.backend])
-        if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and attends_in_float32(ctx):
-            found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
-        if ctx.device.is_cuda:
+        if feature is not None and (ctx.device.is_cuda or self.backend != "flash"):
+            found += missing(ctx.device, feature)
+        if ctx.device.is_cuda and self.backend in ("flash", "cudnn"):
+            if attends_in_float32(ctx):
+                found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
             found += self._too_wide(ctx)
         return found
 
     def _too_wide(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of the kernel with the model's head sizes, as checked in sdp_utils.cpp."""
-        largest = {"cudnn": _largest_cudnn_head(ctx.device), "flash": 256}.get(self.backend)
-        if largest is None:
-            return []
+        largest = 256
+        if self.backend == "cudnn":  # the probed value, or else the card's limit in PyTorch
+            limit = 256 if ctx.device.capability in _WIDE_HEADS else 128
+            largest = int(ctx.device.attributes.get("cudnn_head_dimension", limit))
         wide = [size for size in head_dimensions(ctx.model) if size > largest or (self.backend == "cudnn" and size % 8)]
         if not wide:
             return []
@@ -160,13 +170,7 @@ class Sdpa(EquivalentAttention):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        backend = {
-            "math": SDPBackend.MATH,
-            "flash": SDPBackend.FLASH_ATTENTION,
-            "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
-            "cudnn": SDPBackend.CUDNN_ATTENTION,
-        }[self.backend]
-        denoiser = denoiser_of(pipe)
+        backend, denoiser = _BACKENDS[self.backend][0], denoiser_of(pipe)
         forward = denoiser.forward
 
         def forward_with_backend(*args: Any, **kwargs: Any) -> Any:
@@ -325,11 +329,6 @@ def backend_of(name: str) -> str | None:
         return _OPERATORS[name]
     # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
     return next((backend for backend, words in _KERNELS.items() if any(word in name for word in words)), None)
-
-
-def _largest_cudnn_head(device: Device) -> int:
-    """Returns the largest head size that cuDNN supports: the probed value, or else the card's limit in PyTorch."""
-    return int(device.attributes.get("cudnn_head_dimension", 256 if device.capability in _WIDE_HEADS else 128))
 
 
 def _processors(denoiser: Any) -> list[str]:

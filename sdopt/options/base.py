@@ -61,6 +61,10 @@ class Finding:
     summary: str
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def also(self, summary: str, engaged: bool = True, **facts: Any) -> "Finding":
+        """Returns the finding with further evidence, which must be there too."""
+        return Finding(self.engaged and engaged, f"{self.summary}; {summary}", self.facts | facts)
+
 
 Proof = Callable[[Trace], Finding]
 """Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect."""

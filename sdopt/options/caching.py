@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,17 +29,6 @@ from sdopt.options.skipping import DeepCache, FirstBlock, Halves, Skipping, Spec
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
-
-
-class State(Protocol):
-    """State that an option keeps between steps."""
-
-    def begin(self) -> None:
-        """Resets the state: the next step is the first of an image."""
-
-    def end(self) -> None:
-        """Lets each step run whole: who calls the denoiser now, as another pipeline may, begins nothing."""
-        return
 
 
 @dataclass(frozen=True)
@@ -109,15 +98,15 @@ class Caching(Optimization):
     @override
     @contextmanager
     def context(self, pipe: Pipeline) -> Iterator[None]:
-        state: State | None = unwrapped(denoiser_of(pipe)).__dict__.get(STEPS)
+        state = unwrapped(denoiser_of(pipe)).__dict__.get(STEPS)
         if state is None:
             yield
             return
-        state.begin()
+        state.begin()  # the next step is the first of an image
         try:
             yield
         finally:
-            state.end()
+            state.end()  # who calls the denoiser now, as another pipeline may, begins nothing
 
 
 @dataclass(frozen=True)
@@ -192,6 +181,10 @@ class DeepCaching(SkippedLayers):
                 return [*found, f"caching.branch={self.branch}: this model has the branches 0 to {last}"]
             found += _uncut(config, _branches(config)[self.branch][0])
         return found
+
+    def runs(self, steps: int) -> list[bool]:
+        """Returns for each of `steps` steps whether the whole UNet runs."""
+        return [step % self.interval == 0 for step in range(steps)]
 
     @override
     def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
@@ -505,7 +498,7 @@ class TokenMerging(Caching):
         return proof
 
 
-class _Seeded(State):
+class _Seeded:
     """Gives tomesd, which would otherwise continue from PyTorch's random state, the same random numbers per image."""
 
     def __init__(self, unet: Any, seed: int) -> None:
@@ -516,6 +509,9 @@ class _Seeded(State):
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
+
+    def end(self) -> None:
+        """Merging needs no end."""
 
 
 def _uncut(config: Mapping[str, Any], block: int) -> list[str]:

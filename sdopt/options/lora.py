@@ -329,10 +329,10 @@ class Hotswap(Lora):
             self._load(pipe, self.names[0], hotswap=True)
             back, compiled = trace.images(), compiled_so_far()[1] - graphs
             changed = not np.array_equal(own, others)
-            facts = {**found.facts, "recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
-            engaged = found.engaged and changed and np.array_equal(own, back) and not compiled
-            summary = f"{found.summary}; swapped for another LoRA in {swap_s:.2f} s with {compiled} recompilations"
-            return Finding(engaged, summary, facts)
+            engaged = changed and np.array_equal(own, back) and not compiled
+            summary = f"swapped for another LoRA in {swap_s:.2f} s with {compiled} recompilations"
+            facts = {"recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
+            return found.also(summary, engaged, **facts)
 
         return proof
 

@@ -119,10 +119,8 @@ class Precision(Optimization):
             rounded = convolved = None
             if self.tf32 != "default":
                 with self.context(pipe):
-                    rounded, convolved = (
-                        products_are_rounded(device_of(pipe)),
-                        convolutions_are_rounded(device_of(pipe)),
-                    )
+                    rounded = products_are_rounded(device_of(pipe))
+                    convolved = convolutions_are_rounded(device_of(pipe))
                 # Convolutions use TF32 by default, so they only show whether TF32 is off.
                 engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
                 summary += f"; float32 products {_in_words(rounded)}, convolutions {_in_words(convolved)}"
@@ -178,7 +176,7 @@ class FullVae(Precision):
         _run_in_own_type(pipe.vae)
 
         def proof(trace: Trace) -> Finding:
-            return _with_decoder(proof_of_others(trace), pipe, trace, "float32", {"diffusers_would_upcast": upcast})
+            return _with_decoder(proof_of_others(trace), pipe, trace, "float32", diffusers_would_upcast=upcast)
 
         return proof
 
@@ -234,22 +232,18 @@ class FixedVae(Precision):
     def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
 
-        def proof(trace: Trace) -> Finding:
-            return _with_decoder(proof_of_others(trace), pipe, trace, self.weights, {})
-
-        return proof
+        return lambda trace: _with_decoder(proof_of_others(trace), pipe, trace, self.weights)
 
 
 def _other_vae(ctx: Context) -> list[str]:
     return ["memory=tiny_vae replaces this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
 
 
-def _with_decoder(found: Finding, pipe: Pipeline, trace: Trace, wanted: str, facts: dict[str, Any]) -> Finding:
+def _with_decoder(found: Finding, pipe: Pipeline, trace: Trace, wanted: str, **facts: Any) -> Finding:
     """Extends the denoiser's finding with whether the VAE is stored in, and computes in, the type `wanted`."""
     stored, products = computing_types(pipe.vae), sorted(trace.stages[VAE_DECODER].product_dtypes)
-    summary = f"{found.summary}; VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"
-    engaged = found.engaged and stored == [wanted] == products
-    return Finding(engaged, summary, found.facts | facts | {"vae_weights": stored, "vae_products": products})
+    summary = f"VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"
+    return found.also(summary, stored == [wanted] == products, **facts, vae_weights=stored, vae_products=products)
 
 
 def _run_in_own_type(vae: Any) -> None:

@@ -44,24 +44,28 @@ def network_problems(folder: Path, key: str) -> list[str]:
         key: the option's key that names the folder, for messages.
     """
     file = folder / NETWORK_WEIGHTS
-    return list(_network_problems(folder, key, state_of(file) if file.exists() else ()))
+    return [f"{key}: {problem}" for problem in _network_problems(folder, state_of(file) if file.exists() else ())]
 
 
 @cache
-def _network_problems(folder: Path, key: str, _state: tuple[int, ...]) -> tuple[str, ...]:
+def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
     import diffusers
 
     try:
         class_name = network_config(folder)["_class_name"]
-        Header.of(folder / NETWORK_WEIGHTS, key)
+        Header.of(folder / NETWORK_WEIGHTS, "")
         _, faults = _laid_out(getattr(diffusers, class_name), folder, None)
-        found = [*faults.problems("vae", NETWORK_WEIGHTS, class_name), *wrong_numbers(folder / NETWORK_WEIGHTS)]
-        return tuple(f"{key}: {problem}" for problem in found)
+        return (*faults.problems("vae", NETWORK_WEIGHTS, class_name), *wrong_numbers(folder / NETWORK_WEIGHTS))
     except UsageError as error:
-        return tuple(error.problems)
-    except Exception as error:  # raised by a constructor for a configuration that it does not support
-        reason = " ".join(str(error).split())[:200]
-        return (f"{key}: no network can be made of its configuration ({type(error).__name__}: {reason})",)
+        return tuple(problem.removeprefix(": ") for problem in error.problems)
+    except Exception as error:
+        return (_unmade("network", error),)
+
+
+def _unmade(what: str, error: Exception) -> str:
+    """Returns what a constructor says of a configuration that it does not support."""
+    reason = " ".join(str(error).split())[:200]
+    return f"no {what} can be made of its configuration ({type(error).__name__}: {reason})"
 
 
 def count_weights(model: Model) -> int:
@@ -146,9 +150,8 @@ def _of_part(folder: Path, model: Model, parts: dict[str, Any], name: str, named
                 yield from wrong_numbers(file, f"{name}/{file.name}")
     except UsageError as error:
         yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
-    except Exception as error:  # raised by a constructor for a configuration that it does not support
-        reason = " ".join(str(error).split())[:200]
-        yield f"{name}/: no {class_name} can be made of its configuration ({type(error).__name__}: {reason})"
+    except Exception as error:
+        yield f"{name}/: {_unmade(class_name, error)}"
 
 
 @dataclass(frozen=True)

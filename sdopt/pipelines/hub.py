@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -133,15 +132,6 @@ _PIPELINE = (
 """What a repository lacks that is no pipeline, and what to do if it cannot be fetched."""
 
 
-def _transport_error() -> type[Exception]:
-    """Returns the base class of errors of the HTTP client of `huggingface_hub`, which depends on its version."""
-    from huggingface_hub import get_session
-
-    client = import_module(type(get_session()).__module__.partition(".")[0])
-    found: type[Exception] = getattr(client, "HTTPError", OSError)
-    return found
-
-
 @contextmanager
 def _explained(repository: str, at: str, lacks: str, instead: str, revision: str | None = None) -> Iterator[None]:
     """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do.
@@ -156,8 +146,8 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
+        HTTPError,  # of its HTTP client, which depends on its version
         LocalEntryNotFoundError,
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
@@ -186,7 +176,7 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
             f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
             f"there is a network, {instead}"
         ) from error
-    except (HfHubHTTPError, _transport_error(), OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"{at}: could not be fetched: {reason}") from error
 
@@ -194,9 +184,9 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
 def _names(repository: str, revision: str | None) -> list[str]:
     """Returns the names of a repository's files; [] if the hub cannot be asked, so that nothing can be fetched."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HTTPError
 
-    with suppress(HfHubHTTPError, _transport_error(), OSError, ValueError):
+    with suppress(HTTPError, OSError, ValueError):
         return HfApi().list_repo_files(repository, revision=revision)
     return []
 

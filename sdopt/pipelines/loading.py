@@ -327,6 +327,6 @@ def folder_of(model: Model) -> Path:
         )
     if model.weights == "path" and path_of(model).is_dir():
         return path_of(model)
-    folder = architecture_folder(model)
-    assert folder is not None, "require_model lets no other model through"
+    if (folder := architecture_folder(model)) is None:
+        raise UsageError(f"{model.origin}: sdopt has no architecture named {model.name}")
     return folder

@@ -329,9 +329,12 @@ def require_latents(workload: Workload, task: Task, model: Model) -> None:
         raise UsageError(f"workload.seed={workload.seed}: has no effect on noise that workload.latents gives")
     latents = read_latents(workload.latents)
     images = range(len(resolve_prompts(workload, model)) * workload.images_per_prompt)
-    channels = (part_config(model, "vae") or {}).get("latent_channels")
+    try:
+        channels = int((part_config(model, "vae") or {})["latent_channels"])
+    except (OSError, ValueError, TypeError, LookupError):
+        channels = latents.shape[1]  # it is not local; other checks report errors of the model itself
     for side in dict.fromkeys(shape.size // 8 for shape in workload.shapes(model)):
-        take(latents, images, (channels or latents.shape[1], side, side), workload.latents)
+        take(latents, images, (channels, side, side), workload.latents)
 
 
 def take(latents: "Tensor", images: Sequence[int], shape: tuple[int, ...], file: str) -> "list[Tensor]":

@@ -289,8 +289,7 @@ class OpenVino(CpuEngine):
     def _found(self, trace: Trace, made: Mapping[str, Sequence[PerShape]], types: set[str]) -> Finding:
         found = super()._found(trace, made, types)
         # OpenVINO takes another type if the processor lacks the one that it is asked for.
-        summary = f"{found.summary}; computed in {', '.join(sorted(types))}"
-        return Finding(found.engaged and types == {self.precision}, summary, {**found.facts, "types": sorted(types)})
+        return found.also(f"computed in {', '.join(sorted(types))}", types == {self.precision}, types=sorted(types))
 
     @override
     def _exported(self, call: Tensors, types: set[str]) -> Graph:

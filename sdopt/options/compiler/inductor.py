@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -265,9 +265,8 @@ class InductorDynamic(ByInductor):
                 return found
             before = compilation.compiled_so_far()[1]
             shapes = _call_in_another_shape(denoiser_of(pipe), trace)
-            recompiled = compilation.compiled_so_far()[1] - before
-            summary = f"{found.summary}; {shapes[0]} and then {shapes[1]}: {recompiled} recompilations"
-            return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
+            anew = compilation.compiled_so_far()[1] - before
+            return found.also(f"{shapes[0]} and then {shapes[1]}: {anew} recompilations", not anew, compiled_anew=anew)
 
         return proof
 
@@ -277,13 +276,8 @@ def _with_kept(found: Finding) -> Finding:
     if not compilation.is_kept() or not found.facts.get("graphs"):
         return found
     written, read = compilation.kept_so_far()
-    summary = f"{found.summary}; of the kept code {read} read, {written} written"
-    return replace(
-        found,
-        engaged=found.engaged and bool(written or read),
-        summary=summary,
-        facts=found.facts | {"kept_read": read, "kept_written": written},
-    )
+    told = f"of the kept code {read} read, {written} written"
+    return found.also(told, bool(written or read), kept_read=read, kept_written=written)
 
 
 def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]:
@@ -353,7 +347,7 @@ def _with_templates(found: Finding, mode: str, device: torch.device) -> Finding:
     if not mode.startswith("max-autotune") or device.type != "cuda" or inductor_utils.is_big_gpu(device):
         return found
     none = "Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
-    return replace(found, summary=f"{found.summary}; {none}", facts=found.facts | {"templates": False})
+    return found.also(none, templates=False)
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
@@ -365,13 +359,12 @@ def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
     captures = sum(stage.graph_captures for stage in stages.values())
     skips = counters["inductor"]["cudagraph_skips"]
     facts = {"graph_launches": sum(launches.values()), "launches": launches, "cudagraph_skips": skips}
-    summary = f"{found.summary}; {facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
+    summary = f"{facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
     if captures:
         facts["recorded_anew"] = captures
         summary += f", {captures} recorded again in the traced call"
     # Skips include neither graphs without operators nor graphs that are recorded in each call.
-    engaged = found.engaged and only_replays(stages.values()) and not skips
-    return Finding(engaged, summary, found.facts | facts)
+    return found.also(summary, only_replays(stages.values()) and not skips, **facts)
 
 
 def _keep_outputs(compiled: Any) -> None:
