@@ -75,12 +75,7 @@ class Matrix:
     """Every option with every model and every task.
 
     A model on the hub is judged by its architecture, so that the local cache makes no difference.
-
-    Args:
-        composer: makes the variants, on the configuration of the command.
-        options: (group, option) pairs.
-        models: options of the group `model`; a model that lacks a key, such as the user's own folder, is left out.
-        tasks: options of the group `task`, each with the packaged images.
+    A model that lacks a key, such as the user's own folder, is left out; tasks have the packaged images.
     """
 
     def __init__(
@@ -92,13 +87,7 @@ class Matrix:
         self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
 
     def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[Cell]:
-        """Returns a cell for each option, model and task.
-
-        Args:
-            device: the device on which the options are to run.
-            shown: the findings of records; see `shown_in`.
-            sheets: data sheets of cards, by name.
-        """
+        """Returns a cell for each option, model and task."""
         label, found = _label(device.type, device.name, sheets), list[Cell]()
         places = {
             (model, task): {
@@ -170,11 +159,7 @@ def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
 
 
 def grouped(texts: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
-    """Yields models and tasks grouped by their common statement, with as few groups as possible.
-
-    Args:
-        texts: the statement by (model, task), for all models and all tasks.
-    """
+    """Yields models and tasks grouped by their common statement, with as few groups as possible."""
     models, tasks = (list(dict.fromkeys(names)) for names in zip(*texts, strict=True))
     alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for model in models:

@@ -33,11 +33,7 @@ def check_options(
 ) -> list[OptionReport]:
     """Checks each option on the composed configuration: whether it runs on the device, and what it needs.
 
-    Args:
-        composer: makes the variant of each option.
-        options: (group, option) pairs.
-        device: the device to check.
-        sheets: data sheets of other cards, by name: an option that does not run is checked on each of them.
+    An option that does not run is checked on the cards of other data sheets, too.
     """
     made = compose_options(composer, options)
     variants = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
@@ -80,10 +76,7 @@ def compose_options(
 ) -> dict[tuple[str, str], Variant | list[str]]:
     """Returns the variant with each option by (group, option), or the problems of its configuration.
 
-    Args:
-        composer: makes the variants.
-        options: (group, option) pairs.
-        settings: overrides that go with an option, by the option as in `memory=vae_tiling`.
+    `settings` are overrides that go with an option, by the option as in `memory=vae_tiling`.
     """
     given = settings or {}
     return {
@@ -103,14 +96,7 @@ def _composed(composer: Composer, group: str, option: str, settings: Sequence[st
 
 
 def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:
-    """Returns whether an option runs on a device, by itself or with another option, and what else it needs.
-
-    Args:
-        device: the device on which it is to run.
-        group: the option's group.
-        variant: the variant with the option.
-        variants: variants with each option that it may be combined with.
-    """
+    """Returns whether an option runs on a device, by itself or with another option, and what else it needs."""
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
     ctx = variant.context(device)

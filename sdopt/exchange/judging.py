@@ -69,12 +69,6 @@ def judge_folders(
 def calibrate_folders(first: Path, second: Path, overrides: Sequence[str], folder: Path) -> StudyResult:
     """Scores two folders of a baseline's images that start from other noise, for a calibration of that model.
 
-    Args:
-        first: images of some prompts.
-        second: images of the same prompts from other seeds.
-        overrides: keys of quality metrics and of the hardware for the metrics' networks.
-        folder: an empty folder for the images while they are scored.
-
     Raises:
         UsageError: the folders or the metrics do not fit together.
     """

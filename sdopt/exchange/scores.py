@@ -85,11 +85,6 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
 
     A metric is named `score_…` if more is better, and `penalty_…` otherwise. Where it was there before, it is replaced.
 
-    Args:
-        result: the study, which is changed.
-        table: `.csv` or `.jsonl`.
-        lower_is_better: names of columns of which less is better.
-
     Raises:
         UsageError: a row names no image of the study, or an image of a variant has no value.
     """

@@ -190,13 +190,7 @@ def labels(state: str, software: Software, generation: str, seen: bool) -> tuple
 
 
 def half_width(widths: Mapping[str, float], classes: Sequence[str], untold: float = 0.0) -> float:
-    """Returns the half-width of an 80 % interval on the log scale.
-
-    Args:
-        widths: those of `Coefficients`.
-        classes: the figure's `labels`.
-        untold: deviation by what no figure tells.
-    """
+    """Returns the half-width of an 80 % interval on the log scale."""
     return math.hypot(math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold)
 
 

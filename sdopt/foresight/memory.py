@@ -176,13 +176,7 @@ def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any])
 
 
 def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint:
-    """Returns the memory of a variant's calls.
-
-    Args:
-        variant: its options say which weights are on the device together.
-        plan: its blueprint.
-        cuda: whether it runs on a card, where a process needs a context.
-    """
+    """Returns the memory of a variant's calls."""
     chosen = {type(option) for option in variant.optimizations.values()}
     context = CUDA_CONTEXT_GIB if cuda else 0.0
     denoiser, decoder = plan.denoiser.peak / 2**30, plan.decoder.peak / 2**30

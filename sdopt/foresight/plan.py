@@ -479,13 +479,6 @@ def learn(case: Case, stages: Mapping[str, float], call: float, coefficients: Ar
     """Changes coefficients by what a measured call says of the host and the software, and of the card nothing.
 
     One ratio over everything would carry the card's own factor to other cards, and makes predictions worse.
-
-    Args:
-        case: the measured call.
-        stages: seconds by stage: `denoiser_step` (one step) and `vae_decoder`; NaN where there are none.
-        call: seconds of the whole call.
-        coefficients: those of the prediction.
-        source: what was measured, for the evidence.
     """
     table = Table.of([case])
     parts = table.parts(coefficients)

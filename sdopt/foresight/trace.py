@@ -26,11 +26,7 @@ _VIEWS = (
 def trace(function: Any, *inputs: Any, kept: Any = (), **more: Any) -> Costs:
     """Runs a function once on the meta device; returns what it costs.
 
-    Args:
-        function: a network, or a method of one, on the meta device.
-        inputs: its arguments; tensors on the meta device.
-        kept: further tensors that are alive meanwhile and count towards the peak.
-        more: keyword arguments.
+    Tensors that are `kept` are alive meanwhile, and count towards the peak.
     """
     owner = getattr(function, "__self__", function)
     observer = _Observer(owner if isinstance(owner, torch.nn.Module) else None)

@@ -121,12 +121,7 @@ def _card_of(nvml: Any, device: "Device") -> _Card:
 
 
 def process_gib(device: "Device", pids: Collection[int]) -> float | None:
-    """Returns the memory that processes hold on a CUDA device, in GiB; None if there is no NVML, or it gives no answer.
-
-    Args:
-        device: the CUDA device.
-        pids: the processes.
-    """
+    """Returns the GiB that processes hold on a CUDA device; None if there is no NVML, or it gives no answer."""
 
     def held(nvml: Any) -> float | None:
         # In a container the driver may report another pid namespace, or no figure at all.
@@ -192,9 +187,7 @@ class GpuMonitor:
     def state(self, before: Mapping[str, int], seconds: float) -> GpuState | None:
         """Returns the state of the device now, right after a call.
 
-        Args:
-            before: `throttled_ns()` just before the call.
-            seconds: how long the call took.
+        `before` is `throttled_ns()` just before the call.
         """
         if (card := self._card) is None:
             return None

@@ -184,11 +184,7 @@ def describe_cpu() -> dict[str, Any]:
 
 
 def usable_cores(group: Path = _GROUP) -> int:
-    """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less.
-
-    Args:
-        group: the cgroup (v2) of its container.
-    """
+    """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
     affinity = len(os.sched_getaffinity(0))
     file = group / "cpu.max"
     quota, period = file.read_text(encoding="utf-8").split() if file.is_file() else ("max", "")

@@ -38,12 +38,6 @@ _LOAD = "sdopt.load"
 def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say: Callable[[str], None]) -> LoadRecord:
     """Measures what a command line asks for, and writes and logs it.
 
-    Args:
-        argv: overrides.
-        config_dir: a folder with the user's own config groups.
-        context: starts workers.
-        say: takes lines of progress.
-
     Raises:
         UsageError: the command line cannot be composed, or a row cannot be served here.
         UnavailableError: the baseline could not be measured.

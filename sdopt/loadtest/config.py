@@ -80,10 +80,6 @@ def load_config(
 ) -> tuple[LoadConfig, dict[str, Serving], list[str]]:
     """Returns `conf/load_test.yaml` with the section of a preset and the overrides of a command line applied.
 
-    Args:
-        overrides: those of the command line.
-        config_dir: a folder with presets of the user's own.
-
     Returns:
         the load, the policies by name, and the overrides of what is served.
 

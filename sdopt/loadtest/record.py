@@ -186,12 +186,7 @@ def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) 
 
 
 def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, str]:
-    """Returns the mean of figures, and how it relates to the true one; of bounds without an interval.
-
-    Args:
-        values: one of each replicate.
-        relations: of these figures, or of their parts, to the true ones: `=`, `>` or `<`.
-    """
+    """Returns the mean of figures, and how it relates to the true one; of bounds without an interval."""
     bounds, found = set(relations) - {"="}, interval_of(values)
     if not bounds:
         return found, "="

@@ -50,11 +50,7 @@ class Candidate:
 class LoadTest:
     """A load test of several rows.
 
-    Args:
-        load: what is sent.
-        record: receives what is found.
-        device: the device of the workers; None for a server that is only known by its address.
-        say: takes lines of progress.
+    `say` takes lines of progress; the device is None of a server that is only known by its address.
     """
 
     def __init__(self, load: LoadConfig, record: LoadRecord, device: Device | None, say: Callable[[str], None]) -> None:

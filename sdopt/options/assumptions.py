@@ -233,10 +233,7 @@ def structure_of(network: Any, graph: bool) -> dict[str, Any]:
     """Returns by layer the settings and hooks that a graph of a network, or layers joined from it, no longer follow.
 
     Leaves out the values of tensors, which both follow, and the hooks by which sdopt observes.
-
-    Args:
-        network: a network, without what wraps it.
-        graph: whether a graph runs in the network's place, without its own hooks, and with the parameters that it had.
+    With `graph`, a graph runs in the network's place, without its own hooks, and with the parameters that it had.
     """
     return {
         name: (

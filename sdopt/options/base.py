@@ -175,10 +175,6 @@ class Optimization:
     def files(self, model: Model, fetch: bool) -> list[Path]:
         """Returns the files that the option reads in addition to those of the model.
 
-        Args:
-            model: the model that the option changes.
-            fetch: whether to download missing files; workers only read local files.
-
         Raises:
             UsageError: a file is missing, or cannot be downloaded.
         """
@@ -194,12 +190,7 @@ class Optimization:
         return 0
 
     def parts(self, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
-        """Returns the pipeline components, by name, that replace the model's own.
-
-        Args:
-            model: the model, which is loaded without these components.
-            dtype: type of the weights of the other components.
-        """
+        """Returns the pipeline components, by name, that replace the model's own."""
         return {}
 
     def parts_for(self, pipe: Pipeline, model: Model, dtype: "torch.dtype") -> dict[str, Any]:

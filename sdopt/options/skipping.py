@@ -112,11 +112,6 @@ def half(arguments: Any, batch: int, which: int) -> Any:
 
     Text states, further conditions, and what other networks (ControlNet) add have a row per sample too; the pictures of
     an IP-Adapter may have several.
-
-    Args:
-        arguments: tensors in tuples, lists and dictionaries; those with rows per sample are cut.
-        batch: the number of samples.
-        which: the half.
     """
 
     def cut(tensor: Tensor) -> Tensor:
@@ -267,13 +262,7 @@ class Spectrum(Skipping):
 
 
 class _Step(torch.nn.Module):
-    """The base class of the two kinds of step.
-
-    Args:
-        unet: the UNet whose layers run.
-        block: the block on the way down in which the inner layers begin.
-        layer: the first inner layer in that block.
-    """
+    """The base class of the two kinds of step."""
 
     def __init__(self, unet: Any, block: int, layer: int) -> None:
         super().__init__()

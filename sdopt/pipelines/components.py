@@ -39,9 +39,7 @@ def require_parts(model: Model) -> None:
 def network_problems(folder: Path, key: str) -> list[str]:
     """Returns what is wrong with a standalone diffusers network, such as a VAE; [] if it can be loaded as it is.
 
-    Args:
-        folder: holds its `config.json` and its weights.
-        key: the option's key that names the folder, for messages.
+    `key` is the option's key that names the folder, for messages.
     """
     file = folder / NETWORK_WEIGHTS
     return [f"{key}: {problem}" for problem in _network_problems(folder, state_of(file) if file.exists() else ())]

@@ -18,13 +18,7 @@ UNMARKED = (
 
 
 def fitting_architectures(kind: str, width: int | None, channels: int | None = None) -> list[str]:
-    """Returns the names of the architectures that come with sdopt and have these properties.
-
-    Args:
-        kind: the class name of the text-to-image pipeline.
-        width: channels of the states of text that the denoiser reads.
-        channels: channels of its first convolution; None if not known.
-    """
+    """Returns the names of the architectures that come with sdopt and have these properties."""
     return [
         name for name, found in _architectures().items() if found[:2] == (kind, width) and channels in (None, found[2])
     ]
@@ -85,13 +79,7 @@ def predicts_noise(file: Path) -> bool | None:
 
 
 def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`.
-
-    Args:
-        index: its `model_index.json`.
-        unet: the configuration of its denoiser.
-        vae: the configuration of its VAE, which scales images down by two at each level but the last.
-    """
+    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`."""
     sample, levels = side_of(unet), vae.get("block_out_channels")
     size = sample * 2 ** (len(levels) - 1) if sample and isinstance(levels, list) else 512
     return {"size": size, "guidance_scale": 5.0 if "XL" in text_to_image(index.get("_class_name")) else 7.5}

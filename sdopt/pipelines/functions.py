@@ -25,10 +25,6 @@ def absolute(function: str) -> str:
 def defined(function: str, key: str) -> tuple[Path, str]:
     """Returns the file and the name of a function, which the file must define at its top.
 
-    Args:
-        function: as `my_file.py:function`.
-        key: the key that names it, for messages.
-
     Raises:
         UsageError: it is written otherwise, or is not there.
     """

@@ -36,9 +36,7 @@ def fetch_models(models: Iterable[Model]) -> None:
 def hub_folder(model: Model, fetch: bool) -> Path:
     """Returns the local copy of a repository, with the files that its pipeline needs and no others.
 
-    Args:
-        model: names the repository, its revision and the variant of its files.
-        fetch: whether to ask the hub and download missing files; otherwise only the cache is read.
+    Without `fetch`, only the local cache is read.
 
     Raises:
         UsageError: the repository or revision does not exist, is gated, or is not in the cache and cannot be reached.
@@ -94,10 +92,7 @@ def download_bytes(model: Model) -> int | None:
 def hub_network(repository: str, key: str, fetch: bool) -> Path:
     """Returns the local copy of a repository with one diffusers network, such as a VAE.
 
-    Args:
-        repository: as in `owner/name`.
-        key: the option whose `hub_id` names it, for messages.
-        fetch: whether to ask the hub and download missing files; otherwise only the cache is read.
+    `key` is the option whose `hub_id` names it. Without `fetch`, only the local cache is read.
 
     Raises:
         UsageError: the repository does not exist, is gated, or is not in the cache and cannot be reached.
@@ -109,12 +104,7 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
 def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fetch: bool = True) -> list[Path]:
     """Returns the local copies of files of a repository.
 
-    Args:
-        repository: as in `owner/name`.
-        names: the files.
-        at: the key and the value that name the repository, for messages.
-        instead: what to do if they cannot be fetched, for messages.
-        fetch: whether to download missing files; otherwise only the cache is read.
+    Messages begin `at` the key that names it, and say what to do `instead`. Without `fetch`, only the cache is read.
 
     Raises:
         UsageError: the repository does not exist, is gated, lacks a file, or cannot be reached.
@@ -136,12 +126,7 @@ _PIPELINE = (
 def _explained(repository: str, at: str, lacks: str, instead: str, revision: str | None = None) -> Iterator[None]:
     """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do.
 
-    Args:
-        repository: as in `owner/name`.
-        at: the key and the value that name it.
-        lacks: what it does not hold, if files are missing.
-        instead: what to do if it cannot be fetched.
-        revision: the branch, tag or commit that is asked for.
+    It begins `at` the key that names the repository, and says what it `lacks`, or what to do `instead`.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (

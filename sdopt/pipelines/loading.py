@@ -180,14 +180,7 @@ def network_config(folder: Path) -> dict[str, Any]:
 
 
 def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> Any:
-    """Loads a standalone diffusers network on the CPU, or builds it with random weights as the part `name`.
-
-    Args:
-        folder: holds its configuration and, unless they are random, its weights.
-        name: its attribute in a pipeline, which determines its random weights.
-        dtype: type of its weights.
-        random: whether to use random weights.
-    """
+    """Loads a standalone diffusers network on the CPU, or builds it with random weights as the part `name`."""
     class_name = network_config(folder)["_class_name"]
     if random:
         from sdopt.pipelines.random_weights import random_network

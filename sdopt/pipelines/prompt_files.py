@@ -79,10 +79,6 @@ _Row = tuple[str, dict[str, Any]]
 def read_prompts(path: Path, column: str | None) -> PromptFile:
     """Reads a file, by its suffix: .csv, .tsv, .json, .jsonl or .ndjson; any other as text, with a prompt per line.
 
-    Args:
-        path: a file in UTF-8.
-        column: the column of prompts; None is the first of `_PROMPT_COLUMNS`.
-
     Raises:
         NoColumn: it has no such column.
         Unreadable: its content is of another kind, damaged, or ambiguous.

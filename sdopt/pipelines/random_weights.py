@@ -21,12 +21,7 @@ _POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any) -> Pipeline:
     """Builds the pipeline that a folder of configurations describes.
 
-    Args:
-        folder: has a `model_index.json` and a folder for each component, as `save_pretrained` writes them.
-        cls: the pipeline's class, which must accept the components of the folder.
-        device: where the networks are built.
-        dtype: type of their parameters.
-        given: arguments of the class that are passed on instead of built.
+    Arguments of the class that are `given` are passed on instead of built.
     """
     index = read_json(folder / "model_index.json")
     normal = _pool().to(device)

@@ -168,13 +168,7 @@ def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
 
 
 def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = 20) -> list[str]:
-    """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can.
-
-    Args:
-        own: the configuration of the model's own scheduler, with the marks in its file.
-        scheduler: the chosen one.
-        steps: how many steps it is to take.
-    """
+    """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can."""
     chosen, options = scheduler_class(scheduler), scheduler.options
     at = f"scheduler.class_name={scheduler.class_name}"
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
@@ -218,9 +212,6 @@ def _rehearsed(given: str) -> list[str]:
     """Samples a few numbers without a model; returns why that fails.
 
     Schedulers accept configurations for which they have no step, such as a prediction type.
-
-    Args:
-        given: the model's own configuration, the chosen scheduler and the number of steps, as JSON.
     """
     import torch
 

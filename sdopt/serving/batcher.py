@@ -66,14 +66,7 @@ class Meters:
 
 
 class RefusalError(Exception):
-    """A request that gets no image.
-
-    Args:
-        status: of the HTTP answer.
-        reason: why.
-        param: the field of the request that is at fault, if one is.
-        retry_after_s: when to try again.
-    """
+    """A request that gets no image."""
 
     def __init__(self, status: int, reason: str, param: str | None = None, retry_after_s: float | None = None) -> None:
         self.status, self.reason, self.param, self.retry_after_s = status, reason, param, retry_after_s
@@ -109,12 +102,7 @@ class Waiting:
 
 
 class Batcher:
-    """The queue of a server, and the task that empties it. Everything but calls of the worker is in the event loop.
-
-    Args:
-        engine: draws the images.
-        serving: the limits.
-    """
+    """The queue of a server, and the task that empties it. Everything but calls of the worker is in the event loop."""
 
     def __init__(self, engine: Engine, serving: Serving) -> None:
         self.engine, self.serving, self.meters = engine, serving, Meters()

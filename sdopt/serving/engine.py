@@ -25,13 +25,7 @@ class Work:
 
 
 class Engine:
-    """The worker of a variant.
-
-    Args:
-        variant: what it serves.
-        serving: how many images one call takes.
-        start: starts a worker of the variant.
-    """
+    """The worker of a variant."""
 
     def __init__(self, variant: Variant, serving: Serving, start: Callable[[], Worker]) -> None:
         self.variant = variant

@@ -57,12 +57,7 @@ class Generation(BaseModel):
 
 
 class Interface:
-    """Answers requests.
-
-    Args:
-        batcher: draws the images, within its limits, and counts the answers.
-        device: the device of the worker.
-    """
+    """Answers requests."""
 
     def __init__(self, batcher: Batcher, device: Device) -> None:
         self._batcher, self._device, self._begun = batcher, device, int(time.time())

@@ -35,11 +35,7 @@ _STARTS = 3
 def deploy(variant: Variant, serving: Serving, device: Device, ready: Callable[[], None]) -> None:
     """Serves a variant from the Ray cluster at RAY_ADDRESS until SIGTERM or Ctrl-C.
 
-    Args:
-        variant: what every replica serves.
-        serving: the limits of each, and how many there are.
-        device: this machine's, which says whether a replica needs a GPU.
-        ready: called once when requests are taken.
+    `ready` is called once when requests are taken.
 
     Raises:
         UnavailableError: there is no cluster, or no replica gets ready.

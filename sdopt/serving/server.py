@@ -43,13 +43,7 @@ async def serve(
 ) -> None:
     """Serves a variant until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
-    Args:
-        engine: its worker, which is started here.
-        serving: the limits.
-        device: the device of its worker.
-        listening: a socket that listens.
-        ready: called once when requests are taken.
-        end: ends it, too.
+    `ready` is called once when requests are taken; `end` ends it, too.
 
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.

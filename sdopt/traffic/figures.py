@@ -54,14 +54,7 @@ class Window:
 
 
 def window_of(sent: Sequence[Sent], rate: float, limit_s: float, lag_limit_s: float) -> Window:
-    """Returns the figures of a window. Latencies count from scheduled times, and include who got no image.
-
-    Args:
-        sent: all requests of the window.
-        rate: at which they were scheduled.
-        limit_s: within which an image is wanted.
-        lag_limit_s: how late the 99th percentile of them may be sent.
-    """
+    """Returns the figures of a window. Latencies count from scheduled times, and include who got no image."""
     latencies = np.array([each.latency_s for each in sent])
     served = [each for each in sent if math.isfinite(each.latency_s)]
     within = int((latencies <= limit_s).sum())
@@ -102,10 +95,6 @@ def early_stopping(late: int, attainment: float) -> int:
 
     So MLPerf decides whether a run that is not endless passes (`loadgen/early_stopping.cc`, without tolerance): if the
     share were just missed, so few of so many independent requests would be late in one run of a hundred.
-
-    Args:
-        late: how many were late.
-        attainment: the share of all requests that is to be within the limit.
     """
     return int(nbinom.ppf(0.99, late + 1, 1 - attainment)) + late + 1
 
@@ -113,10 +102,7 @@ def early_stopping(late: int, attainment: float) -> int:
 def wanted_share(attainment: float, requests: int, stops_early: bool) -> float:
     """Returns the share of a window's requests that must be within the limit; above 1 if they are too few to say.
 
-    Args:
-        attainment: the share of all requests that is to be.
-        requests: those of the window.
-        stops_early: whether the window must show it with 99 % confidence; see `early_stopping`.
+    With `stops_early`, the window must show it with 99 % confidence; see `early_stopping`.
     """
     if not stops_early:
         return attainment
@@ -127,9 +113,7 @@ def wanted_share(attainment: float, requests: int, stops_early: bool) -> float:
 def max_rate(windows: Sequence[Window], wanted: Callable[[int], float]) -> tuple[float, str]:
     """Returns the highest rate at which enough of the requests are within the limit, by interpolation.
 
-    Args:
-        windows: of one server, at several rates.
-        wanted: returns the share that is enough of a number of requests.
+    `wanted` returns the share that is enough of a number of requests.
 
     Returns:
         The rate, and how it relates to the true one: `=`, `>` if even the highest rate attains it, `<` if the lowest
@@ -153,11 +137,7 @@ def bracketing(
 ) -> list[Window]:
     """Sends further windows, ever faster or ever slower, until all bracket the highest rate of `max_rate`.
 
-    Args:
-        windows: of one server, at several rates.
-        wanted: returns the share that is enough of a number of requests.
-        send: sends a window at a rate.
-        slowest: the lowest rate that is tried, in requests a second.
+    The lowest rate that is tried is `slowest`.
     """
     further: list[Window] = []
     while len(further) < _FURTHER:

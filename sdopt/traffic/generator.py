@@ -58,9 +58,7 @@ def generate(
 ) -> list[Sent]:
     """Sends a schedule from a process of its own, and returns what became of each request.
 
-    Args:
-        schedule: what is sent.
-        started: receives the process, which a Ctrl-C in the terminal does not reach.
+    `started` receives the process, which a Ctrl-C in the terminal does not reach.
 
     Raises:
         RuntimeError: that process failed.

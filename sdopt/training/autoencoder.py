@@ -145,10 +145,6 @@ def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
 
     `StableDiffusionPipeline` scales all latents by one number and cannot shift them, but the denoiser learns fastest if
     all channels have equal distributions. The 1×1 convolutions on both sides of the latents absorb the change exactly.
-
-    Args:
-        network: the trained autoencoder.
-        mean: mean latents of the training pictures, (n, 8, 8, 8).
     """
     import torch
 

@@ -76,10 +76,6 @@ def write_card(folder: Path, model: str) -> None:
     """Writes `README.md` for a model from its weights, `recipe.json` and `evaluation.json`.
 
     Without an evaluation, the card names the command for it.
-
-    Args:
-        folder: the exported model.
-        model: `emoji`, `clip`, `loras` or `tiny_autoencoder`: the template, and the name of the packaged folder.
     """
     recipe = read_recipe(folder)
     text = _environment().get_template(f"{model}.md.j2").render(

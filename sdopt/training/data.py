@@ -164,13 +164,7 @@ def build(
 ) -> Dataset:
     """Downloads, matches and renders the whole data set, except skin-tone variants, flags and components.
 
-    Args:
-        folder: the folder for the archives.
-        held_out_concepts: number of concepts to exclude from training.
-        seed: seed of that choice.
-        threads: rendering threads; the default is one per core.
-        emojibase: the package with names and tags.
-        drawings: the drawing sets.
+    The archives are kept in `folder`; the concepts that are held out are drawn by `seed`.
 
     Returns:
         Pictures ordered by concept, then by style.
@@ -218,14 +212,6 @@ def draw_style(
     style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int, threads: int | None = None
 ) -> Dataset:
     """Renders the style's drawings of concepts that the denoiser learns in the flat style, and holds some concepts out.
-
-    Args:
-        style: the style to render.
-        base: the denoiser's data; its held-out concepts are excluded.
-        packages: the folder of the archives.
-        held_out_concepts: how many concepts to keep from the LoRA's training.
-        seed: the seed of that choice.
-        threads: rendering threads; the default is one per core.
 
     Raises:
         DataError: the archive cannot be fetched, verified or read.

@@ -213,10 +213,6 @@ class Evaluation:
         All figures use mean latents of the pipeline's autoencoder; pictures start from the same noise, with and without
         the LoRA, by the seed of the LoRAs' recipe.
 
-        Args:
-            folder: the LoRAs and their recipe.
-            packages: the folder of the drawings' archives.
-
         Raises:
             DataError: an archive cannot be fetched, verified or read.
         """
@@ -327,14 +323,7 @@ def decoder_psnr(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tens
 
 @torch.inference_mode()
 def speed_up(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor, rounds: int = 40) -> float:
-    """Returns how many times faster the decoder is than its teacher: the geometric mean of rounds with both.
-
-    Args:
-        network: the distilled networks.
-        teacher: the autoencoder.
-        latents: one batch, scaled, (n, 8, 8, 8).
-        rounds: number of timed rounds, after three warm-up rounds.
-    """
+    """Returns how many times faster the decoder is than its teacher: the geometric mean of rounds with both."""
     seconds: list[list[float]] = []
     for _ in range(rounds + 3):
         marks = [time.perf_counter()]
@@ -347,12 +336,7 @@ def speed_up(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor, 
 
 
 def evaluate_clip(folder: Path, dataset: Dataset) -> list[Figure]:
-    """Returns all figures of the CLIP in `folder`: the retrieval of captions, and how degradations move its metrics.
-
-    Args:
-        folder: exported by `sdopt train-reference stage=clip`; its `recipe.json` determines the held-out pictures.
-        dataset: the drawings.
-    """
+    """Returns all figures of the CLIP in `folder`: the retrieval of captions, and how degradations move its metrics."""
     recipe = read_recipe(folder)
     extractor, seed = ClipFeatures("emojiclip", str(folder)), recipe["seed"]
     held_out = hold_out_pictures(dataset, recipe["clip"]["held_out_share"], seed)

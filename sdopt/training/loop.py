@@ -159,13 +159,7 @@ def train(
 
 
 def earlier_settings(before: Mapping[str, Any], settings: Mapping[str, Any], steps: int) -> list[dict[str, Any]]:
-    """Returns the earlier settings of a resumed training, each with the step `until_step` at which they ended.
-
-    Args:
-        before: the settings of the checkpoint, and in `earlier` those of the checkpoints before it.
-        settings: the settings from now on.
-        steps: completed steps of the checkpoint.
-    """
+    """Returns the earlier settings of a resumed training, each with the step `until_step` at which they ended."""
     earlier: list[dict[str, Any]] = before.get("earlier", [])
     changed = {key: before.get(key) for key, value in settings.items() if before.get(key) != value}
     return [*earlier, {"until_step": steps, **changed}] if changed else earlier

@@ -54,14 +54,7 @@ def add_lora(denoiser: UNet2DConditionModel, rank: int, targets: Sequence[str] =
 
 
 def save_lora(denoiser: UNet2DConditionModel, updates: nn.ParameterList, average: nn.Module, file: Path) -> None:
-    """Writes a trained LoRA to a safetensors file in half precision.
-
-    Args:
-        denoiser: with the LoRA's layers.
-        updates: their parameters, as `add_lora` returned them.
-        average: the weights to save, in the same order.
-        file: the file to write.
-    """
+    """Writes a trained LoRA to a safetensors file in half precision."""
     import torch
     from diffusers import StableDiffusionPipeline
     from peft import get_peft_model_state_dict

@@ -284,9 +284,6 @@ def load_in_single_precision(model: Path) -> None:
 
     The default `dtype` of transformers is in `config.json`, which records the type of the saved weights; the default of
     diffusers is float32. A pipeline loaded without a `dtype` would mix both types, and its first call would fail.
-
-    Args:
-        model: a folder written by transformers' `save_pretrained`.
     """
     file = model / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -177,13 +177,7 @@ def digest(call: Tensors) -> str:
 
 
 def digest_of(module: torch.nn.Module, device: torch.device, *more: Any) -> str:
-    """Returns a hex digest of what a module's compiled code depends on: its structure, the libraries, and the device.
-
-    Args:
-        module: the module.
-        device: where it runs.
-        more: what else the code depends on.
-    """
+    """Returns a hex digest of what a module's code, compiled for a device, depends on: structure, libraries, device."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     machine = _card(device) if device.type == "cuda" else _processor()
     about = [

@@ -187,11 +187,6 @@ class StandIn(torch.nn.Module):
 class Tensors(torch.nn.Module):
     """A module as a function from tensors to tensors; the call's other arguments are constants.
 
-    Args:
-        module: the module that is called.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-
     Attributes:
         inputs: the tensors among the arguments.
         key: everything that a graph of this call depends on, except the values of tensors.

@@ -100,11 +100,7 @@ class Attention(EquivalentAttention):
 
 
 class Layer(torch.nn.Module):
-    """DeepSpeed's attention with the weights and the arguments of a layer of diffusers.
-
-    Args:
-        layer: the `diffusers.models.attention_processor.Attention` to replace.
-    """
+    """DeepSpeed's attention with the weights and the arguments of a layer of diffusers."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -205,9 +201,6 @@ def compile_kernels(*builders: str) -> None:
 
     PyTorch's lock is a file that outlives a process killed during compilation, so that all later processes would wait
     forever. The lock here is released when its process ends, so a leftover file can be deleted.
-
-    Args:
-        builders: names of classes in `deepspeed.ops.op_builder`.
     """
     from torch.utils.cpp_extension import _get_build_directory
 
