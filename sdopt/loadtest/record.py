@@ -170,7 +170,7 @@ class RowFigures:
 
 def figures_of(row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]) -> RowFigures:
     """Returns the figures of a row, beside those of the baseline in the same replicates; `wanted` as in `max_rate`."""
-    mine, base = _rates(row, wanted), _rates(baseline, wanted)
+    mine, base = ({r.number: max_rate(r.windows, wanted) for r in each.replicates} for each in (row, baseline))
     most, bound = _over([rate for rate, _ in mine.values()], [each for _, each in mine.values()])
     ratios, relations = [], []
     for number in mine.keys() & base.keys() if row is not baseline else ():
@@ -191,10 +191,6 @@ def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, 
     if not bounds:
         return found, "="
     return Interval(found.estimate), bounds.pop() if len(bounds) == 1 else "?"
-
-
-def _rates(row: LoadRow, wanted: Callable[[int], float]) -> dict[int, tuple[float, str]]:
-    return {each.number: max_rate(each.windows, wanted) for each in row.replicates}
 
 
 def answer_of(record: LoadRecord) -> str:

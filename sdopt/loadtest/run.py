@@ -127,7 +127,10 @@ class LoadTest:
         if not self._record.limit_s:
             self._record.limit_s = _LIMITS * service_s[min(service_s)]
         largest, window_s = engine.largest, candidate.serving.window_ms / 1000
-        seconds = partial(_interpolated, service_s, engine)
+
+        def seconds(images: int) -> float:
+            size = engine.batch_for(images)
+            return float(np.interp(size, list(service_s), list(service_s.values())))
 
         def latencies(rate: float) -> np.ndarray:
             return batched(self._arrivals(number, rate), seconds, largest, window_s)
@@ -217,8 +220,3 @@ def calibrated(engine: Engine) -> dict[int, float]:
         asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
         found[size] = float(np.median([engine.timed(asked, work) for _ in range(_CALIBRATIONS)]))
     return found
-
-
-def _interpolated(service_s: dict[int, float], engine: Engine, images: int) -> float:
-    size = engine.batch_for(images)
-    return float(np.interp(size, list(service_s), list(service_s.values())))

@@ -37,7 +37,9 @@ def own_blocks(pipe: Pipeline) -> list[str]:
     from diffusers import UNet2DConditionModel
 
     unet = denoiser_of(pipe)
-    found = [f"runs the UNet's blocks itself, without {what}" for what in _residuals(pipe)]
+    adding = {"a ControlNet": hasattr(pipe, "controlnet"), "a T2I-Adapter": hasattr(pipe, "adapter")}
+    adding["GLIGEN"] = getattr(unet, "position_net", None) is not None
+    found = [f"runs the UNet's blocks itself, without {what}" for what, there in adding.items() if there]
     if "forward" in vars(unet) or getattr(type(unet), "forward", None) is not UNet2DConditionModel.forward:
         return [*found, "would replace the UNet's forward, which is not that of diffusers"]
     if unet.class_embedding is not None:
@@ -50,14 +52,6 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         if "forward" in vars(block) or _hooks(block) or not type(block).__module__.startswith("diffusers."):
             return [*found, f"runs the UNet's blocks itself, without the forward or the hooks of {name}"]
     return found
-
-
-def _residuals(pipe: Pipeline) -> list[str]:
-    """Returns the networks that add to the states within a UNet."""
-    unet = denoiser_of(pipe)
-    parts = {"a ControlNet": hasattr(pipe, "controlnet"), "a T2I-Adapter": hasattr(pipe, "adapter")}
-    parts["GLIGEN"] = getattr(unet, "position_net", None) is not None
-    return [name for name, there in parts.items() if there]
 
 
 _BLOCK = re.compile(r"mid_block|(down|up)_blocks\.\d+")
@@ -216,17 +210,18 @@ def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[
     """Yields what was done to networks that all options assume not to be: they are compiled, or hooks move them."""
     for name, network in networks.items():
         modules = list(network.modules())
-        if any(_is_compiled(module) for module in modules):
+        made = (
+            isinstance(module, torch.jit.ScriptModule)
+            or unwrapped(module) is not module
+            or getattr(module, "_compiled_call_impl", None) is not None
+            for module in modules
+        )
+        if any(made):
             yield f"pipe.{name} is compiled already: apply the options to the pipeline as loaded, with compiler=…"
         elif any("_hf_hook" in vars(module) or hook_of(module, "group_offloading") for module in modules):
             yield f"hooks move the weights of pipe.{name}: remove them (pipe.remove_all_hooks()), and choose memory=…"
     if getattr(pipe, "hf_device_map", None):
         yield "the pipeline is spread over devices: call pipe.reset_device_map() first"
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    made = isinstance(module, torch.jit.ScriptModule) or unwrapped(module) is not module
-    return made or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def structure_of(network: Any, graph: bool) -> dict[str, Any]:

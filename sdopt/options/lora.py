@@ -414,20 +414,17 @@ def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
 
 def _all_sums(networks: "Sequence[weakref.ref[torch.nn.Module]]") -> dict[tuple[int, str], float]:
     """Returns the sum of each weight of the networks that still exist, by the network's number and the name."""
-    found = [(number, network) for number, each in enumerate(networks) if (network := each()) is not None]
-    return {(number, name): total for number, network in found for name, total in _sums(network).items()}
-
-
-def _sums(denoiser: Any) -> dict[str, float]:
-    """Returns the sum of each weight by name, to detect changes; leaves out weights on the meta device."""
-    with _from_disk(unwrapped(denoiser)) as network:
-        weights = {name: weight.detach() for name, weight in network.named_parameters() if weight.device.type != "meta"}
-        return {name: float(_plain(weight).double().sum()) for name, weight in weights.items()}
-
-
-def _plain(weight: torch.Tensor) -> torch.Tensor:
-    """Returns a weight as a plain tensor, since TorchAO's tensors do not support `sum`."""
-    return weight if type(weight) is torch.Tensor else weight.dequantize()
+    found = {}
+    for number, each in enumerate(networks):
+        if (network := each()) is not None:
+            with _from_disk(unwrapped(network)) as loaded:
+                for name, weight in loaded.named_parameters():
+                    if weight.device.type != "meta":
+                        plain = weight.detach()
+                        # TorchAO's tensors do not support `sum`.
+                        plain = plain if type(plain) is torch.Tensor else plain.dequantize()
+                        found[number, name] = float(plain.double().sum())
+    return found
 
 
 @contextmanager

@@ -121,8 +121,13 @@ class VaeTiling(VaeInPieces):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        size, tile = ctx.workload.size or ctx.model.size, self.tile_size or _default_tile(ctx)
-        if tile is None or size > tile:
+        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
+        size, config = ctx.workload.size or ctx.model.size, {} if tiny else part_config(ctx.model, "vae")
+        if config is None and self.tile_size is None:
+            return []
+        default = (config or {}).get("sample_size", 512)  # AutoencoderTiny has none
+        tile = self.tile_size or int(default[0] if isinstance(default, list) else default)
+        if size > tile:
             return []
         advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
         return [f"a tile of {tile} pixels holds the whole image of {size}: {advice}"]
@@ -146,17 +151,6 @@ class VaeTiling(VaeInPieces):
 
 _TILED_CHANNELS = 4
 """The number of latent channels that `AutoencoderTiny._tiled_encode` assumes."""
-
-
-def _default_tile(ctx: Context) -> int | None:
-    """Returns the VAE's default tile size in pixels, or None if its configuration is not local."""
-    tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
-    config = {} if tiny else part_config(ctx.model, "vae")
-    if config is None:
-        return None
-    # AutoencoderTiny has no `sample_size`.
-    size = config.get("sample_size", 512)
-    return int(size[0] if isinstance(size, list) else size)
 
 
 @dataclass(frozen=True)
@@ -288,7 +282,8 @@ class PrecomputedEmbeddings(Optimization):
             if not given & {"prompt", "prompt_embeds"}:
                 return inputs
             count = len(inputs["prompt_embeds" if own else "prompt"])
-            negatives = _one_each(inputs.get("negative_prompt"), count)
+            negative = inputs.get("negative_prompt")
+            negatives = [negative] * count if negative is None or isinstance(negative, str) else list(negative)
             if len(negatives) != count:
                 raise UsageError("memory=precomputed_embeddings: give a negative prompt for each prompt, or one")
             # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
@@ -314,11 +309,6 @@ class PrecomputedEmbeddings(Optimization):
             return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
 
         return proof
-
-
-def _one_each(negative: str | Sequence[str] | None, count: int) -> list[str | None]:
-    """Returns the negative prompt of each of some prompts; None stands for none."""
-    return [negative] * count if negative is None or isinstance(negative, str) else list(negative)
 
 
 def _as_negative(embeddings: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

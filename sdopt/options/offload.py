@@ -173,7 +173,10 @@ class GroupOffload(Offload):
 
         device = device_of(pipe)
         waits, streams = self._plan(device.type)
-        folder = _folder_for(pipe) if waits == "disk" else None
+        folder = None
+        if waits == "disk":
+            folder = Path(tempfile.mkdtemp(prefix="offload-", dir=own_folder()))
+            weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
         for name, network in networks_of(pipe).items():
             apply_group_offloading(
                 network,
@@ -258,13 +261,6 @@ def _held(weight: torch.Tensor) -> list[torch.Tensor]:
         return [weight]
     names, _ = weight.__tensor_flatten__()
     return [tensor for name in names for tensor in _held(getattr(weight, name))]
-
-
-def _folder_for(pipe: Pipeline) -> Path:
-    """Returns a new folder for the weights of a pipeline; the folder is deleted with the denoiser."""
-    folder = tempfile.mkdtemp(prefix="offload-", dir=own_folder())
-    weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def _groups(network: torch.nn.Module) -> list[Any]:

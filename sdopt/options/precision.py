@@ -123,9 +123,12 @@ class Precision(Optimization):
                     convolved = convolutions_are_rounded(device_of(pipe))
                 # Convolutions use TF32 by default, so they only show whether TF32 is off.
                 engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
-                summary += f"; float32 products {_in_words(rounded)}, convolutions {_in_words(convolved)}"
+                words = {True: "rounded to TF32", False: "in full"}
+                summary += f"; float32 products {words[rounded]}, convolutions {words[convolved]}"
             # By default, cuDNN convolutions use TF32 on a device that supports it.
-            reduced = _rounds_convolutions(device_of(pipe)) if rounded is None else bool(rounded or convolved)
+            reduced = bool(rounded or convolved)
+            if rounded is None and device_of(pipe).type == "cuda" and torch.backends.cudnn.allow_tf32:
+                reduced = torch.cuda.get_device_capability(device_of(pipe)) >= TF32.capability
             facts = {
                 "weights": weights,
                 "products": products,
@@ -261,13 +264,3 @@ def _run_in_own_type(vae: Any) -> None:
         return decode(latents.to(vae.dtype), *args, **kwargs)
 
     vae.__dict__ |= {"encode": encode_in_own_type, "decode": decode_in_own_type}
-
-
-def _in_words(rounded: bool) -> str:
-    return "rounded to TF32" if rounded else "in full"
-
-
-def _rounds_convolutions(device: torch.device) -> bool:
-    if device.type != "cuda" or not torch.backends.cudnn.allow_tf32:
-        return False
-    return torch.cuda.get_device_capability(device) >= TF32.capability

@@ -76,18 +76,11 @@ def require_model(model: Model) -> None:
         if model.factory is None:
             raise UsageError("model.factory: model.weights=factory needs a function, as in my_file.py:make")
         defined(model.factory, KEY)
-    else:
-        _require_path(model)
-
-
-def _require_path(model: Model) -> None:
-    if model.path is None:
+    elif model.path is None:
         raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
-    path = Path(model.path).expanduser()
-    if path.is_file():
-        _require_original(path, model)
     else:
-        require_folder(path, model)
+        path = Path(model.path).expanduser()
+        (_require_original if path.is_file() else require_folder)(path, model)
 
 
 def _require_keys(model: Model) -> None:

@@ -187,14 +187,11 @@ _SETTINGS = "lora_adapter_metadata"
 
 def _idle(file: Path) -> list[str]:
     tensors = tensors_of(file) or _read(file)
-    alphas = (tensors.get(module + _ALPHA) for module, pair in _pairs(tensors).items() if _changes(pair, tensors))
-    if any(alpha is None or float(alpha) for alpha in alphas):
-        return []
+    for module, pair in _pairs(tensors).items():
+        alpha = tensors.get(module + _ALPHA)
+        if (alpha is None or float(alpha)) and all(bool(tensors[name].float().any()) for name in pair.values()):
+            return []
     return ["changes nothing: each of its updates is zero"]
-
-
-def _changes(pair: Mapping[str, str], tensors: "Mapping[str, torch.Tensor]") -> bool:
-    return all(bool(tensors[name].float().any()) for name in pair.values())
 
 
 def _of_another_family(file: Path, model: Model) -> list[str]:

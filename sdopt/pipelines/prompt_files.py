@@ -177,7 +177,9 @@ def _named(columns: Sequence[str], usual: Sequence[str]) -> str | None:
 def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
     usual = "\t" if suffix == ".tsv" else ","
     headers = {each: _header(text, each) for each in (usual, *_DELIMITERS)}
-    delimiter = next((each for each, cells in headers.items() if _has_prompts(cells, column)), usual)
+    named = {column} if column is not None else {*_PROMPT_COLUMNS}
+    of = str if column is not None else _plain
+    delimiter = next((each for each, cells in headers.items() if named & {*map(of, cells)}), usual)
     columns = headers[delimiter]
     if not columns:
         return []
@@ -200,10 +202,6 @@ def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
             )
         rows.append((place, dict(zip(columns, cells, strict=False))))
     return rows
-
-
-def _has_prompts(columns: Sequence[str], wanted: str | None) -> bool:
-    return wanted in columns if wanted is not None else any(_plain(name) in _PROMPT_COLUMNS for name in columns)
 
 
 def _header(text: str, delimiter: str) -> list[str]:

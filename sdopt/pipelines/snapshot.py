@@ -105,7 +105,11 @@ class Snapshot:
 
     def lost(self) -> list[str]:
         """Returns a line for each network whose weights have changed."""
-        changed = [name for name, weights in self.weights.items() if _are_lost(weights)]
+        changed = []
+        for name, weights in self.weights.items():
+            left = [parameter for weight in weights if (parameter := weight.found()) is not None]
+            if len(left) < len(weights) or _marks(left) != [weight.marks for weight in weights]:
+                changed.append(name)
         return [f"the weights of {name} were changed" for name in sorted(changed)]
 
     def restore(self, pipe: Pipeline) -> None:
@@ -117,12 +121,6 @@ class Snapshot:
             kept.restore()
         for weight in (weight for weights in self.weights.values() for weight in weights):
             weight.restore()
-
-
-def _are_lost(weights: Sequence[_Weight]) -> bool:
-    """Returns whether a parameter of a network was freed or changed."""
-    parameters = [parameter for weight in weights if (parameter := weight.found()) is not None]
-    return len(parameters) < len(weights) or _marks(parameters) != [weight.marks for weight in weights]
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:

@@ -147,21 +147,15 @@ def _load(call: Tensors, package: Path) -> Graph:
     one_thread, index = True, -1 if device.index is None else device.index
     loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", one_thread, 1, index)
     # The package stores addresses of the weights, not copies; the pipeline keeps the weights alive.
-    loader.load_constants(_constants(call, package, loader.get_constant_fqns()), False, True, True)
+    saved = {name: value.to(device) for name, value in load_file(package.with_suffix(".safetensors")).items()}
+    known = saved | call.state_dict() | dict(call.named_buffers())
+    loader.load_constants({name: known[name] for name in loader.get_constant_fqns()}, False, True, True)
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         results: list[torch.Tensor] = loader.boxed_run(list(tensors))
         return results
 
     return run
-
-
-def _constants(call: Tensors, package: Path, names: list[str]) -> dict[str, torch.Tensor]:
-    """Returns the tensors that a package needs, by name: the module's, and those saved with the package."""
-    device = call.inputs[0].device
-    saved = {name: value.to(device) for name, value in load_file(package.with_suffix(".safetensors")).items()}
-    known = saved | call.state_dict() | dict(call.named_buffers())
-    return {name: known[name] for name in names}
 
 
 def _card(device: torch.device) -> tuple[str | int, ...]:
