@@ -5,16 +5,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from sdopt.contract import Contract
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Stage(IntEnum):
@@ -189,11 +188,11 @@ class Optimization:
         """
         return 0
 
-    def parts(self, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         """Returns the pipeline components, by name, that replace the model's own."""
         return {}
 
-    def parts_for(self, pipe: Pipeline, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
+    def parts_for(self, pipe: Pipeline, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         """Returns the components that replace those of a pipeline that is already loaded, and that it leaves as it is.
 
         Args:

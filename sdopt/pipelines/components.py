@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
@@ -13,11 +15,9 @@ from sdopt.pipelines.checks import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
+from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.weights import Header, lacking_vocabulary, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
-
-if TYPE_CHECKING:
-    import torch
 
 
 def require_parts(model: Model) -> None:
@@ -72,8 +72,6 @@ def count_weights(model: Model) -> int:
     Raises:
         UsageError: the model's files are not there.
     """
-    from sdopt.pipelines.random_weights import empty_network
-
     folder = folder_of(model)
     networks = (empty_network(folder / name, *parts) for name, parts in _run(folder) if not _is_no_network(name))
     return sum(weight.numel() for network in networks for weight in network.parameters())
@@ -210,10 +208,6 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
 
 def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
     """Yields what is wrong with a single file, whose configurations lie in `folder`."""
-    import torch
-
-    from sdopt.pipelines.random_weights import empty_network
-
     shapes = Header.of(file, f"model.path={file}").shapes
     for name, (library, class_name) in _run(folder):
         if not _is_no_network(name):
@@ -245,7 +239,7 @@ _KNOWN = {
 """Prefixes of tensors in a single file that a network must know; a VAE's file may hold what it was trained with."""
 
 
-def _converted(tensors: "dict[str, torch.Tensor]", part: str, network: Any) -> "dict[str, torch.Tensor]":
+def _converted(tensors: dict[str, torch.Tensor], part: str, network: Any) -> dict[str, torch.Tensor]:
     """Renames the tensors of a single file as diffusers does when it loads one network of it."""
     from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
     from diffusers.loaders.single_file_utils import convert_ldm_clip_checkpoint, convert_open_clip_checkpoint

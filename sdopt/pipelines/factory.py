@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import settings_of, side_of
@@ -104,8 +106,6 @@ def _known_class(pipe: Any) -> str | None:
 
 
 def _digest(pipe: Pipeline) -> str:
-    import torch
-
     digest = hashlib.sha256()
     for name, network in sorted(networks_of(pipe).items()):
         for key, tensor in sorted(network.state_dict().items()):

@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import (
@@ -21,13 +23,11 @@ from sdopt.pipelines.factory import Built, build, built
 from sdopt.pipelines.families import predicts_noise
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import Pipeline, place
+from sdopt.pipelines.random_weights import build_pipeline, random_network
 from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,10 @@ def network_config(folder: Path) -> dict[str, Any]:
     return dict(read_json(folder / "config.json"))
 
 
-def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> Any:
+def load_network(folder: Path, name: str, dtype: torch.dtype, random: bool) -> Any:
     """Loads a standalone diffusers network on the CPU, or builds it with random weights as the part `name`."""
     class_name = network_config(folder)["_class_name"]
     if random:
-        from sdopt.pipelines.random_weights import random_network
-
         return random_network(folder, "diffusers", class_name, name, dtype)
     import diffusers
 
@@ -192,13 +190,11 @@ def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) ->
     return cls.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=dtype)
 
 
-def load_part(model: Model, part: str, dtype: "torch.dtype") -> Any:
+def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
     """Loads one network of a model, such as `vae`, on the CPU, with weights of the given type."""
     folder = folder_of(model)
     library, class_name = parts_in(folder)[part]
     if model.weights == "random":
-        from sdopt.pipelines.random_weights import random_network
-
         return random_network(folder / part, library, class_name, part, dtype)
     cls = part_class(library, class_name)
     if _is_file(model):
@@ -255,8 +251,6 @@ def load_pipeline(
     Raises:
         UsageError: the files are missing.
     """
-    import torch
-
     if model.factory is not None:
         return _prepared(_as_built(model, task, load_kwargs), model, scheduler, task, device, on_host)
     folder = folder_of(model)
@@ -265,8 +259,6 @@ def load_pipeline(
     arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
     arguments |= {"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False}
     if model.weights == "random":
-        from sdopt.pipelines.random_weights import build_pipeline
-
         built_on = "cpu" if on_host else device
         pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
     elif _is_file(model):

@@ -5,18 +5,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
 from sdopt.pipelines.loading import LoadedModel, clip_skip_of, folder_of, is_sdxl, leave_out_layers, part_config
 from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, denoiser_of, quiet, text_encoders_of, unwrapped
+from sdopt.pipelines.random_weights import empty_like, empty_part
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
-
-if TYPE_CHECKING:
-    import torch
 
 _MATRIX = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)\.weight")
 """The names of a LoRA's two matrices, by peft (`….lora_A.weight`), by kohya (`….lora_down.weight`), by older diffusers
@@ -89,7 +90,7 @@ def is_on_hub(path: str | None) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
 
 
-def networks_of_a_lora(pipe: Pipeline) -> "list[torch.nn.Module]":
+def networks_of_a_lora(pipe: Pipeline) -> list[torch.nn.Module]:
     """Returns the networks that a LoRA can change: denoiser and text encoders, without what compiles them."""
     return [unwrapped(network) for network in (denoiser_of(pipe), *text_encoders_of(pipe))]
 
@@ -117,14 +118,12 @@ def trains_text_encoder(file: Path) -> bool:
     return any(name.startswith(("text_encoder", "lora_te")) for name in _header(file).shapes)
 
 
-def tensors_of(file: Path) -> "dict[str, torch.Tensor] | None":
+def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
     """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself.
 
     PyTorch does not multiply numbers of 8 bits, which some files store to be small. And where alphas differ, or some
     are missing, diffusers scales some layers by another one's: here such alphas are multiplied into the weights.
     """
-    import torch
-
     found = _read(file)
     alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
     with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
@@ -276,10 +275,8 @@ def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
 _Mark = tuple[int, int, float]
 
 
-def _mark(tensor: "torch.Tensor") -> _Mark:
+def _mark(tensor: torch.Tensor) -> _Mark:
     """Returns what tells a tensor by its values, whatever its name, its type and the order of its dimensions of 1."""
-    import torch
-
     plain = tensor.detach().float().contiguous()
     return plain.numel(), int(torch.hash_tensor(plain).view(torch.int64)), float(plain.double().sum())
 
@@ -322,7 +319,7 @@ def _letters(name: str) -> str:
 def _misfit(
     module: str,
     pair: Mapping[str, str],
-    tensors: "Mapping[str, torch.Tensor]",
+    tensors: Mapping[str, torch.Tensor],
     sizes: Mapping[str, tuple[int, int]],
 ) -> str | None:
     """Returns why the matrices of a module do not fit the model's layer; None if they do."""
@@ -342,8 +339,6 @@ def _empty_pipeline(model: Model) -> Any:
     Their memory is reserved and never touched, so that the size of the model does not matter.
     """
     import diffusers
-
-    from sdopt.pipelines.random_weights import empty_like, empty_part
 
     names = ("unet", *TEXT_ENCODERS[:2])
     if isinstance(model, LoadedModel):
@@ -375,8 +370,6 @@ def _header(file: Path) -> Header:
     return Header.of_any(file, str(file.parent))
 
 
-def _read(file: Path) -> "dict[str, torch.Tensor]":
-    from safetensors.torch import load_file
-
+def _read(file: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = load_file(file)
     return found

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json
@@ -14,9 +19,6 @@ from sdopt.pipelines.loading import folder_of, part_config, path_of
 from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
 from sdopt.pipelines.weights import load_tokenizer, state_of
 from sdopt.schema import Model, Task, Workload
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _GENERAL = Path(__file__).parent / "general_prompts.txt"
 
@@ -278,16 +280,12 @@ def _tokenizers(model: Model) -> Iterator[Any]:
 # ---- initial noise from a file: MLPerf Inference has one latent for all images ---------------------------------------
 
 
-def read_latents(file: str) -> "Tensor":
+def read_latents(file: str) -> Tensor:
     """Reads the only tensor in a .pt or .safetensors file: float32 (n, channels, height, width), n ≥ 1, on the CPU.
 
     Raises:
         UsageError: the file cannot be read, or does not hold exactly one such tensor.
     """
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(file).expanduser()
     try:
         if path.suffix == ".safetensors":
@@ -337,7 +335,7 @@ def require_latents(workload: Workload, task: Task, model: Model) -> None:
         take(latents, images, (channels, side, side), workload.latents)
 
 
-def take(latents: "Tensor", images: Sequence[int], shape: tuple[int, ...], file: str) -> "list[Tensor]":
+def take(latents: Tensor, images: Sequence[int], shape: tuple[int, ...], file: str) -> list[Tensor]:
     """Returns the latents (1, channels, height, width) of the numbered images; a single latent serves all.
 
     Raises:

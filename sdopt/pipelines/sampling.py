@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from sdopt.errors import UsageError
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header, state_of
@@ -213,8 +215,6 @@ def _rehearsed(given: str) -> list[str]:
 
     Schedulers accept configurations for which they have no step, such as a prediction type.
     """
-    import torch
-
     own, chosen, steps = json.loads(given)
     scheduler = Scheduler(**chosen)
     try:

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.parts import Pipeline
@@ -12,7 +14,6 @@ from sdopt.record.images import open_picture
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
@@ -196,13 +197,11 @@ def noise_in_float32(pipe: Pipeline) -> Iterator[None]:
 
 def _randn(
     shape: Sequence[int],
-    generator: "Sequence[torch.Generator] | torch.Generator",
-    device: "torch.device | None" = None,
-    dtype: "torch.dtype | None" = None,
+    generator: Sequence[torch.Generator] | torch.Generator,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
     layout: Any = None,
-) -> "torch.Tensor":
-    import torch
-
+) -> torch.Tensor:
     generators = generator if isinstance(generator, Sequence) else [generator]
     rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator) for generator in generators]
     return torch.cat(rows).to(device=device, dtype=dtype)

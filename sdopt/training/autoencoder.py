@@ -1,26 +1,19 @@
 """The autoencoder stage, which trains the network between pictures and 8×8×8 latents, and its distillation."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
 
 from sdopt.errors import UsageError
 from sdopt.training.config import TrainReferenceConfig
+from sdopt.training.data import Dataset
 from sdopt.training.loop import STREAMS, generator, in_precision, missing_stage, on_device, pick_device, train
 from sdopt.training.networks import LATENT_CHANNELS, build_autoencoder, build_tiny_autoencoder
-
-if TYPE_CHECKING:
-    import torch
-    from diffusers import AutoencoderKL
-    from torch import Tensor
-
-    from sdopt.training.data import Dataset
-
 
 VIEWS = 2
 """Number of copies of each picture from which the tiny autoencoder learns, with different backgrounds and noise."""
@@ -28,8 +21,6 @@ VIEWS = 2
 
 def pixels(images: np.ndarray) -> Tensor:
     """Converts uint8 (n, 64, 64, 3) to float32 (n, 3, 64, 64) in [-1, 1]."""
-    import torch
-
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
@@ -45,15 +36,11 @@ def picture_loss(output: Tensor, target: Tensor, edge_weight: float) -> Tensor:
 
 def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
     """Returns the PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
-    import torch
-
     return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
 
 
 def on_any_colour(dataset: Dataset, chosen: np.ndarray, share: float, random: torch.Generator) -> np.ndarray:
     """Returns the chosen pictures, a share of them on random colours and the others on white: uint8 (n, 64, 64, 3)."""
-    import torch
-
     colours = torch.randint(256, (len(chosen), 3), generator=random, dtype=torch.uint8)
     colours[torch.rand(len(chosen), generator=random) >= share] = 255
     return dataset.on(chosen, colours.numpy())
@@ -61,8 +48,6 @@ def on_any_colour(dataset: Dataset, chosen: np.ndarray, share: float, random: to
 
 def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
     """Trains with L1, squared, edge and KL losses; writes the network to `model/` in the stage's folder."""
-    import torch
-
     options, device = config.autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
     network = on_device(start_autoencoder(config.start_from), device)
@@ -100,9 +85,6 @@ def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
     Raises:
         UsageError: the folder has no autoencoder.
     """
-    import torch
-    from diffusers import AutoencoderKL
-
     if pipeline is not None:
         if not (Path(pipeline) / "vae").is_dir():
             raise UsageError(f"start_from={pipeline}: the folder has no vae/; choose a pipeline folder")
@@ -120,8 +102,6 @@ def load_autoencoder(folder: Path) -> AutoencoderKL:
     Raises:
         UsageError: the stage has not run.
     """
-    from diffusers import AutoencoderKL
-
     if not (folder / "model").exists():
         raise missing_stage("autoencoder", folder / "model")
     return AutoencoderKL.from_pretrained(folder / "model").eval().requires_grad_(False)
@@ -129,8 +109,6 @@ def load_autoencoder(folder: Path) -> AutoencoderKL:
 
 def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> tuple[Tensor, Tensor]:
     """Returns mean and standard deviation of each picture's unscaled latents, each float32 (n, 8, 8, 8)."""
-    import torch
-
     means, deviations = [], []
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
@@ -146,8 +124,6 @@ def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
     `StableDiffusionPipeline` scales all latents by one number and cannot shift them, but the denoiser learns fastest if
     all channels have equal distributions. The 1×1 convolutions on both sides of the latents absorb the change exactly.
     """
-    import torch
-
     centre, spread = mean.mean(dim=(0, 2, 3)), mean.std(dim=(0, 2, 3))
     before, after = network.quant_conv, network.post_quant_conv
     with torch.no_grad():
@@ -167,8 +143,6 @@ def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
 
 def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> float:
     """Returns the mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), after reconstruction from their mean latents."""
-    import torch
-
     values = []
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
@@ -185,8 +159,6 @@ def train_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset, teach
     the factor 1. The decoder learns the teacher's pictures instead of the real ones, so that all differences between
     teacher and student are due to the distillation.
     """
-    import torch
-
     options, device = config.tiny_autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
     network = build_tiny_autoencoder().to(device, memory_format=torch.channels_last)
@@ -217,8 +189,6 @@ def prepare_lessons(
         Each picture `VIEWS` times, on white or on a random colour, uint8 (n, 64, 64, 3); its scaled latents, float32
         (n, 8, 8, 8); these latents with noise; and the teacher's picture of the noisy latents, uint8 (n, 64, 64, 3).
     """
-    import torch
-
     options, device = config.tiny_autoencoder, pick_device(config.device)
     guide = on_device(copy.deepcopy(teacher), device)
     scale = guide.config.scaling_factor

@@ -1,20 +1,18 @@
 """Draws captions of training pictures, chooses those that are packaged, and generates and writes pictures of them."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from diffusers import StableDiffusionPipeline
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record
-
-if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-    from torch import Tensor
 
 INTRODUCTION_CHANCE = 0.2
 """Probability that a caption begins with an article or with `a picture of`."""
@@ -153,8 +151,6 @@ def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) ->
 
 def write_webp(picture: np.ndarray, file: Path) -> None:
     """Writes uint8 pixels (height, width, 3) to a lossless WebP file."""
-    from PIL import Image
-
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(picture).save(file, lossless=True, quality=100, method=6)
 
@@ -194,8 +190,6 @@ def generate_latents(pipeline: StableDiffusionPipeline, captions: Sequence[str],
 def _call(
     pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int, steps: int, guidance: float, output: str
 ) -> Any:
-    import torch
-
     pipeline.set_progress_bar_config(disable=True)
     noise = [torch.Generator().manual_seed(seed + i) for i in range(len(captions))]
     return pipeline(
@@ -205,8 +199,6 @@ def _call(
 
 def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:
     """Writes a PNG grid of `pictures` (n, height, width, 3), enlarged threefold, with captions."""
-    from PIL import Image, ImageDraw, ImageFont
-
     side = ENLARGEMENT * pictures.shape[1]
     rows = -(-len(captions) // COLUMNS)
     page = Image.new(

@@ -1,7 +1,5 @@
 """The figures of an evaluation and the card of a model: both are kept beside its weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

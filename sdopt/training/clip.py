@@ -1,17 +1,19 @@
 """The CLIP stage: trains an image encoder and a text encoder to match pictures and captions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from PIL import Image, ImageFilter
+from safetensors.torch import load_model
+from torch import Tensor
+from torch.nn import functional
+from transformers import CLIPModel, CLIPTokenizer
 
 from sdopt.errors import UsageError
 from sdopt.training.captions import caption
@@ -19,12 +21,6 @@ from sdopt.training.config import ClipConfig, TrainReferenceConfig
 from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record
 from sdopt.training.loop import STREAMS, generator, in_precision, pick_device, train
 from sdopt.training.networks import build_clip
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from transformers import CLIPModel, CLIPTokenizer
-
 
 WEIGHTS = "model.safetensors"
 """The weights file of transformers."""
@@ -134,8 +130,6 @@ class Batches:
     """
 
     def __init__(self, options: ClipConfig, dataset: Dataset, seed: int) -> None:
-        import torch
-
         self._options, self._dataset, self._seed = options, dataset, seed
         held_out = set(hold_out_pictures(dataset, options.held_out_share, seed).tolist())
         self.held_out = len(held_out)
@@ -145,8 +139,6 @@ class Batches:
 
     def draw(self, step: int) -> Batch:
         """Returns the batch of a step, which depends only on the seed and the step."""
-        import torch
-
         options, dataset = self._options, self._dataset
         random = np.random.default_rng([self._seed, STREAMS["clip"], step])
         own = random.permutation(len(self._pictures))[: options.batch_size]
@@ -215,8 +207,6 @@ def loose_caption(record: Record, random: np.random.Generator, background: str |
 
 def spoil(pictures: Tensor, ways: Sequence[Degradation | None], random: np.random.Generator) -> Tensor:
     """Applies one degradation per picture, by a random amount, to pictures of float32 (n, 3, 64, 64) in [-1, 1]."""
-    import torch
-
     spoilt = pictures.clone()
     for place, way in enumerate(ways):
         if way is not None:
@@ -243,9 +233,6 @@ def place_drawings(
     Returns:
         float32 (n, 3, 64, 64) in [-1, 1].
     """
-    import torch
-    from torch.nn import functional
-
     count = len(images)
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
@@ -275,8 +262,6 @@ def embed_visible(model: CLIPModel, pictures: Tensor, hidden: float, random: tor
 
     Dropping patches makes steps cheaper, and drawings harder to memorize (Li et al. 2023, FLIP).
     """
-    import torch
-
     vision = model.vision_model
     states = vision.embeddings(pictures)
     if hidden > 0:
@@ -299,9 +284,6 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
         scale: logarithm of the factor of the cosines.
         same: bool (n, m), true for pairs to ignore, because another image's text fits too.
     """
-    import torch
-    from torch.nn import functional
-
     images, texts = functional.normalize(images, dim=1), functional.normalize(texts, dim=1)
     cosines = scale.clamp(max=HIGHEST_SCALE).exp() * images @ texts.T
     logits = cosines.masked_fill(same, -math.inf)
@@ -313,8 +295,6 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
 
 def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer) -> None:
     """Trains on all concepts, including the denoiser's held-out concepts."""
-    import torch
-
     options, device = config.clip, pick_device(config.device)
     torch.manual_seed(config.seed)
     network = start_clip(options.start_from).to(device)
@@ -345,8 +325,6 @@ def start_clip(folder: str | None) -> CLIPModel:
     Raises:
         UsageError: the folder has no CLIP of this architecture.
     """
-    from safetensors.torch import load_model
-
     network = build_clip()
     if folder is not None:
         if not (Path(folder) / WEIGHTS).is_file():

@@ -1,7 +1,5 @@
 """Builds the data of the reference models: rendered, openly licensed emoji drawings with names and tags."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import resvg_py
+from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package, Style, fetch, read_json
@@ -112,7 +112,7 @@ class Dataset:
         )
 
     @classmethod
-    def load(cls, folder: Path) -> Dataset:
+    def load(cls, folder: Path) -> "Dataset":
         """Reads a folder written by `save`.
 
         Raises:
@@ -290,9 +290,6 @@ def render(markup: str) -> np.ndarray:
     The drawing is rendered at four times the size and averaged: resvg's own antialiasing leaves hairlines between
     touching shapes, which the autoencoder would learn.
     """
-    import resvg_py
-    from PIL import Image
-
     size = 4 * IMAGE_SIZE
     png = bytes(resvg_py.svg_to_bytes(svg_string=markup, width=size, height=size, skip_system_fonts=True))
     picture = Image.open(io.BytesIO(png)).convert("RGBA")

@@ -1,11 +1,13 @@
 """The denoiser stage: trains the UNet and the text encoder together on cached latents."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from torch import Tensor, nn
+from transformers import CLIPTextModel, CLIPTokenizer
 
 from sdopt.training.autoencoder import encode_all
 from sdopt.training.captions import caption, draw_background
@@ -14,25 +16,14 @@ from sdopt.training.data import BACKGROUNDS, Dataset, Record
 from sdopt.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
 from sdopt.training.networks import build_denoiser, build_scheduler, build_text_encoder
 
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, UNet2DConditionModel
-    from torch import Tensor, nn
-    from transformers import CLIPTextModel, CLIPTokenizer
-
 
 def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.ModuleDict:
     """Returns both networks in one module, with the names that checkpoints use."""
-    from torch import nn
-
     return nn.ModuleDict({"denoiser": denoiser, "text_encoder": text_encoder})
 
 
 def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPTextModel]:
     """Returns the networks to train: those of a pipeline folder, in single precision, or untrained networks."""
-    import torch
-    from diffusers import UNet2DConditionModel
-    from transformers import CLIPTextModel
-
     if pipeline is None:
         return build_denoiser(), build_text_encoder()
     return (
@@ -91,8 +82,6 @@ def diffusion_loss(
         caption: draws a caption of a picture on a background; None is white.
         avoided: a background that becomes white.
     """
-    import torch
-
     device, path = pick_device(config.device), (STREAMS[stage], *part)
     options: DiffusionConfig = getattr(config, stage)
     alphas = build_scheduler().alphas_cumprod.to(device)
@@ -141,8 +130,6 @@ def train_denoiser(
     config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, autoencoder: AutoencoderKL
 ) -> None:
     """Trains both networks on the latents of the training pictures; the autoencoder's `scaling_factor` must be set."""
-    import torch
-
     options, device = config.denoiser, pick_device(config.device)
     chosen, chances = picture_chances(dataset, options.flat_weight)
 

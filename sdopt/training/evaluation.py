@@ -1,17 +1,17 @@
 """Evaluates the family of models: a table of figures for the generator, and one for each companion."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from diffusers import AutoencoderKL, AutoencoderTiny, LCMScheduler, StableDiffusionPipeline
+from torch import Tensor
 from torch.nn import functional
 
 from sdopt.errors import UsageError
@@ -25,11 +25,6 @@ from sdopt.training.cards import Figure, read_recipe
 from sdopt.training.clip import DEGRADATIONS, hold_out_pictures
 from sdopt.training.data import BACKGROUNDS, Dataset, Record, build, draw_style
 from sdopt.training.packages import STYLES
-
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, AutoencoderTiny, StableDiffusionPipeline
-    from torch import Tensor
-
 
 JUDGE = "effnet"
 """The feature extractor for the generator: EfficientNet-lite0, trained on ImageNet, independent of the family."""
@@ -75,8 +70,6 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
         UsageError: the folder has no exported pipeline, or `effnet` is not installed.
         DataError: the data cannot be downloaded.
     """
-    from diffusers import StableDiffusionPipeline
-
     require_features(JUDGE)
     if not (model / "recipe.json").is_file():
         raise UsageError(f"--model {model}: there is no recipe.json; name what `sdopt train-reference` exported")
@@ -192,8 +185,6 @@ class Evaluation:
 
     def tiny_autoencoder(self, folder: Path) -> list[Figure]:
         """Compares the `AutoencoderTiny` in `folder` with the pipeline's autoencoder."""
-        from diffusers import AutoencoderTiny
-
         teacher = self.pipeline.vae
         network = AutoencoderTiny.from_pretrained(folder, dtype=torch.float32)
         latents = generate_latents(self.pipeline, self.prompts["training"][:DECODED], seed=self.seed)
@@ -248,8 +239,6 @@ class Evaluation:
 
     def few_steps(self, folder: Path) -> list[Figure]:
         """Compares the LoRA for few steps in `folder` with the pipeline in few and in all steps."""
-        from diffusers import LCMScheduler
-
         pipeline, captions = self.pipeline, self.prompts["gate"][:JUDGED]
         records = records_of(self.dataset, captions)
         real, names = self._features(real_pictures(self.dataset, records)), [record.label for record in records]

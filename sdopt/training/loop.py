@@ -1,7 +1,5 @@
 """The training loop of all stages: device, schedule, weight averaging, checkpoints, progress, random streams."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -12,17 +10,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from diffusers.models.attention_processor import AttnProcessor
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
 
 from sdopt.errors import UnavailableError, UsageError
+from sdopt.hardware.probe import describe_cpu
 from sdopt.training.config import TrainingConfig, TrainReferenceConfig
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
 
 LINE_SECONDS = 30.0
 """Seconds between progress lines."""
@@ -102,8 +100,6 @@ def train(
     Raises:
         DivergenceError: the loss is not finite.
     """
-    import torch
-
     options: TrainingConfig = getattr(config, stage)
     seconds = 60 * config.budget_minutes * options.share / parts
     schedule = Schedule(options.learning_rate, options.warmup_steps, seconds, options.steps)
@@ -169,9 +165,6 @@ def save_checkpoint(
     folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
     """Writes a checkpoint to a new folder, and then replaces the old one, so that a checkpoint is always complete."""
-    import torch
-    from safetensors.torch import save_model
-
     fresh, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old"))
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -190,9 +183,6 @@ def load_checkpoint(
     folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """Loads a checkpoint into the networks and the optimizer, without unpickling code; returns its `state.json`."""
-    import torch
-    from safetensors.torch import load_model
-
     load_model(network, folder / "network.safetensors")
     load_model(average, folder / "average.safetensors")
     optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
@@ -206,8 +196,6 @@ def load_average(folder: Path, network: nn.Module) -> None:
     Raises:
         UsageError: the stage has not run.
     """
-    from safetensors.torch import load_model
-
     file = folder / "checkpoint" / "average.safetensors"
     if not file.exists():
         raise missing_stage(folder.name, file)
@@ -256,8 +244,6 @@ def pick_device(device: str) -> torch.device:
     Raises:
         UsageError: `cuda` is chosen and there is no CUDA device.
     """
-    import torch
-
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise UsageError("device=cuda: there is no CUDA device; choose device=auto or device=cpu")
@@ -266,8 +252,6 @@ def pick_device(device: str) -> torch.device:
 
 def pick_precision(arithmetic: str, device: torch.device) -> str:
     """Returns `fp32` or `bf16`; `auto` is bf16 on hardware with native bf16 products."""
-    import torch
-
     if arithmetic != "auto":
         return arithmetic
     native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -276,8 +260,6 @@ def pick_precision(arithmetic: str, device: torch.device) -> str:
 
 def in_precision(arithmetic: str, device: torch.device) -> AbstractContextManager[Any]:
     """Returns a context manager that sets the precision of matrix products and convolutions."""
-    import torch
-
     if pick_precision(arithmetic, device) == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
@@ -288,19 +270,12 @@ def on_device(network: Any, device: torch.device) -> Any:
 
     The default processor calls a fused kernel whose backward pass is slow on CPUs, especially in bf16.
     """
-    import torch
-    from diffusers.models.attention_processor import AttnProcessor
-
     network.to(device, memory_format=torch.channels_last).set_attn_processor(AttnProcessor())
     return network
 
 
 def describe_hardware(device: torch.device, arithmetic: str) -> str:
     """Returns a description of the machine, the precision and the PyTorch version for a card."""
-    import torch
-
-    from sdopt.hardware.probe import describe_cpu
-
     cpu = f"{torch.get_num_threads()} cores of {describe_cpu()['name']}"
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     return f"{machine}, {pick_precision(arithmetic, device)}, torch {torch.__version__.partition('+')[0]}"
@@ -308,7 +283,5 @@ def describe_hardware(device: torch.device, arithmetic: str) -> str:
 
 def generator(seed: int, *path: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Returns a random generator that depends only on `seed` and `path` (stage, step), so that runs can resume."""
-    import torch
-
     words = np.random.SeedSequence([seed, *path]).generate_state(2)
     return torch.Generator(device).manual_seed((int(words[0]) << 31) ^ int(words[1]))

@@ -1,13 +1,16 @@
 """The stages of LoRAs: two for drawing styles that the denoiser never saw, and one for few steps without guidance."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from peft import LoraConfig, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from sdopt.training.captions import GUIDANCE, STEPS, caption, draw_background, plain_caption
 from sdopt.training.config import TrainReferenceConfig
@@ -16,11 +19,6 @@ from sdopt.training.denoiser import diffusion_loss, loss_weights, picture_chance
 from sdopt.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
 from sdopt.training.networks import LATENT_CHANNELS, LATENT_SIZE
 from sdopt.training.packages import STYLES
-
-if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline, UNet2DConditionModel
-    from torch import Tensor, nn
-
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 """The layers of the denoiser's transformers that the LoRAs update, the same for all styles."""
@@ -43,9 +41,6 @@ def add_lora(denoiser: UNet2DConditionModel, rank: int, targets: Sequence[str] =
 
     The scale is 1 (alpha equals the rank), the default of loaders for files without alpha.
     """
-    from peft import LoraConfig
-    from torch import nn
-
     denoiser.requires_grad_(False)
     denoiser.add_adapter(
         LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=list(targets))
@@ -55,10 +50,6 @@ def add_lora(denoiser: UNet2DConditionModel, rank: int, targets: Sequence[str] =
 
 def save_lora(denoiser: UNet2DConditionModel, updates: nn.ParameterList, average: nn.Module, file: Path) -> None:
     """Writes a trained LoRA to a safetensors file in half precision."""
-    import torch
-    from diffusers import StableDiffusionPipeline
-    from peft import get_peft_model_state_dict
-
     with torch.no_grad():
         for live, kept in zip(updates.parameters(), average.parameters(), strict=True):
             live.copy_(kept)
@@ -80,8 +71,6 @@ def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDif
         DataError: an archive cannot be fetched, verified or read.
         UsageError: too many concepts are held out.
     """
-    import torch
-
     options, device, folder = config.loras, pick_device(config.device), Path(config.folder)
     held_out = options.held_out_concepts
     # All before the first training, so that an impossible setting is reported at once.
@@ -115,8 +104,6 @@ def train_few_steps(config: TrainReferenceConfig, dataset: Dataset, pipeline: St
     by way of the denoiser's own estimates. A small model needs few trajectories, and the target is exact. Of the
     dataset only captions are used; the pipeline is the finished model in single precision.
     """
-    import torch
-
     options, device = config.few_steps, pick_device(config.device)
     folder = Path(config.folder) / "few_steps"
     states, texts = trajectories(config, dataset, pipeline, folder / "trajectories.safetensors")
@@ -156,9 +143,6 @@ def trajectories(
         states, float16 (trajectories, STEPS + 1, 8, 8, 8), from noise to the end; and text states, float16
         (trajectories, 24, 144).
     """
-    import torch
-    from safetensors.torch import load_file, save_file
-
     options, device = config.few_steps, pick_device(config.device)
     pipeline.to(device).set_progress_bar_config(disable=True)
     pipeline.scheduler.set_timesteps(STEPS)

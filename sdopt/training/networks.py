@@ -1,19 +1,18 @@
 """Builds the reference model's networks, 9.4 million parameters, and its tokenizer, CLIP's byte-level BPE."""
 
-from __future__ import annotations
-
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, UNet2DConditionModel
+from safetensors import safe_open
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from sdopt.errors import UsageError
 from sdopt.training.data import IMAGE_SIZE
-
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, UNet2DConditionModel
-    from transformers import CLIPModel, CLIPTextModel, CLIPTokenizer
-
 
 VOCABULARY = 2048
 """Entries of the vocabulary, including the two special tokens."""
@@ -35,8 +34,6 @@ CLIP_WIDTH = 128
 
 def build_autoencoder() -> AutoencoderKL:
     """Builds an untrained autoencoder: (n, 3, 64, 64) in [-1, 1] to latents (n, 8, 8, 8) and back."""
-    from diffusers import AutoencoderKL
-
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
@@ -54,8 +51,6 @@ def build_tiny_autoencoder() -> AutoencoderTiny:
     A decoder spends most of its time at full resolution, so blocks are only at low resolutions. Sixteen channels are
     the width of a vector register; more channels were slower than their operation count suggests.
     """
-    from diffusers import AutoencoderTiny
-
     return AutoencoderTiny(
         encoder_block_out_channels=(16,) * 4,
         decoder_block_out_channels=(16,) * 4,
@@ -67,8 +62,6 @@ def build_tiny_autoencoder() -> AutoencoderTiny:
 
 def build_denoiser() -> UNet2DConditionModel:
     """Builds an untrained denoiser for latents (n, 8, 8, 8), with cross-attention at both resolutions (8 and 4)."""
-    from diffusers import UNet2DConditionModel
-
     return UNet2DConditionModel(
         sample_size=LATENT_SIZE,
         in_channels=LATENT_CHANNELS,
@@ -85,15 +78,11 @@ def build_denoiser() -> UNet2DConditionModel:
 
 def build_text_encoder() -> CLIPTextModel:
     """Builds an untrained text encoder: token ids (n, 24) to states (n, 24, 144)."""
-    from transformers import CLIPTextConfig, CLIPTextModel
-
     return CLIPTextModel(CLIPTextConfig(**_text_config(TEXT_WIDTH, TEXT_WIDTH)))
 
 
 def build_clip() -> CLIPModel:
     """Builds an untrained CLIP: pictures (n, 3, 64, 64) in [-1, 1] and token ids (n, ≤ 24) to embeddings (n, 128)."""
-    from transformers import CLIPConfig, CLIPModel
-
     vision = {
         "hidden_size": 128,
         "intermediate_size": 4 * 128,
@@ -131,8 +120,6 @@ def build_scheduler() -> DDIMScheduler:
     Timesteps are spaced backwards from the last one (`trailing`, Lin et al. 2023), so that runs of few steps start at
     full noise. All multistep solvers of diffusers accept its config.
     """
-    from diffusers import DDIMScheduler
-
     return DDIMScheduler(
         num_train_timesteps=1000,
         beta_schedule="scaled_linear",
@@ -153,10 +140,6 @@ def parameters(folder: Path) -> dict[str, int]:
 
 def count_parameters(file: Path) -> int:
     """Returns the number of parameters in a safetensors file, from its header."""
-    import math
-
-    from safetensors import safe_open
-
     with safe_open(file, "pt") as weights:
         return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
@@ -179,9 +162,6 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
     Raises:
         UsageError: the captions have too few distinct words to fill the vocabulary.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import CLIPTokenizer
-
     learner = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     # Normalization and splitting must match those of `CLIPTokenizer`.
     learner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -228,8 +208,6 @@ def load_tokenizer(folder: Path) -> CLIPTokenizer:
     Raises:
         UsageError: the stage has not run.
     """
-    from transformers import CLIPTokenizer
-
     if not (folder / "tokenizer.json").exists():
         raise UsageError(f"{folder / 'tokenizer.json'} is missing: run `sdopt train-reference stage=tokenizer` first")
     return CLIPTokenizer.from_pretrained(folder)

@@ -4,8 +4,6 @@ All packages are pinned by version *and* by the registry's SHA-512 digest: the c
 stops.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,17 +1,20 @@
 """Runs the stages of the training in order, and exports what they trained to folders that diffusers loads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from diffusers import StableDiffusionPipeline
+from transformers import CLIPImageProcessorPil
 
+from sdopt.quality.features import ClipFeatures
+from sdopt.quality.reference_sets import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
 from sdopt.training.autoencoder import load_autoencoder, train_autoencoder, train_tiny_autoencoder
 from sdopt.training.captions import caption, choose_prompts, draw_background, draw_sheet, generate, write_references
 from sdopt.training.cards import read_recipe, write_card
@@ -32,9 +35,6 @@ from sdopt.training.networks import (
 )
 from sdopt.training.packages import STYLES
 
-if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
-
 CAPTIONS_PER_PICTURE = 3
 """Number of random captions per training picture from which the tokenizer learns."""
 
@@ -54,8 +54,6 @@ def run(config: TrainReferenceConfig) -> None:
             than concepts).
         DivergenceError: a loss is not finite.
     """
-    import torch
-
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     work = Path(config.folder)
@@ -117,8 +115,6 @@ def assemble(work: Path) -> StableDiffusionPipeline:
     Raises:
         UsageError: a stage has not run.
     """
-    from diffusers import StableDiffusionPipeline
-
     networks = join(build_denoiser(), build_text_encoder())
     load_average(work / "denoiser", networks)
     return StableDiffusionPipeline(
@@ -139,9 +135,6 @@ def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
     Raises:
         UsageError: a stage has not run.
     """
-    import torch
-    from diffusers import StableDiffusionPipeline
-
     work = Path(config.folder)
     if config.start_from is None or (work / "denoiser").exists():
         return assemble(work)
@@ -183,8 +176,6 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
     Raises:
         UsageError: a stage has not run.
     """
-    import torch
-
     work, target = Path(config.folder), Path(config.export.target)
     pipeline = assemble(work)
     # The sheet uses the released weights: rounded to half precision, with arithmetic in single precision.
@@ -210,11 +201,6 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
     Raises:
         UsageError: the stage has not run.
     """
-    from transformers import CLIPImageProcessorPil
-
-    from sdopt.quality.features import ClipFeatures
-    from sdopt.quality.reference_sets import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
-
     work, network = Path(config.folder), build_clip()
     load_average(work / "clip", network)
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
