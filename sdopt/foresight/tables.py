@@ -23,34 +23,27 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
     shapes = len({each.shape for each in predictions}) > 1
     priced = any(each.price is not None for each in predictions)
     table = Table(title="what it would take (80 % intervals)", title_justify="left")
-    headings = ["card", *(["variant"] if several else []), *(["shape"] if shapes else []), "one call", "at least"]
-    for heading in [
-        *headings,
-        "likely",
-        "of",
-        "fits?",
-        *(["per 1,000 images"] if priced else []),
-        "bound by",
-        "rests on",
-    ]:
-        table.add_column(heading)
-    for each in predictions:
-        memory = each.memory
-        cells = [each.card, *([each.variant] if several else []), *([str(each.shape)] if shapes else [])]
-        cells.append("—" if math.isnan(each.seconds) else seconds_text(Interval(each.seconds, each.low, each.high)))
-        cells += ["", ""] if memory is None else [f"{memory.floor:.1f} GiB", f"{memory.likely:.1f}"]
-        cells += [f"{each.sheet.memory_gib:.1f}", each.fits]
-        if priced:
-            cells.append("" if each.price is None else f"{each.price:.2f}")
-        cells.append(_bound(each))
-        cells.append("refused" if each.state == REFUSED else f"{each.state}: {each.evidence}")
-        table.add_row(*map(escape, cells))
+    for number, each in enumerate(predictions):
+        memory, largest = each.memory, sorted(each.shares.items(), key=lambda item: -item[1])[:2]
+        interval = Interval(each.seconds, each.low, each.high)
+        row = {
+            "card": each.card,
+            **({"variant": each.variant} if several else {}),
+            **({"shape": str(each.shape)} if shapes else {}),
+            "one call": "—" if math.isnan(each.seconds) else seconds_text(interval),
+            "at least": "" if memory is None else f"{memory.floor:.1f} GiB",
+            "likely": "" if memory is None else f"{memory.likely:.1f}",
+            "of": f"{each.sheet.memory_gib:.1f}",
+            "fits?": each.fits,
+            **({"per 1,000 images": "" if each.price is None else f"{each.price:.2f}"} if priced else {}),
+            "bound by": ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest),
+            "rests on": "refused" if each.state == REFUSED else f"{each.state}: {each.evidence}",
+        }
+        if not number:
+            for heading in row:
+                table.add_column(heading)
+        table.add_row(*map(escape, row.values()))
     return table
-
-
-def _bound(each: Prediction) -> str:
-    largest = sorted(each.shares.items(), key=lambda item: -item[1])[:2]
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
 
 
 def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:

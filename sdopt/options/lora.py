@@ -104,7 +104,11 @@ class Lora(Optimization):
                 found += [] if self.path is None else misfits(file, ctx.model)
             except UsageError as error:
                 found += error.problems
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found)) or self._unfit([lora_file(self.path, name) for name in self.names])
+
+    def _unfit(self, files: Sequence[Path]) -> list[str]:
+        """Returns why LoRAs that fit the model cannot be used in this way; [] if they can."""
+        return []
 
     @property
     def _cached(self) -> bool:
@@ -165,12 +169,10 @@ class Fused(Lora):
     """Scale of the update."""
 
     @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
-        if found or self.path is None or (is_on_hub(self.path) and not self._cached):
-            return found
-        file = lora_file(self.path, self.names[0])
-        return [f"{file.name} has biases, which peft cannot fuse: choose lora=loaded"] if has_biases(file) else []
+    def _unfit(self, files: Sequence[Path]) -> list[str]:
+        return [
+            f"{file.name} has biases, which peft cannot fuse: choose lora=loaded" for file in files if has_biases(file)
+        ]
 
     @override
     def refusals(self, call: Inputs) -> list[str]:
@@ -299,12 +301,8 @@ class Hotswap(Lora):
         return super().lacking(ctx)
 
     @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
-        if found or self.lacking(ctx) or (is_on_hub(self.path) and not self._cached):
-            return found
-        files = [lora_file(self.path, name) for name in self.names]
-        found += [
+    def _unfit(self, files: Sequence[Path]) -> list[str]:
+        found = [
             f"{file.name} updates the text encoder too, which cannot be hot-swapped"
             for file in files
             if trains_text_encoder(file)

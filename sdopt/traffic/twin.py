@@ -41,25 +41,11 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
     return np.asarray(times * (count - 1) / times[-1])
 
 
-def lindley(arrivals_s: np.ndarray, services_s: np.ndarray) -> np.ndarray:
-    """Returns the latencies of a queue that serves one request at a time, in order (Lindley 1952).
-
-    Args:
-        arrivals_s: the times of the arrivals, ascending.
-        services_s: the time that each takes to serve.
-    """
-    # A completion is the latest, over all earlier arrivals, of that arrival and all services from it on.
-    total_s = np.cumsum(services_s)
-    completed_s = total_s + np.maximum.accumulate(arrivals_s - np.concatenate([[0.0], total_s[:-1]]))
-    return np.asarray(completed_s - arrivals_s)
-
-
 def batched(
     arrivals_s: Sequence[float] | np.ndarray,
     service_s: Callable[[int], float],
     largest: int,
     window_s: float = 0.0,
-    queue: int | None = None,
 ) -> np.ndarray:
     """Returns the latencies of a queue that serves in batches, as a server's batcher forms them.
 
@@ -68,17 +54,15 @@ def batched(
         service_s: returns the time of a call with a number of images.
         largest: images of one call at most.
         window_s: how long the oldest may wait for the batch to fill.
-        queue: how many may wait; None for any number. The latency of one that is refused is infinite.
     """
-    latencies = np.full(len(arrivals_s), np.inf)
+    latencies = np.empty(len(arrivals_s))
     waiting: list[int] = []
     free_s, coming = 0.0, 0
 
     def arrive(until_s: float) -> None:
         nonlocal coming
         while coming < len(arrivals_s) and arrivals_s[coming] <= until_s:
-            if queue is None or len(waiting) < queue:
-                waiting.append(coming)
+            waiting.append(coming)
             coming += 1
 
     while coming < len(arrivals_s) or waiting:
@@ -97,13 +81,9 @@ def batched(
 
 
 def highest_rate(attainment: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Returns the highest rate between two at which a simulation attains what is wanted, by bisection to 1 %.
+    """Returns the highest rate between two at which a simulation attains the share wanted, by bisection to 1 %.
 
-    Args:
-        attainment: returns the share of requests within the limit at a rate.
-        wanted: the share that is wanted.
-        low: a rate, in requests a second, that is returned if even it is too high.
-        high: another, that is returned if it is not too high.
+    It is `low` if even that is too high, and `high` if that is not.
     """
     if attainment(high) >= wanted:
         return high

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, UNet2DConditionModel
-from safetensors import safe_open
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.weights import Header
 from sdopt.training.data import IMAGE_SIZE
 
 VOCABULARY = 2048
@@ -140,8 +140,7 @@ def parameters(folder: Path) -> dict[str, int]:
 
 def count_parameters(file: Path) -> int:
     """Returns the number of parameters in a safetensors file, from its header."""
-    with safe_open(file, "pt") as weights:
-        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return sum(map(math.prod, Header.of_any(file, str(file)).shapes.values()))
 
 
 # ---- tokenizer -------------------------------------------------------------------------------------------------------

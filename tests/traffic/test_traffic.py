@@ -30,7 +30,7 @@ from sdopt.traffic.figures import (
     window_of,
 )
 from sdopt.traffic.generator import Schedule, Sent, generate
-from sdopt.traffic.twin import batched, highest_rate, lindley, unit_trace
+from sdopt.traffic.twin import batched, highest_rate, unit_trace
 
 STUB = """
 import asyncio, json, sys
@@ -155,10 +155,6 @@ class TestTheSimulatedQueue:
 
         assert batched(arrivals, service, 4, window_s) == pytest.approx(latencies)
 
-    def test_refuses_what_does_not_fit(self) -> None:
-        found = batched([0, 0.1, 0.2, 0.3], lambda images: 1.0, 1, queue=1)
-        assert found == pytest.approx([1, 1.9, math.inf, math.inf])
-
     def test_finds_the_highest_rate(self) -> None:
         assert highest_rate(lambda rate: float(rate <= 3), 0.99, 0.01, 100) == pytest.approx(3, rel=0.011)
         assert highest_rate(lambda rate: 1.0, 0.99, 0.01, 100) == 100
@@ -252,6 +248,14 @@ class TestTheGenerator:
         assert sent[-1].latency_s == math.inf
         stub.end()
         assert [each.status for each in generate(schedule(stub, np.arange(2) / 10))] == [0, 0]
+
+
+def lindley(arrivals_s: np.ndarray, services_s: np.ndarray) -> np.ndarray:
+    """The latencies of a queue that serves one request at a time, in order (Lindley 1952)."""
+    # A completion is the latest, over all earlier arrivals, of that arrival and all services from it on.
+    total_s = np.cumsum(services_s)
+    completed_s = total_s + np.maximum.accumulate(arrivals_s - np.concatenate([[0.0], total_s[:-1]]))
+    return np.asarray(completed_s - arrivals_s)
 
 
 def lindleys(sent: list[Sent]) -> np.ndarray:
