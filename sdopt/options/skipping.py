@@ -270,7 +270,7 @@ class _Step(torch.nn.Module):
         self._block, self._layer = block, layer
 
     def _down(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Returns time embedding, text states, and the last and all outputs of the outer layers on the way down."""
+        """Returns the last output of the outer layers on the way down, time embedding, text states, and all outputs."""
         unet = self._unet
         sample, timestep, states, timestep_cond, added = inputs
         temb = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=timestep), timestep_cond)
@@ -284,11 +284,11 @@ class _Step(torch.nn.Module):
             hidden, outputs = block(hidden, temb, **_states_for(block, states))
             skips += outputs
         outputs = _layers(unet.down_blocks[self._block], slice(0, self._layer), hidden, temb, states)
-        return temb, states, [hidden, *outputs][-1], skips + outputs
+        return [hidden, *outputs][-1], temb, states, skips + outputs
 
-    def _inner(self, hidden: Tensor, outer: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+    def _inner(self, hidden: Tensor, temb: Tensor, states: Tensor, outer: list[Tensor]) -> Tensor:
         """Returns the features that the inner layers return to the outer ones; uses only the sizes of `outer`."""
-        unet, block = self._unet, self._unet.down_blocks[self._block]
+        unet, block, odd = self._unet, self._unet.down_blocks[self._block], _is_odd(self._unet, outer[0])
         outputs = _layers(block, slice(self._layer, None), hidden, temb, states)
         hidden, skips = [hidden, *outputs][-1], outer + outputs
         for downsampler in block.downsamplers or ():
@@ -305,9 +305,9 @@ class _Step(torch.nn.Module):
         inner = len(unet.up_blocks[last].resnets) - 1 - self._layer
         return _up_layers(unet.up_blocks[last], slice(0, inner), hidden, skips, temb, states)
 
-    def _up(self, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
-        """Returns the features of the last block from those of the inner layers."""
-        unet = self._unet
+    def _up(self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]) -> Tensor:
+        """Returns the predicted noise from the features of the inner layers."""
+        unet, odd = self._unet, _is_odd(self._unet, skips[0])
         first = len(unet.up_blocks) - 1 - self._block
         block = unet.up_blocks[first]
         inner = len(block.resnets) - 1 - self._layer
@@ -316,13 +316,9 @@ class _Step(torch.nn.Module):
             hidden = upsampler(hidden, skips[-1].shape[2:] if odd else None)
         for block in unet.up_blocks[first + 1 :]:
             hidden = _up_block(block, hidden, skips, temb, states, odd)
-        return hidden
-
-    def _noise(self, features: Tensor) -> Tensor:
-        """Returns the predicted noise from the features that the last block returns."""
-        if self._unet.conv_norm_out:
-            features = self._unet.conv_act(self._unet.conv_norm_out(features))
-        noise: Tensor = self._unet.conv_out(features)
+        if unet.conv_norm_out:
+            hidden = unet.conv_act(unet.conv_norm_out(hidden))
+        noise: Tensor = unet.conv_out(hidden)
         return noise
 
 
@@ -331,10 +327,9 @@ class Whole(_Step):
 
     def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
         """Returns the predicted noise, and the features of the inner layers."""
-        odd = _is_odd(self._unet, inputs[0])
-        temb, states, hidden, skips = self._down(inputs)
-        kept = self._inner(hidden, skips, temb, states, odd)
-        return self._noise(self._up(kept, skips, temb, states, odd)), kept
+        hidden, temb, states, skips = self._down(inputs)
+        kept = self._inner(hidden, temb, states, skips)
+        return self._up(kept, temb, states, skips), kept
 
 
 class Outer(_Step):
@@ -342,8 +337,7 @@ class Outer(_Step):
 
     def forward(self, inputs: Conditions, kept: Tensor) -> Tensor:
         """Returns the predicted noise, given the features of the inner layers from an earlier step."""
-        temb, states, _, skips = self._down(inputs)
-        return self._noise(self._up(kept, skips, temb, states, _is_odd(self._unet, inputs[0])))
+        return self._up(kept, *self._down(inputs)[1:])
 
 
 class First(_Step):
@@ -351,8 +345,7 @@ class First(_Step):
 
     def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Returns their features, and what later layers need too: time embedding, text states, skip connections."""
-        temb, states, hidden, skips = self._down(inputs)
-        return hidden, temb, states, skips
+        return self._down(inputs)
 
 
 class Inner(_Step):
@@ -360,11 +353,10 @@ class Inner(_Step):
 
     def forward(self, hidden: Tensor, temb: Tensor, states: Tensor, skips: list[Tensor]) -> Tensor:
         """Returns the features that the last layer gets, from what `First` returns."""
-        odd, skips = _is_odd(self._unet, skips[0]), [*skips]
-        hidden = self._inner(hidden, skips, temb, states, odd)
+        hidden = self._inner(hidden, temb, states, skips)
         block = self._unet.up_blocks[-1]
         last = len(block.resnets) - 1
-        return _up_layers(block, slice(last - self._layer, last), hidden, skips, temb, states)
+        return _up_layers(block, slice(last - self._layer, last), hidden, [*skips], temb, states)
 
 
 class Last(_Step):
@@ -372,7 +364,7 @@ class Last(_Step):
 
     def forward(self, hidden: Tensor, temb: Tensor, states: Tensor, skip: Tensor) -> Tensor:
         """Returns the predicted noise, given the first skip connection."""
-        return self._noise(self._up(hidden, [skip], temb, states, _is_odd(self._unet, skip)))
+        return self._up(hidden, temb, states, [skip])
 
 
 class Own(torch.nn.Module):
