@@ -4,7 +4,6 @@ The trace gives a floor. What lies above it is elastic: cuDNN's workspaces and t
 room, and shrink when there is none. So two figures are given, *at least* and *likely*.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,7 +34,7 @@ from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
 from sdopt.options.skipping import half
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder, parts_in
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
 from sdopt.pipelines.random_weights import empty_network, empty_part
@@ -108,11 +107,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     folder = _folder(variant)
     kind = precision.others if isinstance(precision, Quantized) else getattr(precision, "weights", "float32")
     dtype: torch.dtype = getattr(torch, kind)
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    parts = parts_in(folder)
     networks = {
-        name: on_meta(empty_part(folder, name), dtype)
-        for name in ("unet", "vae", *TEXT_ENCODERS)
-        if isinstance(index.get(name), list) and index[name][0]
+        name: on_meta(empty_part(folder, name), dtype) for name in ("unet", "vae", *TEXT_ENCODERS) if name in parts
     }
     if TinyVae in chosen:
         tiny = ARCHITECTURES / "taesd" if folder.parent == ARCHITECTURES else PACKAGED / "tiny_autoencoder"
@@ -232,8 +229,7 @@ def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimizat
 @lru_cache
 def _parameters(folder: Path) -> int:
     """Returns how many parameters a published architecture has."""
-    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    texts = [empty_part(folder, name) for name in TEXT_ENCODERS if isinstance(index.get(name), list)]
+    texts = [empty_part(folder, name) for name in TEXT_ENCODERS if name in parts_in(folder)]
     parts = network(folder, "unet"), network(folder, "vae"), *texts
     return sum(each.numel() for part in parts for each in part.parameters())
 

@@ -21,7 +21,7 @@ from sdopt.errors import UsageError, command_line
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu, threads_of
 from sdopt.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
-from sdopt.foresight.latency import NAMES, PARTS, Array, Case, Coefficients, Table, coefficients, generation_of
+from sdopt.foresight.latency import NAMES, PARTS, Array, Case, Table, coefficients, generation_of
 from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
 from sdopt.foresight.software import Software, software_of
 from sdopt.hardware.cards import planned_device, sheet_of
@@ -144,9 +144,9 @@ def predict(
         learned: what a user's own measurement says of this software and host.
         torch: version of PyTorch there; this machine's if not given.
     """
-    found, there = coefficients(), torch or version_of(version("torch"))
+    there = torch or version_of(version("torch"))
     return [
-        _prediction(variant, plan, shape, card, sheet, sheets, found, learned, there)
+        _prediction(variant, plan, shape, card, sheet, sheets, learned, there)
         for variant in variants
         for shape in variant.shapes
         for plan in [blueprint(variant, shape)]
@@ -166,10 +166,10 @@ def _prediction(
     card: str,
     sheet: Sheet,
     sheets: Mapping[str, Sheet],
-    found: Coefficients,
     learned: Learned | None,
     torch: tuple[int, int],
 ) -> Prediction:
+    found = coefficients()
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
     made = Prediction(variant.name, card, sheet, shape, images, REFUSED, memory=memory)
@@ -206,7 +206,7 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
-        evidence=_evidence(found, sheets, card, state, software, learned),
+        evidence=_evidence(sheets, card, state, software, learned),
         price=_price(variant, seconds / images),
     )
 
@@ -278,16 +278,10 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     return {name: float(value / total) for name, value in sums.items() if value > 0}
 
 
-def _evidence(
-    found: Coefficients,
-    sheets: Mapping[str, Sheet],
-    card: str,
-    state: str,
-    software: Software,
-    learned: Learned | None,
-) -> str:
-    generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(found.cards, sheets, card)
-    own = f", {found.cards[card]} figures of this card" if card in found.cards else ""
+def _evidence(sheets: Mapping[str, Sheet], card: str, state: str, software: Software, learned: Learned | None) -> str:
+    known = coefficients().cards
+    generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(known, sheets, card)
+    own = f", {known[card]} figures of this card" if card in known else ""
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
