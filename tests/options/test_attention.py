@@ -13,7 +13,8 @@ from diffusers.models.attention_processor import AttnProcessor2_0
 
 from sdopt.measure import memory
 from sdopt.measure.trace import StageTrace, Trace
-from sdopt.options import attention, conflicts, deepspeed
+from sdopt.options import attention, conflicts
+from sdopt.options.compiler import deepspeed
 from sdopt.options.compiler.deepspeed import require_fitting
 from tests.fixtures import Compose, Load
 from tests.options.hosts import card, evidence, latents

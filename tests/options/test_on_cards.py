@@ -17,7 +17,7 @@ from torch.utils import cpp_extension
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sdpa, backend_of
 from sdopt.options.base import Finding
-from sdopt.options.compiler import Inductor, aot, toolchain
+from sdopt.options.compiler import Inductor, aot, base
 from sdopt.options.compiler.base import Tensors
 from sdopt.pipelines.loading import head_dimensions
 from tests.fixtures import CPU, Compose, Load
@@ -84,12 +84,12 @@ class TestToolchain:
         (tmp_path / "Python.h").touch()
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
+        monkeypatch.setattr(base, "find_spec", lambda name: object())
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
         monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
 
     def test_without_triton(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+        monkeypatch.setattr(base, "find_spec", lambda name: None)
         [found] = variant("compiler=inductor").conflicts(self.HERE)
         assert found == "compiler=inductor: Inductor on CUDA needs the package triton: pip install triton"
 
@@ -142,7 +142,7 @@ class TestToolchain:
         assert variant("compiler=aot").conflicts(self.HERE) == []
 
     def test_is_not_that_of_a_card_that_is_planned(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+        monkeypatch.setattr(base, "find_spec", lambda name: None)
         assert variant("compiler=inductor").conflicts(card(8, 0)) == []
 
 

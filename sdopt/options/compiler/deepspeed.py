@@ -202,16 +202,21 @@ def compile_kernels(*builders: str) -> None:
     PyTorch's lock is a file that outlives a process killed during compilation, so that all later processes would wait
     forever. The lock here is released when its process ends, so a leftover file can be deleted.
     """
-    from deepspeed.ops import op_builder
     from torch.utils.cpp_extension import _get_build_directory
 
     # DeepSpeed cannot parse an architecture such as 9.0a, which container images for Hopper set.
     if torch.cuda.is_available():
         os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(map(str, torch.cuda.get_device_capability()))
-    for builder in (getattr(op_builder, name)() for name in builders):
+    for builder in _builders(builders):
         with exclusive(f"deepspeed {builder.name}"):
             Path(_get_build_directory(builder.name, verbose=False), "lock").unlink(missing_ok=True)
             builder.load()
+
+
+def _builders(names: tuple[str, ...]) -> list[Any]:
+    from deepspeed.ops import op_builder
+
+    return [getattr(op_builder, name)() for name in names]
 
 
 def begin_a_model() -> None:
