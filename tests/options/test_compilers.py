@@ -22,7 +22,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.options.compiler.base import PerShape, StandIn, Tensors
-from sdopt.options.compiler.cuda_graphs import Capture
+from sdopt.options.compiler.engines import Capture
 from sdopt.options.compiler.whole_step import Steps
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import Load

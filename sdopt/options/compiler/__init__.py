@@ -5,9 +5,8 @@
 
 from sdopt.options.compiler.aot import Aot
 from sdopt.options.compiler.base import Eager
-from sdopt.options.compiler.cuda_graphs import CudaGraphs
 from sdopt.options.compiler.deepspeed import DeepSpeed
-from sdopt.options.compiler.engines import Blade, OnnxRuntime, OpenVino, TensorRt, TorchScript
+from sdopt.options.compiler.engines import Blade, CudaGraphs, OnnxRuntime, OpenVino, TensorRt, TorchScript
 from sdopt.options.compiler.inductor import Inductor, InductorDynamic, Regional
 from sdopt.options.compiler.whole_step import WholeStep
 

@@ -1,6 +1,7 @@
-"""Compilers whose graphs are exported from the denoiser and run by another engine: one graph for each input shape."""
+"""Compilers that make one graph for each input shape, which CUDA launches or another engine runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -23,9 +24,11 @@ from sdopt.options.compiler.base import (
     Tensors,
     exports,
     graphs_in,
+    only_replays,
     replace_by_graphs,
     replace_modules,
     tracing,
+    unfit_for_graphs,
     unfit_targets,
 )
 from sdopt.options.conflicts import missing_packages, weights_of
@@ -79,6 +82,89 @@ def _traced(call: Tensors) -> Graph:
 
 
 # ---- on CUDA --------------------------------------------------------------------------------------------------------
+
+_RUNS_BEFORE = 3
+"""Runs before a capture, in which libraries select kernels and allocate workspaces; PyTorch recommends three."""
+
+
+@dataclass(frozen=True)
+class CudaGraphs(GraphCompiler):
+    """Captures whole modules as CUDA graphs: all kernels of a call are launched at once, without Python in between.
+
+    The kernels stay the same. A new input shape, or weights at a new address, cause another capture, which counts as a
+    compilation.
+    """
+
+    targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
+    """The modules to capture; each must prove that its graph was replayed."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = ctx.device.needs_cuda("a CUDA graph") + unfit_targets(ctx, self.targets)
+        return found + unfit_for_graphs(ctx, self.targets)
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        compilation.reset()
+        capture = Capture()
+        made = replace_by_graphs(pipe, self.targets, capture)
+
+        def proof(trace: Trace) -> Finding:
+            stages = {target: trace.stages[STAGE_OF[target]] for target in self.targets}
+            launches = {target: stage.graph_launches for target, stage in stages.items()}
+            captures = sum(map(graphs_in, made.values()))
+            shown = ", ".join(f"{target} {count}" for target, count in launches.items())
+            facts = {"captures": captures, "graph_launches": sum(launches.values()), "launches": launches}
+            return Finding(only_replays(stages.values()), f"{captures} graphs captured; replayed: {shown}", facts)
+
+        return proof
+
+
+class Capture:
+    """Captures calls of modules as CUDA graphs; the graphs of each module share a memory pool."""
+
+    def __init__(self) -> None:
+        self._pools: dict[torch.nn.Module, Any] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, call: Tensors) -> Graph:
+        """Returns a function that copies its inputs to the graph's, replays the graph, and returns copied outputs."""
+        if call.module not in self._pools:
+            self._pools[call.module] = torch.cuda.graph_pool_handle()
+        # One stream for all captures: cuBLAS keeps a workspace (about 30 MiB on Hopper) for each stream it ran on.
+        stream = self._stream = self._stream or torch.cuda.Stream()
+        # A tensor on the CPU, such as a timestep, would become a constant of the graph.
+        held = [given.to(next(call.module.parameters()).device, copy=True) for given in call.inputs]
+        stream.wait_stream(torch.cuda.current_stream())
+        with _without_autocast_cache():
+            with torch.cuda.stream(stream):
+                for _ in range(_RUNS_BEFORE):
+                    call(*held)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pools[call.module], stream=stream):
+                results = call(*held)
+
+        def replay(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            for own, given in zip(held, tensors, strict=True):
+                own.copy_(given)
+            graph.replay()
+            # The next replay overwrites the outputs, while multistep schedulers still hold the previous ones.
+            return [result.clone() for result in results]
+
+        return replay
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Disables autocast's cache, so that casts are part of the graph: cached casts are freed when autocast exits."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
 
 _BLADE_ENGINE, _TENSORRT_ENGINE = "DiscEngine", "tensorrt::execute_engine"
 """Part of the name of the operator that runs a subgraph compiled by BladeDISC, and the one that runs TensorRT's."""
