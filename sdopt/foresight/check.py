@@ -113,7 +113,7 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
     table["peaks"] = np.nan
     for _, rows in table.groupby(["work", "software"], sort=False):
         for index in rows.index:
-            others = scaled[rows.index[rows.group != rows.group[index]]]
+            others = scaled[rows.index][(rows.group != rows.group[index]).to_numpy()]
             table.loc[index, "peaks"] = others.median() - scaled[index]
     return table
 
