@@ -157,10 +157,8 @@ def _order(table: "pd.DataFrame") -> tuple[float, float, int]:
     by_peaks: list[bool] = []
     for _, alike in table.groupby(["work", "software"], sort=False):
         for (_, first), (_, second) in combinations(alike.groupby("card", sort=False), 2):
-            true, told = (
-                of(first).median() - of(second).median()
-                for of in (lambda rows: np.log(rows.seconds), lambda rows: rows.told)
-            )
+            true = np.log(first.seconds).median() - np.log(second.seconds).median()
+            told = first.told.median() - second.told.median()
             if first.chip.iloc[0] != second.chip.iloc[0] and abs(true) > np.log1p(APART):
                 right.append(bool(true * told > 0))
                 by_peaks.append(bool(true * np.log(second.rate.iloc[0] / first.rate.iloc[0]) > 0))

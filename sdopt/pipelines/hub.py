@@ -129,7 +129,7 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
     It begins `at` the key that names the repository, and says what it `lacks`, or what to do `instead`.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
         HFValidationError,
         HTTPError,  # of its HTTP client, which depends on its version
@@ -169,7 +169,7 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
 def _names(repository: str, revision: str | None) -> list[str]:
     """Returns the names of a repository's files; [] if the hub cannot be asked, so that nothing can be fetched."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     with suppress(HTTPError, OSError, ValueError):
         return HfApi().list_repo_files(repository, revision=revision)
