@@ -125,10 +125,8 @@ class Process:
 
     def left_behind(self, patience_s: float = 10) -> list[str]:
         """Those that are there still after some patience."""
-        deadline = time.monotonic() + patience_s
-        while (found := self.descendants()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return found
+        eventually(lambda: not self.descendants(), patience_s, pause_s=0.1)
+        return self.descendants()
 
 
 def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: str) -> Process:
@@ -205,11 +203,11 @@ def state_of(pid: int) -> str:
         return "Z"
 
 
-def eventually(condition: Callable[[], bool], limit_s: float = 60) -> bool:
+def eventually(condition: Callable[[], bool], limit_s: float = 60, pause_s: float = 0.02) -> bool:
     """Waits until a condition holds; returns whether it does."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(pause_s)
     return True

@@ -188,6 +188,8 @@ class Fakes:
     started: list[FakeWorker] = field(default_factory=list)
     called: list[str] = field(default_factory=list)
     """The log of the worker of each call that was to be timed, in their order."""
+    timeout_s: float | None = None
+    """The limit of each answer that the command gave its workers."""
     render_s: float = 0.0
     """The time that a server's call takes."""
     rendered: list[tuple[list[int], int, dict[str, Any]]] = field(default_factory=list)
@@ -210,8 +212,13 @@ class Fakes:
 def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
     """Lets commands in this process measure with fake workers."""
     fakes = fakes or Fakes()
+
+    def start(_context: object, _device: object, timeout_s: float, *of: Any) -> FakeWorker:
+        fakes.timeout_s = timeout_s
+        return fakes(*of)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.experiment.WorkerProcess", lambda context, device, timeout_s, *of: fakes(*of))
+        patch.setattr("sdopt.experiment.WorkerProcess", start)
         yield fakes
 
 

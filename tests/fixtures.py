@@ -4,6 +4,7 @@ import fcntl
 import gc
 import os
 import pickle
+import sqlite3
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ import torch
 from diffusers import DiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
@@ -51,6 +54,17 @@ forkserver.PRELOADED += [
     "torchmetrics.image",
     "torchmetrics.multimodal",
 ]
+
+
+@event.listens_for(Engine, "connect")
+def _unsynced(connection: object, _record: object) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
+
+
+# No test survives the machine: neither this process nor those that are forked from it wait until the disk has a file.
+os.fsync = lambda _handle: None  # type: ignore[assignment]
+
 # Now, because a process that has computed something is not to be forked: a test module may do so when it is imported.
 fork_the_server()
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -69,16 +68,6 @@ class UsesTheCache(Harmless):
             compiled.parent.mkdir(parents=True, exist_ok=True)
             compiled.touch()
         return super().apply(pipe)
-
-
-@dataclass(frozen=True)
-class Sleeps(Harmless):
-    """Never answers, and has started a process that does not end by itself either."""
-
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
-        time.sleep(600)
-        raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)

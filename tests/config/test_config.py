@@ -19,6 +19,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.paths import CONF
 from sdopt.config.serving import serving_config
 from sdopt.errors import UsageError
+from sdopt.options import Optimization
 from sdopt.options.compiler import Eager, Inductor
 from sdopt.options.memory import VaeTiling
 from sdopt.reference import MODEL
@@ -166,23 +167,34 @@ class TestMistakes:
             ("model.name=/x", "model.name=/x: must be a name, not a path"),
             ("model.weights=path", "model.path: "),
             ("+scheduler.options.etaa=1", "scheduler.options.etaa"),
+            ("precision=[bf16,fp16]", "precision=[bf16,fp16]: both set precision; choose one of them"),
+            ("memory=null", "memory=null: memory=[] chooses nothing; choose one of "),
+            (
+                "+memory.vae_tiling.tile_size=64",
+                "memory.vae_tiling: this option is not chosen; choose it with memory=[vae_tiling]",
+            ),
+            # A value that is not there, and a section that must be.
+            ("+extra=???", "extra"),
+            ("+extra.deep=???", "extra.deep"),
+            ("objective=${nope}", "objective"),
+            ("workload.seed=${nope}", "workload.seed"),
+            # A group is chosen in one way.
+            ("+precision@x=bf16", "precision"),
+            ("precision@x=bf16", "precision"),
+            ("++precision=bf16", "precision"),
+            ("+precision=bf16", "precision"),
+            ("~precision", "precision"),
+            ("precision=[]", "precision"),
         ],
     )
     def test_beyond_types(self, composer: Composers, override: str, problem: str) -> None:
         [found] = problems(composer, override)
-        assert found.startswith(problem)
-
-    @pytest.mark.parametrize(
-        "override", ["+extra=???", "+extra.deep=???", "objective=${nope}", "workload.seed=${nope}"]
-    )
-    def test_a_value_that_is_not_there_names_its_key(self, composer: Composers, override: str) -> None:
-        [found] = problems(composer, override)
-        assert override.lstrip("+").split("=")[0] in found
+        assert problem in found.partition(": ")[0] or found.startswith(problem)
+        assert "Multiple values" not in found
 
     @pytest.mark.parametrize("override", ["workload=null", "~workload"])
     def test_a_section_must_be_chosen(self, composer: Composers, override: str) -> None:
-        found = problems(composer, override)
-        assert "workload" in found[0]
+        assert "workload" in problems(composer, override)[0]
 
     def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
@@ -216,28 +228,34 @@ class TestThreads:
 
 
 class TestReplacedGroups:
-    def test_drop_what_was_said_of_their_keys(self, composer: Composers) -> None:
-        job = composer(["compiler=inductor", "compiler.mode=max-autotune", "workload.steps=3"])
-        assert job.current.optimizations["compiler"] == Inductor("max-autotune")
-        variant = job.variant("eager", ["compiler=eager"])
-        assert variant.optimizations["compiler"] == Eager()
+    """A choice of a group drops what was said of its keys before; a key alone replaces nothing."""
+
+    @pytest.mark.parametrize(
+        ("job", "overrides", "compiler"),
+        [
+            ("compiler=inductor compiler.mode=max-autotune", None, Inductor("max-autotune")),
+            ("compiler=inductor compiler.mode=max-autotune", "compiler=eager", Eager()),
+            ("compiler='inductor' ++compiler.mode='max-autotune'", "compiler=eager", Eager()),  # the same overrides
+            (
+                "compiler=inductor compiler.mode=max-autotune",
+                "compiler=inductor compiler.fullgraph=true",
+                Inductor("default", fullgraph=True),
+            ),
+            (
+                "compiler=inductor compiler.mode=max-autotune",
+                "compiler.fullgraph=true",
+                Inductor("max-autotune", fullgraph=True),
+            ),
+        ],
+    )
+    def test_drop_what_was_said_of_their_keys(
+        self, composer: Composers, job: str, overrides: str | None, compiler: Optimization
+    ) -> None:
+        made = composer([*job.split(), "workload.steps=3"])
+        variant = made.variant("it", [] if overrides is None else overrides.split())
+        assert variant.optimizations["compiler"] == compiler
         assert variant.workload.steps == 3
-
-    def test_take_new_keys(self, composer: Composers) -> None:
-        job = composer(["compiler=inductor", "compiler.mode=max-autotune"])
-        variant = job.variant("other", ["compiler=inductor", "compiler.fullgraph=true"])
-        assert variant.optimizations["compiler"] == Inductor("default", fullgraph=True)
-
-    def test_a_key_alone_replaces_nothing(self, composer: Composers) -> None:
-        job = composer(["compiler=inductor", "compiler.mode=max-autotune"])
-        variant = job.variant("other", ["compiler.fullgraph=true"])
-        assert variant.optimizations["compiler"] == Inductor("max-autotune", fullgraph=True)
-
-    def test_may_be_written_in_any_way(self, composer: Composers) -> None:
-        """An override with `++` or quotes is the same override."""
-        job = composer(["compiler='inductor'", "++compiler.mode='max-autotune'"])
-        assert job.variant("eager", ["compiler=eager"]).optimizations["compiler"] == Eager()
-        assert job.variant("plain", plain=True).optimizations["compiler"] == Eager()
+        assert made.variant("plain", plain=True).optimizations["compiler"] == Eager()
 
 
 class TestOptionsThatCombine:
@@ -266,10 +284,6 @@ class TestOptionsThatCombine:
         changed = job.variant("other", ["memory=vae_tiling", "memory.vae_tiling.tile_size=128"])
         assert changed.optimizations["memory.vae_tiling"] == VaeTiling(128)
 
-    def test_that_are_not_chosen_have_no_keys(self, composer: Composers) -> None:
-        [found] = problems(composer, "memory=vae_slicing", "+memory.vae_tiling.tile_size=64")
-        assert found == "memory.vae_tiling: this option is not chosen; choose it with memory=[vae_tiling]"
-
     def test_of_a_preset(self, composer: Composers, tmp_path: Path) -> None:
         text = (
             "defaults:\n- override /memory: [vae_slicing, vae_tiling]\n- override /precision: bf16\n"
@@ -288,15 +302,6 @@ class TestOptionsThatCombine:
         }
         assert left[1].optimizations["memory.vae_tiling"] == VaeTiling(64)
 
-    def test_exclude_each_other_in_any_other_group(self, composer: Composers) -> None:
-        [found] = problems(composer, "precision=[bf16,fp16]")
-        assert found == "precision=[bf16,fp16]: both set precision; choose one of them"
-
-    def test_null_chooses_nothing_only_as_a_list(self, composer: Composers) -> None:
-        [found] = problems(composer, "memory=null")
-        assert found.startswith("memory=null: memory=[] chooses nothing; choose one of ")
-        assert found.endswith(", vae_slicing, vae_tiling")
-
 
 class TestPresets:
     """A preset of the user's own, found through the search path."""
@@ -307,20 +312,22 @@ class TestPresets:
         (folder / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
         return [f"hydra.searchpath=[file://{folder}]"]
 
-    def test_that_chooses_an_optimization_has_a_plain_baseline(self, composer: Composers, tmp_path: Path) -> None:
-        path = self.preset(tmp_path, "defaults:\n- override /compiler: inductor\n- override /precision: bf16\n")
+    def test_that_chooses_an_optimization_and_a_key_of_it_has_a_plain_baseline(
+        self, composer: Composers, tmp_path: Path
+    ) -> None:
+        text = (
+            "defaults:\n- override /compiler: inductor\n- override /precision: bf16\n"
+            "compiler:\n  mode: max-autotune\nworkload:\n  steps: 4\n"
+        )
+        path = self.preset(tmp_path, text)
         job = composer(["experiment=mine"], path)
-        plan = job.current.study.plan(job)
-        assert plan.baseline.optimizations == composer([]).current.optimizations
-        assert plan.edges[0].credit == "precision=bf16, compiler=inductor"
-
-    def test_that_changes_a_key_of_it_has_a_plain_baseline(self, composer: Composers, tmp_path: Path) -> None:
-        text = "defaults:\n- override /compiler: inductor\ncompiler:\n  mode: max-autotune\nworkload:\n  steps: 4\n"
-        job = composer(["experiment=mine"], self.preset(tmp_path, text))
         plan = job.current.study.plan(job)
         assert plan.baseline.optimizations == composer([]).current.optimizations
         assert plan.baseline.workload.steps == 4
         assert plan.variants[1].optimizations["compiler"] == Inductor("max-autotune")
+        assert plan.edges[0].credit == "precision=bf16, compiler=inductor(mode=max-autotune)"
+        given = composer(["experiment=mine", "precision=fp16", "workload.steps=2"], path).current
+        assert (given.choices["precision"], given.workload.steps) == ("fp16", 2)
 
     def test_that_changes_a_key_of_it_can_be_left_out(self, composer: Composers, tmp_path: Path) -> None:
         text = (
@@ -330,11 +337,6 @@ class TestPresets:
         left = {variant.name: variant for variant in job.current.study.plan(job).variants}
         assert left["without compiler=inductor"].optimizations["compiler"] == Eager()
         assert left["without precision=bf16"].optimizations["compiler"] == Inductor("max-autotune")
-
-    def test_gives_way_to_the_command_line(self, composer: Composers, tmp_path: Path) -> None:
-        path = self.preset(tmp_path, "defaults:\n- override /precision: bf16\nworkload:\n  steps: 4\n")
-        run = composer(["experiment=mine", "precision=fp16", "workload.steps=2"], path).current
-        assert (run.choices["precision"], run.workload.steps) == ("fp16", 2)
 
     def test_may_refer_to_its_own_name(self, composer: Composers, tmp_path: Path) -> None:
         path = self.preset(tmp_path, "defaults:\n- /steps_of: ${experiment}\n")
@@ -409,12 +411,6 @@ class TestOwnOptions:
 
         return Own
 
-    def test_compose_beside_the_others(self, own: Composers) -> None:
-        run = own(["+shading=mine", "shading.factor=3"]).current
-        assert type(run.optimizations["shading"]).__name__ == "Shading"
-        assert run.optimizations["shading"].factor == 3.0  # type: ignore[attr-defined]
-        assert run.choices["shading"] == "mine"
-
     def test_are_part_of_the_name_and_not_of_the_baseline(self, own: Composers) -> None:
         job = own(["+shading=mine", "shading.factor=3", "precision=bf16"])
         plan = job.current.study.plan(job)
@@ -438,35 +434,16 @@ class TestOwnOptions:
             ("def Shading(:\n", "invalid syntax"),
             ("raise RuntimeError('no licence')\n", "no licence"),
             ("", "Shading"),
+            ("import torch\n" + SHADING.replace("factor: float", "dtype: torch.dtype\n    factor: float"), "dtype"),
+            (SHADING.replace("factor: float = bounded(2.0, gt=0)", "factor: float\n    other: int"), "other"),
         ],
     )
-    def test_a_module_that_is_wrong_is_named(
-        self, own: Composers, shading: Path, module: str, reason: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_module_that_is_wrong_is_named(self, own: Composers, shading: Path, module: str, reason: str) -> None:
         name = f"wrong_{abs(hash(module))}"
         (shading / f"{name}.py").write_text(module)
         [found] = problems(own, "+shading=mine", f"shading._target_={name}.Shading")
-        assert found.startswith(f"shading._target_={name}.Shading: ")
-        assert re.search(reason, found)
-
-    def test_a_field_of_a_type_that_yaml_has_not_is_named(self, own: Composers, shading: Path) -> None:
-        text = SHADING.replace("factor: float", "dtype: torch.dtype = torch.float16\n    factor: float")
-        (shading / "typed_by_torch.py").write_text("import torch\n" + text)
-        [found] = problems(own, "+shading=mine", "shading._target_=typed_by_torch.Shading")
         assert found.startswith("shading")
-        assert "dtype" in found
-
-    def test_a_field_without_a_default_must_be_given(self, own: Composers, shading: Path) -> None:
-        text = SHADING.replace("factor: float = bounded(2.0, gt=0)", "factor: float\n    other: int")
-        (shading / "without_defaults.py").write_text(text)
-        [found] = problems(own, "+shading=mine", "shading._target_=without_defaults.Shading")
-        assert "other" in found
-
-    def test_are_found_by_the_command(self, shading: Path) -> None:
-        path = f"hydra.searchpath=[file://{shading}/conf]"
-        finished = sdopt(shading, "run", path, *SMOKE, "+shading=mine", "dry_run=true")
-        assert finished.code == 0, finished.err
-        assert "shading=mine" in finished.out
+        assert re.search(reason, found)
 
     @pytest.mark.parametrize("name", ["precision/bf16", "experiment/quickstart", "config"])
     @pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
@@ -538,16 +515,6 @@ class TestSwappedNodes:
         swapped = composer(job).variant("x", overrides, plain)
         monkeypatch.setattr(HydraComposer, "_swapped", lambda *_: None)
         assert composer(job).variant("x", overrides, plain) == swapped
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["+precision@x=bf16", "precision@x=bf16", "++precision=bf16", "+precision=bf16", "~precision", "precision=[]"],
-)
-def test_a_group_is_chosen_in_one_way(composer: Composers, override: str) -> None:
-    [found] = problems(composer, override)
-    assert "precision" in found
-    assert "Multiple values" not in found
 
 
 def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> None:

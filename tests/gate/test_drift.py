@@ -18,6 +18,8 @@ from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import disturb, reconfigure, retime
 
+Results = tuple[StudyResult, StudyResult]
+
 GATE = Gate(
     "g",
     {
@@ -28,13 +30,13 @@ GATE = Gate(
 
 
 @pytest.fixture
-def results() -> tuple[StudyResult, StudyResult]:
+def results() -> Results:
     """A later and an earlier result that are the same."""
     later = clip(0.0)
     return later, deepcopy(later)
 
 
-def test_the_same_passes(results: tuple[StudyResult, StudyResult]) -> None:
+def test_the_same_passes(results: Results) -> None:
     later, earlier = results
     assert differences(later, earlier) == []
     found = judge_drift(later, earlier, GATE, FIT)
@@ -45,7 +47,7 @@ def test_the_same_passes(results: tuple[StudyResult, StudyResult]) -> None:
     assert "images were not compared" in found[0].note
 
 
-def test_a_score_that_fell_fails(results: tuple[StudyResult, StudyResult]) -> None:
+def test_a_score_that_fell_fails(results: Results) -> None:
     later, earlier = results
     score = later.variant("it").quality["clip_score_x"]
     score.per_prompt = [value - 2 for value in score.per_prompt if value is not None]
@@ -55,7 +57,7 @@ def test_a_score_that_fell_fails(results: tuple[StudyResult, StudyResult]) -> No
     assert verdicts == {"baseline": Verdict.PASS, "it": Verdict.FAIL}
 
 
-def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult]) -> None:
+def test_a_speedup_that_was_lost_fails(results: Results) -> None:
     later, earlier = results
     for measurement in later.variant("it").measurements:
         retime(measurement.shapes[0], [2 * seconds for seconds in measurement.shapes[0].latency_s])
@@ -74,16 +76,14 @@ def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult])
         (lambda r: reconfigure(r, "scheduler", class_name="Euler"), "scheduler.class_name: Euler against"),
     ],
 )
-def test_other_work_is_refused_and_named(
-    results: tuple[StudyResult, StudyResult], change: Callable[[StudyResult], None], named: str
-) -> None:
+def test_other_work_is_refused_and_named(results: Results, change: Callable[[StudyResult], None], named: str) -> None:
     later, earlier = results
     change(later)
     with pytest.raises(UsageError, match=named):
         judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
 
 
-def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: tuple[StudyResult, StudyResult]) -> None:
+def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: Results) -> None:
     later, earlier = results
     later.environment.packages["torch"] = "9"
     with pytest.raises(UsageError, match=r"torch: 9 against None.*--waive versions"):
@@ -95,7 +95,7 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: tupl
 
 
 @pytest.mark.parametrize("which", ["later", "earlier"])
-def test_disturbed_times_of_either_result_decide_nothing(results: tuple[StudyResult, StudyResult], which: str) -> None:
+def test_disturbed_times_of_either_result_decide_nothing(results: Results, which: str) -> None:
     disturb(dict(zip(("later", "earlier"), results, strict=True))[which])
     found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
@@ -104,9 +104,7 @@ def test_disturbed_times_of_either_result_decide_nothing(results: tuple[StudyRes
 
 
 @pytest.mark.parametrize(("number", "verdict"), [(0, Verdict.FAIL), (1, Verdict.NOT_COMPARABLE)])
-def test_timed_calls_that_draw_other_images_do_not_pass(
-    results: tuple[StudyResult, StudyResult], number: int, verdict: Verdict
-) -> None:
+def test_timed_calls_that_draw_other_images_do_not_pass(results: Results, number: int, verdict: Verdict) -> None:
     results[number].variant("it").measurements[0].shapes[0].timed_images = [TimedImage(0, 0, 0.1)]
     found = {judgement.candidate: judgement.verdict for judgement in judge_drift(*results, GATE, FIT)}
     assert found == {"baseline": Verdict.PASS, "it": verdict}
@@ -134,7 +132,7 @@ class TestChoices:
             ("hardware.threads", "hardware.threads: 3 against None (it)"),
         ],
     )
-    def test_that_changed_need_a_waiver(self, results: tuple[StudyResult, StudyResult], how: str, named: str) -> None:
+    def test_that_changed_need_a_waiver(self, results: Results, how: str, named: str) -> None:
         later, earlier = results
         self.change(later, earlier, how)
         with pytest.raises(UsageError) as refused:
@@ -145,9 +143,7 @@ class TestChoices:
         assert {judgement.contract for judgement in found} == {"lossy"}
         assert named in found[0].note
 
-    def test_another_baseline_cannot_be_waived_unless_all_changed_alike(
-        self, results: tuple[StudyResult, StudyResult]
-    ) -> None:
+    def test_another_baseline_cannot_be_waived_unless_all_changed_alike(self, results: Results) -> None:
         later, earlier = results
         reconfigure(later.variant("baseline"), "hardware", threads=3)
         [found] = differences(later, earlier)
@@ -157,7 +153,7 @@ class TestChoices:
         [found] = differences(later, earlier)
         assert found.waiver == "options"
 
-    def test_what_the_whole_study_changed_is_named_once(self, results: tuple[StudyResult, StudyResult]) -> None:
+    def test_what_the_whole_study_changed_is_named_once(self, results: Results) -> None:
         later, earlier = results
         reconfigure(later, "workload", steps=3)
         for row in later.variants:
@@ -166,9 +162,7 @@ class TestChoices:
 
 
 @pytest.mark.parametrize(("number", "which"), [(0, "earlier"), (1, "later")])
-def test_a_variant_that_one_result_lacks_does_not_pass(
-    results: tuple[StudyResult, StudyResult], number: int, which: str
-) -> None:
+def test_a_variant_that_one_result_lacks_does_not_pass(results: Results, number: int, which: str) -> None:
     lacking = results[number]
     lacking.variants = [row for row in lacking.variants if row.name != "it"]
     found = judge_drift(*results, GATE, FIT)
@@ -184,7 +178,7 @@ class TestContents:
     """What the configuration calls by the same name may be something else."""
 
     @pytest.mark.parametrize("key", ["model", "prompts", "latents", "image"])
-    def test_of_inputs_are_compared(self, results: tuple[StudyResult, StudyResult], key: str) -> None:
+    def test_of_inputs_are_compared(self, results: Results, key: str) -> None:
         for digest, result in zip("ab", results, strict=True):
             result.variant("it").inputs = {key: digest * 64}
         everything = ("versions", "sdopt", "options")
@@ -194,7 +188,7 @@ class TestContents:
         assert differences(*results) == []
 
     @pytest.mark.parametrize("key", ["options", "parts"])
-    def test_of_what_options_read_are_choices(self, results: tuple[StudyResult, StudyResult], key: str) -> None:
+    def test_of_what_options_read_are_choices(self, results: Results, key: str) -> None:
         for digest, result in zip("ab", results, strict=True):
             result.variant("it").inputs = {key: digest}
         [found] = differences(*results)
@@ -207,7 +201,7 @@ class TestContents:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_floor_that_was_raised_widens_no_limit(
-    results: tuple[StudyResult, StudyResult], number: int, monkeypatch: pytest.MonkeyPatch
+    results: Results, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever of the two results has the larger floor: the smaller one is the reference's rounding."""
     rule = Rule("mse", "every", limit=1e-3, of_floor=100)

@@ -3,6 +3,7 @@
 import json
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,10 @@ def clip(candidate: float, spread: float = 0.5, **fields: Any) -> StudyResult:
     )
 
 
+def end(row: VariantResult, status: Status) -> None:
+    row.status, row.reason = status, "because"
+
+
 NON_INFERIOR = Rule("clip_score", deviations=0.25)  # 0.25 · 2.0 = a margin of 0.5
 
 
@@ -156,70 +161,56 @@ class TestNonInferiority:
 
 
 class TestFailClosed:
-    def test_a_missing_metric(self) -> None:
-        found = verdict(study(variant("it")), NON_INFERIOR)
-        assert found.verdict is Verdict.NOT_COMPARABLE
-        assert "clip_score was not measured" in str(found.rulings)
+    """Nothing passes that is missing, not finite, failed, or of other work."""
 
-    @pytest.mark.parametrize("where", ["estimate", "prompt"])
-    def test_a_value_that_is_not_finite(self, where: str) -> None:
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda r: r.variant("it").quality.clear(), "clip_score was not measured"),
+            (lambda r: setattr(r.variant("it").quality["clip_score_x"], "estimate", None), ""),
+            (lambda r: r.variant("it").quality["clip_score_x"].per_prompt.__setitem__(3, None), ""),
+            (lambda r: end(r.variant("it"), Status.FAILED), "because"),
+            (lambda r: end(r.variant("it"), Status.TIMEOUT), "because"),
+            (lambda r: end(r.variant("baseline"), Status.FAILED), ""),
+            (lambda r: r.variant("baseline").trips.append(BrokenImage("black", "images/a.png", "all of it")), ""),
+            (lambda r: reconfigure(r.variant("it"), "workload", seed=7), "workload.seed"),
+            (lambda r: reconfigure(r.variant("it"), "workload", prompts="x"), "workload.prompts"),
+            (lambda r: reconfigure(r.variant("it"), "model", name="sd15"), "model.name"),
+        ],
+    )
+    def test_what_cannot_be_compared(self, change: Callable[[StudyResult], object], said: str) -> None:
         result = clip(0.0)
-        score = result.variant("it").quality["clip_score_x"]
-        if where == "estimate":
-            score.estimate = None
-        else:
-            score.per_prompt[3] = None
-        assert verdict(result, NON_INFERIOR).verdict is Verdict.NOT_COMPARABLE
+        change(result)
+        found = verdict(result, NON_INFERIOR)
+        assert found.verdict is Verdict.NOT_COMPARABLE
+        assert said in str(found.rulings)
 
-    def test_no_calibration(self) -> None:
+    def test_no_calibration_and_no_rules_for_the_contract(self) -> None:
         result = clip(0.0)
         judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), Fit())
         assert result.judgements[0].verdict is Verdict.NOT_COMPARABLE
         assert "`sdopt calibrate model=emoji workload.steps=" in str(result.judgements[0].rulings)
-
-    @pytest.mark.parametrize("status", [Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT])
-    def test_a_variant_that_failed(self, status: Status) -> None:
-        found = verdict(clip(0.0, status=status, reason="because"), NON_INFERIOR)
-        assert found.verdict is Verdict.NOT_COMPARABLE
-        assert "because" in found.rulings[0].reason
-
-    def test_a_variant_that_is_not_engaged_fails(self) -> None:
-        assert verdict(clip(0.0, status=Status.NOT_ENGAGED), NON_INFERIOR).verdict is Verdict.FAIL
-
-    def test_a_reference_that_failed_or_is_broken(self) -> None:
-        for change in ({"status": Status.FAILED}, {"trips": [BrokenImage("black", "images/a.png", "all of it")]}):
-            result = clip(0.0)
-            for key, value in change.items():
-                setattr(result.variant("baseline"), key, value)
-            assert verdict(result, NON_INFERIOR).verdict is Verdict.NOT_COMPARABLE
-
-    def test_other_prompts_seeds_or_models(self) -> None:
-        for section, key, value in (("workload", "seed", 7), ("workload", "prompts", "x"), ("model", "name", "sd15")):
-            result = clip(0.0)
-            reconfigure(result.variant("it"), section, **{key: value})
-            found = verdict(result, NON_INFERIOR)
-            assert found.verdict is Verdict.NOT_COMPARABLE
-            assert f"{section}.{key}" in found.rulings[0].reason
-
-    def test_no_rules_for_the_contract(self) -> None:
         assert verdict(clip(0.0), NON_INFERIOR, contract="exact").verdict is Verdict.NOT_COMPARABLE
 
 
-class TestWires:
-    def test_one_tripped_image_fails_and_is_named(self) -> None:
-        found = verdict(clip(0.0, trips=[BrokenImage("black", "images/07.png", "99 % are black")]), NON_INFERIOR)
-        assert found.verdict is Verdict.FAIL
-        assert "images/07.png" in str(found.rulings)
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"status": Status.NOT_ENGAGED}, ""),
+        ({"trips": [BrokenImage("black", "images/07.png", "99 % are black")]}, "images/07.png"),
+        ({"denoiser_calls": 13}, "13 times"),  # half the steps under the same name
+    ],
+)
+def test_what_is_not_engaged_broken_or_another_work_fails(fields: dict[str, Any], named: str) -> None:
+    found = verdict(clip(0.0, **fields), NON_INFERIOR)
+    assert found.verdict is Verdict.FAIL
+    assert named in str(found.rulings)
 
-    def test_half_the_steps_under_the_same_name_fail(self) -> None:
-        found = verdict(clip(0.0, denoiser_calls=13), NON_INFERIOR)
-        assert found.verdict is Verdict.FAIL
-        assert "13 times" in str(found.rulings)
 
-    def test_another_number_of_steps_is_a_choice(self) -> None:
-        result = clip(0.0, denoiser_calls=13)
-        reconfigure(result.variant("it"), "workload", steps=13)
-        assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
+def test_another_number_of_steps_is_a_choice() -> None:
+    result = clip(0.0, denoiser_calls=13)
+    reconfigure(result.variant("it"), "workload", steps=13)
+    assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
 
 
 class TestValues:
@@ -231,16 +222,14 @@ class TestValues:
         assert found.verdict is Verdict.FAIL
         assert "1 of 48" in str(found.rulings)
 
-    SHARES = ((0.3, Verdict.PASS), (0.5, Verdict.INCONCLUSIVE), (0.8, Verdict.FAIL))
-
-    @pytest.mark.parametrize(("value", "expected"), SHARES)
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(0.3, Verdict.PASS), (0.5, Verdict.INCONCLUSIVE), (0.8, Verdict.FAIL)]
+    )
     def test_a_distance_is_held_against_a_share_of_that_between_seeds(self, value: float, expected: Verdict) -> None:
         result = study(variant("it"), perceptual_x=per_prompt(value, 0.2))
         assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5)).verdict is expected
 
-    RARE = ((0, Verdict.PASS), (3, Verdict.INCONCLUSIVE), (12, Verdict.FAIL))
-
-    @pytest.mark.parametrize(("wrong", "expected"), RARE)
+    @pytest.mark.parametrize(("wrong", "expected"), [(0, Verdict.PASS), (3, Verdict.INCONCLUSIVE), (12, Verdict.FAIL)])
     def test_a_few_pictures_that_went_wrong_are_seen(self, wrong: int, expected: Verdict) -> None:
         values: list[float | None] = [*[0.9] * wrong, *[0.01] * (PROMPTS - wrong)]
         result = study(variant("it"), perceptual_x=Score(0.1, values))
@@ -264,16 +253,17 @@ class TestValues:
         result = study(variant("it", quality={"brightness": score}))
         assert verdict(result, Rule("brightness", "every", limit=0.9)).verdict is expected
 
-    def test_a_published_window_judges_the_estimate_itself(self) -> None:
-        rule = Rule("clip_score", "within", low=24.9, high=25.1, confidence=None)
-        assert verdict(clip(0.0), rule).verdict is Verdict.PASS
-        assert verdict(clip(-0.2), rule).verdict is Verdict.FAIL
-        assert verdict(clip(+0.2), rule).verdict is Verdict.FAIL
-
-    def test_equivalence_is_two_sided(self) -> None:
-        for change, expected in ((0.0, Verdict.PASS), (-2.0, Verdict.FAIL), (2.0, Verdict.FAIL)):
-            found = verdict(clip(change), Rule("clip_score", "equivalent", deviations=0.25))
-            assert found.verdict is expected
+    @pytest.mark.parametrize(
+        ("rule", "verdicts"),
+        [
+            # A published window judges the estimate itself; equivalence is two-sided.
+            (Rule("clip_score", "within", low=24.9, high=25.1, confidence=None), {0.0: 1, -0.2: 0, 0.2: 0}),
+            (Rule("clip_score", "equivalent", deviations=0.25), {0.0: 1, -2.0: 0, 2.0: 0}),
+        ],
+    )
+    def test_rules_that_are_two_sided(self, rule: Rule, verdicts: dict[float, int]) -> None:
+        for change, passes in verdicts.items():
+            assert verdict(clip(change), rule).verdict is (Verdict.PASS if passes else Verdict.FAIL)
 
 
 class TestItMustPay:
@@ -391,42 +381,27 @@ class TestItMustPay:
         for claims, expected in ((["latency"], Verdict.PASS), (["latency", "memory"], Verdict.FAIL)):
             result = study(variant("it", seconds=0.05, memory=3.0, claims=claims), mse=Score(0.0, [0.0] * PROMPTS))
             assert verdict(result, Rule("mse", "exact")).verdict is expected
-
-    def test_who_claims_nothing_must_still_not_harm(self) -> None:
-        for candidate, metric in (
-            (variant("it", seconds=0.2), "speedup"),
-            (variant("it", memory=3.0), "memory_ratio"),
-        ):
-            result = study(candidate)
-            rules = [Rule("speedup", "at_least", limit=0.95), Rule("memory_ratio", "at_most", limit=1.1)]
-            found = verdict(result, *rules)
-            assert found.verdict is Verdict.FAIL
-            (ruling,) = [r for r in found.rulings if r.verdict is Verdict.FAIL]
-            assert ruling.metric == metric
+        # Who claims nothing must not harm either.
+        rules = [Rule("speedup", "at_least", limit=0.95), Rule("memory_ratio", "at_most", limit=1.1)]
+        for candidate, metric in ((variant("it", seconds=0.2), "speedup"), (variant("it", memory=3.0), "memory_ratio")):
+            failed = [r.metric for r in verdict(study(candidate), *rules).rulings if r.verdict is Verdict.FAIL]
+            assert failed == [metric]
 
 
-class TestDisturbed:
-    """Of a study that others disturbed no verdict is better than inconclusive, and none on time is worse."""
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.8])
+def test_of_a_study_that_others_disturbed_nothing_passes_and_time_decides_nothing(seconds: float) -> None:
+    def beside_another(*claims: str) -> StudyResult:
+        return disturb(study(variant("it", seconds=seconds, claims=[*claims]), mse=Score(0.0, [0.0] * PROMPTS)))
 
-    @staticmethod
-    def beside_another(seconds: float, *claims: str) -> StudyResult:
-        result = study(variant("it", seconds=seconds, claims=[*claims]), mse=Score(0.0, [0.0] * PROMPTS))
-        return disturb(result)
-
-    @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.8])
-    def test_time_decides_nothing(self, seconds: float) -> None:
-        rules = Rule("mse", "exact"), Rule("speedup", "at_least", limit=0.95)
-        found = verdict(self.beside_another(seconds, "latency"), *rules)
-        assert found.verdict is Verdict.INCONCLUSIVE
-        [said] = {r.because for r in found.rulings if r.verdict is Verdict.INCONCLUSIVE}
-        assert said.startswith("other programs took more than 2 % from 24 of 24 calls of 'it' that decide")
-        assert paying(found).text.startswith("speedup ")
-        assert paying(found).text.endswith(f"; but {said}")
-
-    def test_nothing_passes(self) -> None:
-        found = verdict(self.beside_another(0.1), Rule("mse", "exact"))
-        assert found.verdict is Verdict.INCONCLUSIVE
-        assert [r.rule for r in found.rulings if r.verdict is Verdict.INCONCLUSIVE] == ["undisturbed"]
+    rules = Rule("mse", "exact"), Rule("speedup", "at_least", limit=0.95)
+    found = verdict(beside_another("latency"), *rules)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    [said] = {r.because for r in found.rulings if r.verdict is Verdict.INCONCLUSIVE}
+    assert said.startswith("other programs took more than 2 % from 24 of 24 calls of 'it' that decide")
+    assert paying(found).text.startswith("speedup ")
+    assert paying(found).text.endswith(f"; but {said}")
+    found = verdict(beside_another(), rules[0])
+    assert [r.rule for r in found.rulings if r.verdict is Verdict.INCONCLUSIVE] == ["undisturbed"]
 
 
 class TestLooks:
@@ -543,12 +518,7 @@ class TestCodesAndReports:
 
     @pytest.mark.parametrize(
         ("verdict", "errors", "code"),
-        [
-            (Verdict.FAIL, [2, 3], 1),
-            (Verdict.INCONCLUSIVE, [2], 3),
-            (Verdict.PASS, [2], 2),
-            (Verdict.PASS, [0], 0),
-        ],
+        [(Verdict.FAIL, [2, 3], 1), (Verdict.INCONCLUSIVE, [2], 3), (Verdict.PASS, [2], 2), (Verdict.PASS, [0], 0)],
     )
     def test_in_a_sweep_a_regression_counts_most(self, verdict: Verdict, errors: list[int], code: int) -> None:
         job = study(variant("it"))

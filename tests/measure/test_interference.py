@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from sdopt.measure.interference import InterferenceMeter
+from sdopt.measure.processes import started_by
 from sdopt.record.samples import Interference
+from tests.command import eventually
 from tests.records import known
 
 
@@ -50,8 +52,8 @@ def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:
     with one_core(), neighbour():
         meter = InterferenceMeter(os.getpid())
         assert meter.off == ""
-        burn(0.5)
-        found = known(meter.stop(0.5))
+        burn(0.3)
+        found = known(meter.stop(0.3))
     assert found.waited > 0.3
     assert found.switched_out > 5
 
@@ -59,8 +61,8 @@ def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:
 def test_sleeping_waits_for_no_core() -> None:
     with one_core(), neighbour():
         meter = InterferenceMeter(os.getpid())
-        time.sleep(0.5)
-        found = known(meter.stop(0.5))
+        time.sleep(0.3)
+        found = known(meter.stop(0.3))
     assert found.waited < 0.3
 
 
@@ -78,11 +80,11 @@ def test_what_a_process_started_counts_too() -> None:
     program.start()
     pid = program.pid or 0
     try:
-        time.sleep(0.5)
+        assert eventually(lambda: bool(started_by(pid)))
         with one_core(), neighbour():
             meter = InterferenceMeter(pid)
-            time.sleep(1.0)
-            found = known(meter.stop(1.0))
+            time.sleep(0.5)
+            found = known(meter.stop(0.5))
     finally:
         os.killpg(pid, signal.SIGKILL)
         program.join()

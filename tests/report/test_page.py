@@ -90,34 +90,42 @@ def full(result: StudyResult) -> StudyResult:
     return result
 
 
-class TestOrder:
-    def test_the_answer_comes_first_and_the_environment_last(self, full: StudyResult, finished: Finished) -> None:
-        root = parsed(html_page(study_page(summary_of(full), finished.folder)))
-        assert titles(root) == [
-            "Answer",
-            "Results",
-            "Speed against quality",
-            "Step by step",
-            "Effects and interactions",
-            "Time of each call",
-            "Time by stage",
-            "Break-even",
-            "Images",
-            "Method and reproduction",
-            "Environment",
-        ]
-        links = [link.get("href") for link in every(root, "a")]
-        assert links == [f"#{section.get('id')}" for section in every(root, "section")]
-        [environment] = [section for section in every(root, "section") if section.get("id") == "environment"]
-        assert [child.tag for child in environment] == [f"{_XHTML}details"]
-
-    def test_markdown_has_the_same_sections(self, full: StudyResult, finished: Finished) -> None:
-        page = study_page(summary_of(full), finished.folder)
-        written = markdown_page(page).decode()
-        headings = re.findall(r"^## (.*)$|^<details><summary>(Environment)</summary>$", written, re.MULTILINE)
-        assert [first or second for first, second in headings] == titles(parsed(html_page(page)))
-        for picture in re.findall(r"!\[.*\]\((.*)\)", written):
-            assert picture in ("plot.png", "tradeoff.png", "stages.png", "comparison.png")
+def test_the_answer_comes_first_the_environment_last_and_nothing_is_fetched(
+    full: StudyResult, finished: Finished
+) -> None:
+    page = study_page(summary_of(full), finished.folder)
+    root = parsed(html_page(page))
+    assert titles(root) == [
+        "Answer",
+        "Results",
+        "Speed against quality",
+        "Step by step",
+        "Effects and interactions",
+        "Time of each call",
+        "Time by stage",
+        "Break-even",
+        "Images",
+        "Method and reproduction",
+        "Environment",
+    ]
+    links = [link.get("href") for link in every(root, "a")]
+    assert links == [f"#{section.get('id')}" for section in every(root, "section")]
+    [environment] = [section for section in every(root, "section") if section.get("id") == "environment"]
+    assert [child.tag for child in environment] == [f"{_XHTML}details"]
+    # Markdown has the same sections.
+    written = markdown_page(page).decode()
+    headings = re.findall(r"^## (.*)$|^<details><summary>(Environment)</summary>$", written, re.MULTILINE)
+    assert [first or second for first, second in headings] == titles(root)
+    pictures = set(re.findall(r"!\[.*\]\((.*)\)", written))
+    assert pictures <= {"plot.png", "tradeoff.png", "stages.png", "comparison.png"}
+    for element in root.iter():
+        for name in ("src", "href", "srcset", "action"):
+            value = element.get(name)
+            assert value is None or value.startswith(("data:image/webp;base64,", "#"))
+    [policy] = [meta.get("content") or "" for meta in every(root, "meta") if meta.get("http-equiv")]
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert len(re.findall("'sha256-", policy)) == 2
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2]
 
 
 class TestMainPlot:
@@ -148,38 +156,26 @@ class TestMainPlot:
         assert markdown_page(page).count(b"](plot.png)") == 1
 
 
-class TestClosed:
-    def test_nothing_is_fetched(self, full: StudyResult, finished: Finished) -> None:
-        root = parsed(html_page(study_page(summary_of(full), finished.folder)))
-        for element in root.iter():
-            for name in ("src", "href", "srcset", "action"):
-                value = element.get(name)
-                assert value is None or value.startswith(("data:image/webp;base64,", "#"))
-        [policy] = [meta.get("content") or "" for meta in every(root, "meta") if meta.get("http-equiv")]
-        assert policy.startswith("default-src 'none'; img-src data:;")
-        assert len(re.findall("'sha256-", policy)) == 2
-        assert "'unsafe-inline'" not in policy.partition("script-src")[2]
-
-    def test_what_is_quoted_is_text(self, full: StudyResult, finished: Finished, tmp_path: Path) -> None:
-        plain = parsed(html_page(study_page(summary_of(copy.deepcopy(full)), finished.folder)))
-        full.name = ATTACK
-        for variant in full.variants:
-            for record in variant.images:
-                record.prompt = ATTACK
-        full.variant("bfloat16").trips = [BrokenImage(ATTACK, full.variant("bfloat16").images[0].path, ATTACK)]
-        full.variant("TensorFloat-32").reason = ATTACK
-        full.environment.command = ["sdopt", "run", ATTACK]
-        full.environment.device["name"] = ATTACK
-        full.comparisons[0].credit = ATTACK
-        full.effects[0].options = (ATTACK,)
-        attacked = html_page(study_page(summary_of(renamed(full, "batches of four", ATTACK)), finished.folder))
-        root = parsed(attacked)
-        for tag in ("script", "style", "b", "img"):
-            assert len(list(every(root, tag))) <= len(list(every(plain, tag))) + (tag == "b"), tag
-        assert not [name for element in root.iter() for name in element.keys() if name.startswith("on")]  # noqa: SIM118
-        assert [text(heading) for heading in every(root, "h1")] == [" ".join(ATTACK.split())]
-        assert ATTACK in json.dumps(plots(root)).encode().decode("unicode_escape")
-        assert "49" not in text(next(every(root, "h1")))
+def test_what_is_quoted_is_text(full: StudyResult, finished: Finished) -> None:
+    plain = parsed(html_page(study_page(summary_of(copy.deepcopy(full)), finished.folder)))
+    full.name = ATTACK
+    for variant in full.variants:
+        for record in variant.images:
+            record.prompt = ATTACK
+    full.variant("bfloat16").trips = [BrokenImage(ATTACK, full.variant("bfloat16").images[0].path, ATTACK)]
+    full.variant("TensorFloat-32").reason = ATTACK
+    full.environment.command = ["sdopt", "run", ATTACK]
+    full.environment.device["name"] = ATTACK
+    full.comparisons[0].credit = ATTACK
+    full.effects[0].options = (ATTACK,)
+    attacked = html_page(study_page(summary_of(renamed(full, "batches of four", ATTACK)), finished.folder))
+    root = parsed(attacked)
+    for tag in ("script", "style", "b", "img"):
+        assert len(list(every(root, tag))) <= len(list(every(plain, tag))) + (tag == "b"), tag
+    assert not [name for element in root.iter() for name in element.keys() if name.startswith("on")]  # noqa: SIM118
+    assert [text(heading) for heading in every(root, "h1")] == [" ".join(ATTACK.split())]
+    assert ATTACK in json.dumps(plots(root)).encode().decode("unicode_escape")
+    assert "49" not in text(next(every(root, "h1")))
 
 
 def nothing_compared(result: StudyResult) -> None:

@@ -1,17 +1,14 @@
 """The pictures of a study, which stand alone: contact sheets and plots; and the list of all reports."""
 
-import resource
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from sdopt.errors import UnavailableError
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
-from sdopt.report.charts.spec import picture
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
 from sdopt.statistics.summary import Summary, summary_of
@@ -100,10 +97,3 @@ class TestCatalog:
         found = [(report.name, str(error or "")) for report, error in write_reports(summary_of(result), tmp_path)]
         assert found == [("broken", "no ink"), ("mine", "")]
         assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_a_picture_needs_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34,) * 2)
-    said = "address space is limited to 16384 MiB, but at least 81920 MiB is required for plots"
-    with pytest.raises(UnavailableError, match=said):
-        picture({})

@@ -46,6 +46,8 @@ def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -
         assert text.getvalue().startswith(sweep.sentence)
         assert ("260 ms from 501 ms" in text.getvalue()) is (width == 160)
         assert max(map(len, text.getvalue().splitlines())) <= width
+    assert Sweep(Path(), {"2": jobs["2"]}, {}).sentence.startswith("Keep the baseline")
+    assert Sweep(Path(), {"0": jobs["0"]}, {}).sentence == "Nothing was compared with a baseline."
 
 
 def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None:
@@ -55,8 +57,3 @@ def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None
         reconfigure(variant, "workload", steps=7)
     names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
-
-
-def test_without_a_gain_the_baseline_stays(jobs: dict[str, StudyResult]) -> None:
-    assert Sweep(Path(), {"2": jobs["2"]}, {}).sentence.startswith("Keep the baseline")
-    assert Sweep(Path(), {"0": jobs["0"]}, {}).sentence == "Nothing was compared with a baseline."

@@ -46,39 +46,14 @@ def renamed(result: StudyResult, old: str, new: str) -> StudyResult:
     return result
 
 
-def twice_compared(result: StudyResult) -> None:
-    """Compares bfloat16 with another variant too, to whose images its own are less alike."""
-    edge = result.comparisons[0]
-    edge.quality = {"psnr_db": Score(40.0)}
-    ratios = [ShapeRatios(speedup=Interval(2.0), floor=1.1)]
-    again = Comparison("bfloat16", "batches of four", "nothing", ratios)
-    again.quality = {"psnr_db": Score(20.0)}
-    result.comparisons.append(again)
-
-
 def cells(markdown: str) -> list[list[str]]:
     return [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.splitlines() if line.startswith("|")]
 
 
 class TestRanking:
-    def test_the_fastest_comes_first_and_what_has_no_figure_last(self, result: StudyResult) -> None:
-        speeds = {"bfloat16": 0.5, "batches of four": 1.5}
-        for edge in result.comparisons:
-            if edge.shapes[0].speedup:
-                edge.shapes[0].speedup = Interval(speeds.get(edge.candidate, 1.0), 0.4, 1.6)
-        names = ranking(summary_of(result)).column("variant")
-        assert list(map(str, names)) == ["batches of four", "baseline", "bfloat16", "TensorFloat-32"]
-
     @pytest.mark.parametrize(
         ("seconds", "shown"),
-        [
-            (0.00123, "1.23 ms"),
-            (0.0123, "12.3 ms"),
-            (0.123, "123 ms"),
-            (1.234, "1.23 s"),
-            (12.34, "12.3 s"),
-            (123.4, "123 s"),
-        ],
+        [(0.00123, "1.23 ms"), (0.0123, "12.3 ms"), (0.123, "123 ms"), (1.234, "1.23 s"), (123.4, "123 s")],
     )
     def test_a_time_has_three_digits_and_a_unit(self, result: StudyResult, seconds: float, shown: str) -> None:
         baseline = result.variant("baseline")
@@ -98,14 +73,17 @@ class TestRanking:
 
 class TestTerminal:
     @pytest.mark.parametrize("name", NAMES)
-    @pytest.mark.parametrize("width", [80, 200])
-    def test_names_are_shown_as_they_are(self, result: StudyResult, name: str, width: int) -> None:
-        for edge in result.comparisons[:1]:
-            edge.shapes[0].speedup = Interval(9.0, 8.0, 10.0)
-        text = printed(renamed(result, "bfloat16", name), width)
+    def test_names_are_shown_as_they_are_and_break_no_row(self, result: StudyResult, name: str) -> None:
+        result.comparisons[0].shapes[0].speedup = Interval(9.0, 8.0, 10.0)
+        result.variant("TensorFloat-32").reason = f"it | broke <here> {name}"
+        text = printed(renamed(result, "bfloat16", name), 80)
         assert "".join(name.split()) in "".join(text.split())
+        rows = cells(markdown_table(summary_of(result)))
+        assert len(rows) == 2 + 4
+        assert len({len(row) for row in rows}) == 1
+        assert not any("<" in cell for row in rows for cell in row)
 
-    @pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240])
+    @pytest.mark.parametrize("width", [60, 80, 120, 240])
     def test_the_first_line_is_the_answer_and_each_row_is_one_line(self, result: StudyResult, width: int) -> None:
         text, summary = printed(result, width), summary_of(result)
         lines = text.splitlines()
@@ -150,19 +128,10 @@ class TestTerminal:
         assert study_tags(summary)["sdopt.floor"] == "1.0200 to 1.0800"
 
 
-class TestMarkdown:
-    @pytest.mark.parametrize("name", NAMES)
-    def test_every_row_has_the_same_cells_whatever_the_names(self, result: StudyResult, name: str) -> None:
-        result.variant("TensorFloat-32").reason = f"it | broke <here> {name}"
-        rows = cells(markdown_table(summary_of(renamed(result, "bfloat16", name))))
-        assert len(rows) == 2 + 4
-        assert len({len(row) for row in rows}) == 1
-        assert not any("<" in cell for row in rows for cell in row)
-
-    def test_notes_and_code_of_others_are_no_markup(self) -> None:
-        text = markdown(("a",), [], ["![x](https://x/x.png) <img src=x> a_b, `a_b`, *_b_*"])
-        assert text.endswith("- !\\[x\\](https://x/x.png) &lt;img src=x&gt; a_b, `a_b`, \\*\\_b\\_\\*\n")
-        assert code_block(["pipe()", "```", "<img src=x>"], "python") == "````python\npipe()\n```\n<img src=x>\n````\n"
+def test_notes_and_code_of_others_are_no_markup() -> None:
+    text = markdown(("a",), [], ["![x](https://x/x.png) <img src=x> a_b, `a_b`, *_b_*"])
+    assert text.endswith("- !\\[x\\](https://x/x.png) &lt;img src=x&gt; a_b, `a_b`, \\*\\_b\\_\\*\n")
+    assert code_block(["pipe()", "```", "<img src=x>"], "python") == "````python\npipe()\n```\n<img src=x>\n````\n"
 
 
 class TestQuality:
@@ -183,7 +152,11 @@ class TestQuality:
         assert quality_columns(result) == ["psnr_db", "ssim", "clip_score_emojiclip", "cmmd_emojiclip", "broken"]
 
     def test_a_comparison_with_another_reference_has_a_row_that_names_it(self, result: StudyResult) -> None:
-        twice_compared(result)
+        edge = result.comparisons[0]
+        edge.quality = {"psnr_db": Score(40.0)}
+        again = Comparison("bfloat16", "batches of four", "nothing", [ShapeRatios(speedup=Interval(2.0), floor=1.1)])
+        again.quality = {"psnr_db": Score(20.0)}  # to whose images its own are less alike
+        result.comparisons.append(again)
         table = quality_table(summary_of(result))
         assert table is not None
         shown = {str(row[0]): str(row[1]) for row in table.rows}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.command import parents
+from tests.command import eventually, parents
 from tests.tracking.postgres import free_port
 
 NODES = ("one", "two")
@@ -186,12 +186,9 @@ class Cluster:
         self._run("scontrol", "update", f"JobId={task}", "StartTime=now")
 
     def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() > deadline:
-                logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
-                raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
-            time.sleep(0.5)
+        if not eventually(condition, timeout_s, pause_s=0.5):
+            logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
 
     def _launch(self, program: str, *arguments: str, name: str = "") -> None:
         """Starts a daemon in a session of its own, where no Ctrl-C meets it; it ends when this process does."""

@@ -12,8 +12,10 @@ from runners import end_with_code, interrupts_deferred
 from sdopt.errors import ENDINGS
 from sdopt.launching import _ended_by_signals
 from sdopt.record.files import read_result
-from tests.command import SMOKE, Process, fork, sdopt
+from sdopt.record.records import Status
+from tests.command import SMOKE, Process, eventually, fork, sdopt
 from tests.fakes import fake_workers
+from tests.records import known
 
 
 @pytest.fixture(autouse=True)
@@ -75,38 +77,50 @@ def test_a_job_of_a_launcher_leaves_ignored_what_nohup_ignores() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def wait_for_a_round(process: Process) -> Path:
-    """Waits until a study has timed something; returns its folder."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        for path in process.cwd.rglob("result.json"):
-            if any(row.samples for row in read_result(path).variants):
-                return path.parent
+def wait_for_rounds(process: Process) -> Path:
+    """Waits until a study has timed two rounds; returns its folder."""
+
+    def timed() -> bool:
         assert process.popen.poll() is None, process.finish()
-        time.sleep(0.1)
-    raise AssertionError("no round was timed")
+        found = [read_result(path) for path in process.cwd.rglob("result.json")]
+        calls = [len(m.shapes[0].calls) for result in found for row in result.variants for m in row.measurements]
+        return min(calls, default=0) > 1
+
+    assert eventually(timed, 120)
+    return next(process.cwd.rglob("result.json")).parent
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
 )
-def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
+def test_a_signal_keeps_and_compares_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    process = fork(tmp_path, "run", *SMOKE, "protocol.rounds=5000")
+    process = fork(tmp_path, "run", *SMOKE, "layout=channels_last", "protocol.rounds=5000")
     try:
-        folder = wait_for_a_round(process)
-        process.popen.send_signal(number)
+        folder = wait_for_rounds(process)
+        if number == signal.SIGINT:
+            process.interrupt()  # as Ctrl-C does, all processes of its group
+        else:
+            process.popen.send_signal(number)
         finished = process.finish()
     finally:
         process.popen.kill()
     assert finished.code == code, finished.shown
+    assert process.left_behind() == []
+    assert finished.err.startswith("sdopt: interrupted")
     assert f"sdopt run resume={folder.relative_to(tmp_path)}" in finished.err
     assert "Traceback" not in finished.err
+    assert "×" in finished.out
     result = read_result(folder)
     assert result.status == "interrupted"
-    assert all(row.samples for row in result.variants)
-    assert process.left_behind() == []
+    for row in result.variants:
+        assert row.status is Status.INTERRUPTED
+        assert row.reason.startswith("interrupted after ")
+        assert row.reason.endswith(" of 5000 rounds")
+    assert all(known(edge.shapes[0].speedup).n > 1 for edge in result.comparisons)
+    assert not list(folder.glob("*.tmp"))
 
 
 def test_a_reader_that_goes_away_does_not_end_the_measurement(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The command line: what it prints, which exit code it ends with, and what a sweep leaves."""
 
-import importlib
 import math
 import re
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from sdopt.launching import summarise_sweep
 from sdopt.locks import lock_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status
-from tests.command import SMOKE, Finished, fork, sdopt
+from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 
 
@@ -38,19 +37,12 @@ class TestCommands:
         for command in COMMANDS:
             assert f"\n  {command} " in finished.out
 
-    def test_version(self, tmp_path: Path) -> None:
-        assert sdopt(tmp_path, "--version").out == f"sdopt {__version__}\n"
-
     def test_an_unknown_one_lists_those_there_are(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "rnu", "precision=bf16")
         assert finished.code == 2
         assert finished.err.startswith("sdopt: unknown command 'rnu'")
         assert "run" in finished.err
         assert finished.out == ""
-
-    @pytest.mark.parametrize("command", COMMANDS)
-    def test_each_has_a_runner(self, command: str) -> None:
-        assert callable(importlib.import_module(f"runners.{command.replace('-', '_')}").main)
 
 
 class TestInformation:
@@ -62,14 +54,10 @@ class TestInformation:
             told = dict(line.split(maxsplit=1) for line in section.splitlines())
             assert told.keys() == {option.stem for option in (CONF / group).glob("*.yaml")}
 
-    def test_the_configuration_can_be_shown(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", "precision=bf16", "--cfg", "job")
-        assert finished.code == 0
-        assert "weights: bfloat16" in finished.out
-
-    def test_neither_writes_a_file(self, tmp_path: Path) -> None:
-        for arguments in (["--help"], ["--cfg", "job"], ["--info", "defaults"]):
-            assert sdopt(tmp_path, "run", *arguments).code == 0
+    def test_of_the_configuration_and_of_defaults_writes_no_file(self, tmp_path: Path) -> None:
+        assert "weights: bfloat16" in sdopt(tmp_path, "run", "precision=bf16", "--cfg", "job").out
+        assert sdopt(tmp_path, "run", "--info", "defaults").code == 0
+        assert sdopt(tmp_path, "--version").out == f"sdopt {__version__}\n"
         assert list(tmp_path.iterdir()) == []
 
 
@@ -112,15 +100,18 @@ class TestMistakes:
         assert not list(tmp_path.rglob("result.json"))
 
     @pytest.mark.parametrize(
-        ("typo", "meant"),
-        [("precison=bf16", "precision"), ("workload.stepz=3", "workload.steps"), ("experimnt=mine", "experiment")],
+        ("arguments", "meant"),
+        [
+            (["precison=bf16"], "precision"),
+            (["-m", "workload.stepz=3"], "workload.steps"),
+            (["experimnt=mine"], "experiment"),
+        ],
     )
-    def test_a_key_that_is_near_is_suggested(self, tmp_path: Path, typo: str, meant: str) -> None:
-        for more in ([], ["-m"]):
-            finished = sdopt(tmp_path, "run", *more, *SMOKE, typo)
-            assert finished.code == 2
-            assert f"{typo.partition('=')[0]}: unknown key; did you mean {meant}" in finished.err
-            assert "append" not in finished.err
+    def test_a_key_that_is_near_is_suggested(self, tmp_path: Path, arguments: list[str], meant: str) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, *arguments)
+        assert finished.code == 2
+        assert f"{arguments[-1].partition('=')[0]}: unknown key; did you mean {meant}" in finished.err
+        assert "append" not in finished.err
 
     @pytest.mark.parametrize(
         ("wrong", "said"),
@@ -135,22 +126,6 @@ class TestMistakes:
         assert finished.code == 2
         assert finished.err.startswith(f"sdopt: {wrong.partition('=')[0]}: ")
         assert said in finished.err
-
-    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
-        process = fork(tmp_path, "run", *SMOKE, "attention=nope")
-        finished = process.finish()
-        assert finished.code == 2
-        assert "attention=nope: unknown option; the options are " in finished.err
-        assert "Traceback" not in finished.err
-        assert finished.out == ""
-        assert process.left_behind() == []
-
-    def test_where_nothing_can_be_written(self, tmp_path: Path) -> None:
-        (tmp_path / "outputs").write_text("a file where the folder would be")
-        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true")
-        assert finished.code in (2, 3)
-        assert "outputs" in finished.err
-        assert "Traceback" not in finished.err
 
 
 class TestFolder:
@@ -178,20 +153,24 @@ class TestDryRun:
     def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
         finished = sdopt(
             tmp_path,
-            *("run", *SMOKE, "dry_run=true", "study=explicit"),
+            *("run", *SMOKE, "dry_run=true", "study=explicit", "workload.size=[64,72]", "workload.batch_size=[1,2]"),
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=cudnn']}",
         )
         assert finished.code == 0
         for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
             assert shown in finished.out
         assert "rates of typical layers, measured here just now" in finished.shown
-
-    def test_measures_nothing(self, tmp_path: Path) -> None:
-        shapes = ("workload.size=[64,72]", "workload.batch_size=[1,2]")
-        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", *shapes)
-        assert finished.code == 0
         assert "timed at 64×64, batch 1; 64×64, batch 2; 72×72, batch 1; 72×72, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [(["attention=cudnn"], "needs a CUDA"), (["-m", "workload.steps=0,1"], "workload.steps=0: must be at least 1")],
+    )
+    def test_ends_as_the_command_itself_would(self, tmp_path: Path, arguments: list[str], reason: str) -> None:
+        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", *arguments)
+        assert planned.code == 2
+        assert reason in planned.err
 
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
         planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
@@ -208,26 +187,6 @@ class TestDryRun:
             planned = sdopt(tmp_path, "run", *flags, *SMOKE, "precision=bf16", "dry_run=true", f"{key}=mine")
             assert planned.code == 0
         assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
-
-    def test_of_a_sweep_ends_as_its_worst_job(self, tmp_path: Path) -> None:
-        planned = sdopt(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "precision=bf16", "dry_run=true")
-        assert planned.code == 2
-        assert "workload.steps=0: must be at least 1" in planned.err
-
-    def test_of_a_conflict_shows_the_reason(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "attention=cudnn")
-        assert finished.code == 2, "as the command itself"
-        assert "needs a" in finished.err
-        both = sdopt(
-            tmp_path,
-            "run",
-            *SMOKE,
-            "dry_run=true",
-            "study=one_at_a_time",
-            "study.options=[attention:cudnn,attention:math]",
-        )
-        assert both.code == 0
-        assert "needs a" in both.out
 
 
 class TestConflicts:
@@ -322,12 +281,6 @@ class TestSweep:
         assert finished.code == 2
         said = finished.err.partition("attention=nope: unknown option; the options are ")[2]
         assert all(option.stem in said for option in (CONF / "attention").glob("*.yaml"))
-        assert not list(tmp_path.rglob("result.json"))
-
-    def test_dry(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", "-m", *SMOKE, "attention=math,cudnn", "dry_run=true")
-        assert finished.code == 0
-        assert finished.out.count("what would be measured") == 2
         assert not list(tmp_path.rglob("result.json"))
 
     def test_whose_jobs_wrote_elsewhere(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

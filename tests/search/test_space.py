@@ -59,17 +59,14 @@ class TestSpace:
         with composer_of(GIVEN, tmp_path) as own:
             assert Space.of(config, own, CPU, tmp_path).variables[0].values == ("mine",)
 
-    def test_of_options_that_combine_turns_each_on_and_off(self, composer: HydraComposer) -> None:
+    def test_of_options_that_combine_turns_each_on_and_off_and_leaves_the_others(self, composer: HydraComposer) -> None:
         space = space_of(composer, "search.groups=[memory]", "search.options={memory: [tiny_vae, layerwise_casting]}")
         tiny, casting = space.variables
         assert (tiny.name, tiny.plain, casting.plain) == ("memory.tiny_vae", "on", "off")
         assert space.overrides({tiny.name: "on", casting.name: "on"}) == ["memory=[tiny_vae,layerwise_casting]"]
         assert space.overrides({tiny.name: "off", casting.name: "off"}) == ["memory=[]"]
         assert space.overrides({tiny.name: "on", casting.name: "off"}) == []
-
-    def test_of_options_that_are_not_varied_stay(self, composer: HydraComposer) -> None:
         space = space_of(composer, "search.groups=[memory]", "search.options={memory: [layerwise_casting]}")
-        [casting] = space.variables
         assert space.overrides({casting.name: "on"}) == ["memory=[tiny_vae,layerwise_casting]"]
 
     def test_a_key_applies_where_its_option_is_chosen(self, composer: HydraComposer) -> None:
@@ -105,15 +102,23 @@ class TestSpace:
         with pytest.raises(UsageError, match=r"search\.groups: no option of them can run here"):
             space_of(composer, "search.groups=[precision]", "search.options={precision: [tf32]}")
 
-    def test_a_combination_inherits_what_spoils_a_part_of_it(self) -> None:
-        deepcache, both = {("caching", "deepcache")}, {("caching", "deepcache"), ("layout", "channels_last")}
-        assert Space.inherits(frozenset(both), frozenset(deepcache))
-        assert not Space.inherits(frozenset(deepcache), frozenset(deepcache))
-        assert not Space.inherits(frozenset({("layout", "channels_last")}), frozenset(deepcache))
-
-    @pytest.mark.parametrize("mends", [("lora", "loaded"), ("scheduler", "lcm"), ("workload.steps", 8)])
-    def test_what_draws_another_image_may_mend_it(self, mends: tuple[str, object]) -> None:
-        assert not Space.inherits(frozenset({("precision", "int8"), mends}), frozenset({("precision", "int8")}))
+    @pytest.mark.parametrize(
+        ("added", "inherits"),
+        [
+            ([("layout", "channels_last")], True),
+            ([], False),
+            # What draws another image may mend it.
+            ([("lora", "loaded")], False),
+            ([("scheduler", "lcm")], False),
+            ([("workload.steps", 8)], False),
+        ],
+    )
+    def test_a_combination_inherits_what_spoils_a_part_of_it(
+        self, added: list[tuple[str, object]], inherits: bool
+    ) -> None:
+        spoiled = frozenset({("precision", "int8")})
+        assert Space.inherits(spoiled | {*added}, spoiled) is inherits
+        assert not Space.inherits(frozenset(added), spoiled)
 
 
 class TestConfig:
@@ -164,9 +169,6 @@ class TestTrials:
         # Two layouts with no cache or one of two, less the baseline.
         assert len(names) == len(set(names)) == 5
         assert trials.propose(3, "screen-02") == []
-
-    def test_propose_no_combination_beside_options_alone(self, trials: Trials) -> None:
-        assert len(trials.propose(20, "screen-00")) == 2
 
     def test_propose_the_first_compiler_by_itself_and_last(self, composer: HydraComposer, tmp_path: Path) -> None:
         config = search_config([

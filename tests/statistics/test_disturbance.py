@@ -39,13 +39,10 @@ class TestPlacesLeftOut:
         assert not enough_clean([0.02, 0.5, 0.03], 2, 0.02)
 
 
-class TestShares:
-    def test_add_up_over_the_causes(self) -> None:
-        call = Call(1.0, interference=Interference(0.01, 0.02), gpu=GpuState(others=0.3))
-        assert call.disturbed == pytest.approx(0.33)
-
-    def test_of_a_round_are_the_worst_of_all_processes(self) -> None:
-        assert worst_by_round([measurement(0.0, 0.1, 0.0).shapes[0], measurement(0.2, 0.0).shapes[0]]) == [0.2, 0.1]
+def test_shares_add_up_over_the_causes_and_the_worst_process_counts() -> None:
+    call = Call(1.0, interference=Interference(0.01, 0.02), gpu=GpuState(others=0.3))
+    assert call.disturbed == pytest.approx(0.33)
+    assert worst_by_round([measurement(0.0, 0.1, 0.0).shapes[0], measurement(0.2, 0.0).shapes[0]]) == [0.2, 0.1]
 
 
 def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> None:
@@ -81,9 +78,6 @@ class TestStudy:
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
         said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
         assert said in notes_of(summary_of(result))
-
-    def test_figures_have_them_by_variant(self, result: StudyResult) -> None:
-        disturb(result, 2, 0.5, left_out=True)
         flat = figures_by_variant(result)["baseline"].flat
         assert flat["interference/worst"] == 0.5
         assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)

@@ -69,15 +69,6 @@ def test_known_effects_are_found() -> None:
     assert not any(effect.aliased_with for effect in found.values())
 
 
-def test_a_missing_cell_of_a_full_product_changes_no_estimate_without_noise() -> None:
-    """Eight cells carry seven terms: one cell can fail, and only then is nothing left over."""
-    whole = study()
-    whole.variants[-1].status = Status.FAILED
-    found = {effect.options: effect for effect in effects_of(whole, OPTIONS)}
-    assert not any(effect.aliased_with for effect in found.values())
-    assert known(found[("precision=bf16", "layout=channels_last")].speedup).estimate == pytest.approx(JOINT)
-
-
 def test_what_the_remaining_cells_cannot_tell_apart_is_named() -> None:
     cut = study()
     for variant in cut.variants:
@@ -100,7 +91,7 @@ def test_an_option_that_never_ran_has_no_effect() -> None:
     cut = study()
     for variant in cut.variants:
         if "attention=math" in variant.name:
-            variant.status = Status.SKIPPED
+            variant.status = Status.FAILED
     found = {effect.options: effect for effect in effects_of(cut, OPTIONS)}
     assert found[("attention=math",)].speedup is None
     assert "the mean" in found[("attention=math",)].aliased_with

@@ -65,12 +65,8 @@ class TestOneFigureEverywhere:
         assert row.speedup.text == ratio_text(edge.shapes[0].speedup)
         frame = to_dataframe(summary_of(result)).set_index("variant")
         assert frame.loc[edge.candidate, "speedup"] == edge.shapes[0].speedup.estimate
-        assert [name for name in flat if "speedup" in name] == [
-            "speedup",
-            "speedup_low",
-            "speedup_high",
-            "speedup_within_floor",
-        ]
+        names = ["speedup", "speedup_low", "speedup_high", "speedup_within_floor"]
+        assert [name for name in flat if "speedup" in name] == names
 
     @pytest.mark.parametrize(("estimator", "name"), [("median", "p50"), ("mean", "mean"), ("min", "min")])
     def test_latency(self, result: StudyResult, estimator: str, name: str) -> None:

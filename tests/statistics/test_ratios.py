@@ -18,7 +18,6 @@ from sdopt.statistics.ratios import (
     compare,
     floor,
     latency,
-    log_speedup,
     speedup_drift,
 )
 from tests.records import known, reconfigure, recorded, timed
@@ -75,11 +74,6 @@ class TestSpeedup:
         found = known(SPEEDUP.ratio(variant(*mine), variant(*other), 0.95))
         assert (found.low, found.high, found.confidence) == (None, None, None)
 
-    def test_is_exact_under_drift_that_rounds_share(self) -> None:
-        drift = np.exp(np.linspace(0, 3, 10))
-        found = known(SPEEDUP.ratio(variant(*3 * [0.1 * drift]), variant(*3 * [0.25 * drift]), 0.95))
-        assert (found.estimate, found.low, found.high) == pytest.approx((2.5, 2.5, 2.5))
-
 
 class TestReplicates:
     def test_one_process_is_one_replicate(self) -> None:
@@ -132,11 +126,6 @@ class TestBlocks:
         unpaired = known(SPEEDUP.ratio(variant(own / 2), variant(before), 0.95))
         assert unpaired.estimate == pytest.approx(2 / 1.3)
 
-    def test_rounds_are_paired(self) -> None:
-        noise = log_normal(5, 8, spread=0.3)
-        found = known(log_speedup(self.block(noise / 3, noise, noise), variant(np.tile(noise, 2))))
-        assert found.ratio == pytest.approx(3)
-
 
 class TestMemory:
     @staticmethod
@@ -178,11 +167,7 @@ class TestCompare:
         ]
         result = study(baseline, fast, faster, control, comparisons=edges)
         compare(result)
-        assert [edge.shapes[0].speedup and round(edge.shapes[0].speedup.estimate, 6) for edge in edges] == [
-            2,
-            2,
-            round(2.0 / 2.1, 6),
-        ]
+        assert [known(edge.shapes[0].speedup).estimate for edge in edges] == pytest.approx([2, 2, 2.0 / 2.1])
         assert result.floor == pytest.approx(1.05)
         assert {edge.shapes[0].floor for edge in edges} == {result.floor}
 
@@ -201,29 +186,25 @@ class TestCompare:
         assert edge.note == "broken: killed"
 
     @pytest.mark.parametrize(
-        ("section", "key", "value"),
+        ("changed", "value", "differs"),
         [
-            ("workload", "batch_size", 4),
-            ("workload", "seed", 1),
-            ("model", "name", "sd15"),
-            ("hardware", "device", "cuda"),
+            ("workload.batch_size", 4, True),
+            ("workload.seed", 1, True),
+            ("model.name", "sd15", True),
+            ("hardware.device", "cuda", True),
+            # What a candidate may choose is the same work.
+            ("workload.steps", 10, False),
+            ("scheduler.class_name", "EulerDiscreteScheduler", False),
+            ("hardware.threads", 1, False),
         ],
     )
-    def test_says_that_the_work_differs(self, section: str, key: str, value: object) -> None:
+    def test_says_that_the_work_differs(self, changed: str, value: object, differs: bool) -> None:
         other = variant([1.0] * 6, name="other")
+        section, _, key = changed.partition(".")
         reconfigure(other, section, **{key: value})
         edge = self.compared(other)
         assert edge.shapes[0].speedup is not None
-        assert edge.note == f"not the same work: {section}.{key}"
-
-    @pytest.mark.parametrize(
-        ("section", "key", "value"),
-        [("workload", "steps", 10), ("scheduler", "class_name", "EulerDiscreteScheduler"), ("hardware", "threads", 1)],
-    )
-    def test_what_a_candidate_chooses_is_not_other_work(self, section: str, key: str, value: object) -> None:
-        other = variant([1.0] * 6, name="other")
-        reconfigure(other, section, **{key: value})
-        assert self.compared(other).note == ""
+        assert edge.note == (f"not the same work: {changed}" if differs else "")
 
     def test_a_control_that_failed_says_nothing_of_the_floor(self) -> None:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1], name="control", role="control")
@@ -315,8 +296,7 @@ class TestDrift:
 
 
 class TestClaims:
-    @pytest.mark.parametrize("mean", [-0.03, 0.0, 0.005, 0.03, 3.0])
-    @pytest.mark.parametrize("limit", [1.0, 1.01])
+    @pytest.mark.parametrize(("mean", "limit"), [(-0.03, 1.0), (0.005, 1.01), (3.0, 1.0)])
     def test_the_p_value_is_that_of_the_t_test_whose_interval_it_is(self, mean: float, limit: float) -> None:
         logs = mean + 0.02 * np.random.default_rng(0).standard_normal(10)
         found = LogRatio(float(logs.mean()), float(stats.sem(logs)), 9, 10)

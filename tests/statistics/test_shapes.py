@@ -68,21 +68,19 @@ def alone(result: StudyResult, place: int) -> StudyResult:
 
 class TestEachShape:
     @pytest.mark.parametrize("place", [0, 1])
-    def test_has_the_ratios_and_the_floor_that_it_has_alone(self, result: StudyResult, place: int) -> None:
-        for edge, expected in zip(result.comparisons, alone(result, place).comparisons, strict=True):
+    def test_has_the_ratios_the_floor_and_the_figures_that_it_has_alone(self, result: StudyResult, place: int) -> None:
+        by_itself = alone(result, place)
+        for edge, expected in zip(result.comparisons, by_itself.comparisons, strict=True):
             found = edge.shapes[place]
             assert found.speedup is not None
             assert (found.speedup, found.memory_ratio) == (expected.shapes[0].speedup, expected.shapes[0].memory_ratio)
             assert found.floor == expected.shapes[0].floor
         assert result.at(place).floor == pytest.approx([1.01, 1.05][place])
-
-    @pytest.mark.parametrize("place", [0, 1])
-    def test_has_the_figures_that_it_has_alone(self, result: StudyResult, place: int) -> None:
-        for mine, expected in zip(figures_of(result), figures_of(alone(result, place)), strict=True):
-            found = mine.shapes[place]
-            assert found.shape == (SMALL, LARGE)[place]
-            assert (found.latency, found.ratios) == (expected.latency, expected.ratios)
-            assert found.headline_memory == expected.headline_memory
+        for mine, other in zip(figures_of(result), figures_of(by_itself), strict=True):
+            figures = mine.shapes[place]
+            assert figures.shape == (SMALL, LARGE)[place]
+            assert (figures.latency, figures.ratios) == (other.latency, other.ratios)
+            assert figures.headline_memory == other.headline_memory
 
     def test_has_flat_figures_with_its_name_beside_those_of_the_main_shape(self, result: StudyResult) -> None:
         flat = flat_figures(result, result.variant("fast"))

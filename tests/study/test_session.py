@@ -4,6 +4,7 @@ All of it with fake workers, and a fake meter.
 """
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -375,33 +376,45 @@ class TestMissing:
         assert result.precision.stopped == ""
 
 
-class TestFloors:
-    """The control draws images in larger batches than anything that is timed: that must not cost it its timings."""
+class TestImages:
+    """A pass over the images that fails costs no timings, nor does the control, which draws in larger batches."""
 
     QUALITY: ClassVar = {"metrics": True, "prompt_count": 4, "floor_prompts": 4, "batch_size": 1}
 
-    def run(self, folder: Path, largest: int, status: Status) -> StudyResult:
-        def fault(worker: FakeWorker, name: str) -> None:
-            if worker.draw is not None and worker.draw.batch_size > largest:
-                raise WorkerError(status, "too many at once")
-
+    def run(self, folder: Path, faults: Mapping[str, Fault]) -> StudyResult:
         study = fake_study(["it"], {"quality": self.QUALITY}, rounds=2)
         for variant in study[0].variants:
             object.__setattr__(variant, "pictured", ("a", "b", "c", "d"))
-        result, _ = run_fake(folder, study, Fakes({"baseline": fault}))
+        result, _ = run_fake(folder, study, Fakes(faults))
         assert set(statuses(result).values()) == {"ok"}
         assert result.schedule.kind == "interleaved"
         return result
 
+    def limited(self, folder: Path, largest: int, status: Status) -> StudyResult:
+        def fault(worker: FakeWorker, name: str) -> None:
+            if worker.draw is not None and worker.draw.batch_size > largest:
+                raise WorkerError(status, "too many at once")
+
+        return self.run(folder, {"baseline": fault})
+
+    def test_times_of_a_pass_that_is_not_whole_are_left_out(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path, {"it": failing(Status.FAILED, "generate", call=2)})
+        drawn = {
+            row.name: (len(row.images), len(row.measurements[0].pass_s), len(row.measurements[0].pass_held_gib))
+            for row in result.variants
+            if not row.is_control
+        }
+        assert drawn == {"baseline": (4, 4, 4), "it": (3, 0, 0)}
+
     def test_are_drawn_in_smaller_batches(self, tmp_path: Path) -> None:
-        result = self.run(tmp_path, 2, Status.OUT_OF_MEMORY)
+        result = self.limited(tmp_path, 2, Status.OUT_OF_MEMORY)
         assert {kind: len(records) for kind, records in result.redrawn.items()} == {"numerical": 4, "sampling": 4}
         again = "the baseline, computed in another order: drawn in smaller batches; in batches of 4: "
         assert again in result.variants[-1].reason
 
     @pytest.mark.parametrize(("status", "tried"), [(Status.OUT_OF_MEMORY, [4, 2]), (Status.KILLED, [4])])
     def test_are_left_out(self, tmp_path: Path, status: Status, tried: list[int]) -> None:
-        result = self.run(tmp_path, 1, status)
+        result = self.limited(tmp_path, 1, status)
         assert set(result.redrawn) == {"sampling"}
         reason = result.variants[-1].reason
         assert "the baseline, computed in another order: not drawn; " in reason

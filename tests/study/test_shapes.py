@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from sdopt.config.composer import HydraComposer
-from sdopt.hardware.device import Device
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.schema import Shape
 from tests.command import SMOKE, Finished, sdopt
 from tests.fixtures import CPU
 
-SHAPES = ("workload.size=[64,72]", "workload.steps=1")
+SHAPES = ("workload.size=[32,40]", "workload.steps=1")
 
 Composers = type[HydraComposer]
 
@@ -34,7 +33,7 @@ def candidate(result: StudyResult) -> VariantResult:
 
 class TestAProcess:
     def test_is_called_and_timed_at_each_shape_in_each_round(self, result: StudyResult) -> None:
-        assert result.shapes == (Shape(64, 1), Shape(72, 1))
+        assert result.shapes == (Shape(32, 1), Shape(40, 1))
         for row in result.variants:
             [measured] = row.measurements
             assert len(measured.shapes) == 2
@@ -63,94 +62,72 @@ class TestAProcess:
         assert row.tflop_per_image == result.variant("baseline").tflop_per_image
 
     def test_is_shown_with_its_shapes(self, traced: Finished) -> None:
-        assert "speed-up, 64×64, batch 1" in traced.shown
+        assert "speed-up, 32×32, batch 1" in traced.shown
         assert "1 graph" in (traced.folder / "table.md").read_text()
 
     def test_that_is_measured_whole_is_not_measured_again(self, traced: Finished) -> None:
         again = sdopt(traced.cwd, "run", f"resume={traced.folder}")
         assert again.code == 0, again.shown
         assert "already complete" in again.shown
-        other = sdopt(traced.cwd, "run", f"resume={traced.folder}", "workload.size=[64,80]")
+        other = sdopt(traced.cwd, "run", f"resume={traced.folder}", "workload.size=[32,48]")
         assert other.code == 2
-        assert "workload.size=[64,80]: cannot be changed together with resume" in other.shown
+        assert "workload.size=[32,48]: cannot be changed together with resume" in other.shown
 
 
-class TestConflicts:
-    @staticmethod
-    def of(composer: Composers, *overrides: str, device: Device = CPU) -> list[str]:
-        return composer([*SMOKE, *overrides]).variant("it").conflicts(device)
+NINE = f"workload.size={[64 + 8 * n for n in range(9)]}".replace(" ", "")
+FIXED = "compiler.dynamic=false"
+GUIDANCE = "compiler=inductor caching=guidance_interval workload.steps=10"
 
-    def test_name_the_shape_at_which_an_option_cannot_take_effect(self, composer: Composers) -> None:
-        [found] = self.of(composer, "memory=[vae_slicing]", "workload.size=64", "workload.batch_size=[1,2]")
-        assert found.endswith("set workload.batch_size to 2 or more (at 64×64, batch 1)")
-        assert not self.of(composer, "memory=[vae_slicing]", "workload.batch_size=[2,3]")
 
-    def test_are_those_of_any_single_shape(self, composer: Composers) -> None:
-        [found] = self.of(composer, "memory=[vae_slicing]", "workload.size=[64,72]")
-        assert found.endswith("set workload.batch_size to 2 or more")
+def sizes(count: int) -> str:
+    return "workload.size=[" + ",".join(str(64 + 8 * n) for n in range(count)) + "]"
 
-    def test_of_more_graphs_than_a_compiler_makes(self, composer: Composers) -> None:
-        sizes = f"workload.size={[64 + 8 * n for n in range(9)]}".replace(" ", "")
-        [found] = [
-            said for said in self.of(composer, "compiler=inductor", "compiler.dynamic=false", sizes) if "9" in said
-        ]
-        assert "compiles at most 8 and runs others eagerly: give fewer shapes, or choose compiler.dynamic=null" in found
-        assert not [said for said in self.of(composer, "compiler=inductor", sizes) if "eagerly" in said]
 
-    @pytest.mark.parametrize(
-        ("chosen", "graphs", "shapes"),
-        [
-            ("compiler=regional", 2, 5),  # the model has blocks at two sizes of its latents
-            ("compiler=regional model=sd15 model.weights=random", 4, 3),
-            ("compiler=inductor caching=guidance_interval workload.steps=10", 2, 5),
-        ],
-    )
-    def test_of_several_graphs_for_each_shape(self, composer: Composers, chosen: str, graphs: int, shapes: int) -> None:
-        def found(count: int) -> list[str]:
-            sizes = ",".join(str(64 + 8 * n) for n in range(count))
-            return self.of(composer, *chosen.split(), "compiler.dynamic=false", f"workload.size=[{sizes}]")
+@pytest.mark.parametrize(
+    ("overrides", "conflict"),
+    [
+        # An option names the shape at which it cannot take effect, or what it lacks at any.
+        ("memory=[vae_slicing] workload.size=64 workload.batch_size=[1,2]", "or more (at 64×64, batch 1)"),
+        ("memory=[vae_slicing] workload.batch_size=[2,3]", ""),
+        ("memory=[vae_slicing] workload.size=[64,72]", "set workload.batch_size to 2 or more"),
+        # A compiler makes no more than so many graphs: of each shape one, or several.
+        (f"compiler=inductor {FIXED} {NINE}", "give fewer shapes, or choose compiler.dynamic=null"),
+        (f"compiler=inductor {NINE}", ""),
+        (f"compiler=regional {FIXED} {sizes(5)}", "needs 10 graphs for 5 shapes"),
+        (f"compiler=regional {FIXED} {sizes(4)}", ""),
+        (f"compiler=regional model=sd15 model.weights=random {FIXED} {sizes(3)}", "needs 12 graphs for 3 shapes"),
+        (f"compiler=regional model=sd15 model.weights=random {FIXED} {sizes(2)}", ""),
+        (f"{GUIDANCE} {FIXED} {sizes(5)}", "needs 10 graphs for 5 shapes"),
+        (f"{GUIDANCE} {FIXED} {sizes(4)}", ""),
+        # Steps without guidance run half of the batch, which may be the whole batch of another shape.
+        (f"{GUIDANCE} {FIXED} workload.batch_size=[1,3,5,7,9]", "needs 10 graphs for 5 shapes"),
+        (f"{GUIDANCE} {FIXED} workload.batch_size=[1,2,4,8,16]", ""),
+        # Sizes that become symbols, beside autograd.
+        (
+            "compiler=inductor compiler.dynamic=true workload.size=64 grad_mode=enabled",
+            "autograd records for any shape",
+        ),
+        ("compiler=inductor workload.size=[64,96] grad_mode=enabled", "autograd records for any shape"),
+        ("compiler=inductor workload.size=[64,96]", ""),
+        ("compiler=inductor workload.batch_size=[1,2] grad_mode=enabled", ""),
+        (f"compiler=inductor {FIXED} workload.size=[64,96] grad_mode=enabled", ""),
+        # A text encoder does not see the size.
+        (f"compiler=inductor compiler.targets=[text_encoder,decoder] {NINE} grad_mode=enabled", "autograd records"),
+        (f"compiler=inductor compiler.targets=[text_encoder,decoder] {NINE} {FIXED}", "needs 9 graphs for 9 shapes"),
+        (f"compiler=inductor compiler.targets=[text_encoder] {NINE} grad_mode=enabled", ""),
+        (f"compiler=inductor compiler.targets=[text_encoder] {NINE} {FIXED}", ""),
+    ],
+)
+def test_a_conflict_names_the_shapes_or_what_is_wrong_with_any(
+    composer: Composers, overrides: str, conflict: str
+) -> None:
+    found = composer([*SMOKE, *overrides.split()]).variant("it").conflicts(CPU)
+    assert [conflict in said for said in found] == [True] * bool(conflict)
 
-        [said] = found(shapes)
-        assert f"needs {graphs * shapes} graphs for {shapes} shapes" in said
-        assert found(shapes - 1) == []
 
-    @pytest.mark.parametrize(("batches", "graphs"), [("1,2,4,8,16", 6), ("1,3,5,7,9", 10)])
-    def test_of_graphs_that_shapes_share(self, composer: Composers, batches: str, graphs: int) -> None:
-        """Steps without guidance run half of the batch, which may be the whole batch of another shape."""
-        chosen = "compiler=inductor compiler.dynamic=false caching=guidance_interval workload.steps=10"
-        found = self.of(composer, *chosen.split(), f"workload.batch_size=[{batches}]")
-        assert [f"needs {graphs} graphs for 5 shapes" in said for said in found] == [True] * (graphs > 8)
-
-    @pytest.mark.parametrize(
-        ("dynamic", "shapes", "fits"),
-        [
-            ("true", "workload.size=64", False),
-            ("null", "workload.size=[64,96]", False),
-            ("null", "workload.batch_size=[1,2]", True),
-            ("false", "workload.size=[64,96]", True),
-        ],
-    )
-    def test_of_sizes_that_become_symbols_beside_autograd(
-        self, composer: Composers, dynamic: str, shapes: str, fits: bool
-    ) -> None:
-        chosen = ("compiler=inductor", f"compiler.dynamic={dynamic}", shapes)
-        found = self.of(composer, *chosen, "grad_mode=enabled")
-        assert fits == (found == [])
-        assert fits or "autograd records for any shape" in found[0]
-        assert self.of(composer, *chosen) == []
-
-    @pytest.mark.parametrize(("targets", "fits"), [("text_encoder", True), ("text_encoder,decoder", False)])
-    def test_of_sizes_that_a_text_encoder_does_not_see(self, composer: Composers, targets: str, fits: bool) -> None:
-        sizes = f"workload.size={[64 + 8 * n for n in range(9)]}".replace(" ", "")
-        chosen = ("compiler=inductor", f"compiler.targets=[{targets}]", sizes)
-        found = self.of(composer, *chosen, "grad_mode=enabled")
-        assert ["autograd records for any shape" in said for said in found] == [True] * (not fits)
-        found = self.of(composer, *chosen, "compiler.dynamic=false")
-        assert ["needs 9 graphs for 9 shapes" in said for said in found] == [True] * (not fits)
-
-    def test_of_a_workspace_that_is_sized_once(self, composer: Composers) -> None:
-        found = self.of(composer, "compiler=deepspeed", "workload.size=[64,72]")
-        assert [said for said in found if said.endswith("give one workload.size and batch_size")]
+def test_a_workspace_that_is_sized_once_takes_one_shape(composer: Composers) -> None:
+    found = composer([*SMOKE, "compiler=deepspeed", "workload.size=[64,72]"]).variant("it").conflicts(CPU)
+    assert [said for said in found if said.endswith("give one workload.size and batch_size")]
 
 
 def test_shapes_belong_to_the_whole_study(tmp_path: Path) -> None:

@@ -84,13 +84,12 @@ class TestOverhead:
         assert len(found.worker_load_s) == len(workers)
         assert 0 < found.first_call_s < found.first_timed_call_s < found.wall_s
 
-    @pytest.mark.parametrize("width", [80, 120])
-    def test_is_shown_with_its_targets(self, finished: Finished, tmp_path: Path, width: int) -> None:
+    def test_is_shown_with_its_targets(self, finished: Finished, tmp_path: Path) -> None:
         inside = sum(span.seconds for span in read_timeline(finished.folder))
         found = read_overhead(finished.folder, inside, [])
         out = StringIO()
-        Console(file=out, width=width).print(overhead_tables(found))
-        assert max(map(len, out.getvalue().splitlines())) <= width
+        Console(file=out, width=80).print(overhead_tables(found))
+        assert max(map(len, out.getvalue().splitlines())) <= 80
         for phase in ("loading", "timing", "writing result.json", "wall time", "≤ 1.3", "≤ 0.1 s", "≤ 25 s"):
             assert phase in out.getvalue()
         kept = json.loads(write_overhead(found, tmp_path).read_text())

@@ -29,7 +29,7 @@ from sdopt.suite.findings import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
 from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
-from tests.command import ROOT, Finished, sdopt
+from tests.command import ROOT, Finished, eventually, sdopt, state_of, working_in
 from tests.fakes import fake_workers
 from tests.fixtures import CPU
 from tests.records import retime
@@ -306,52 +306,36 @@ class TestGoingOn:
         ended = ["--deselect=tests/test_a.py::test_it", "--deselect=tests/test_a.py::test_it[1]"]
         assert [argument for argument in command if argument.startswith("--deselect")] == ended[:left_out]
 
-    @pytest.mark.parametrize("ending", [Ending.RUNNING, Ending.CUT, Ending.NOT_RUN])
-    def test_begins_what_did_not_end(self, tmp_path: Path, commands: list[list[str]], ending: Ending) -> None:
-        made = suite(tmp_path, parts=(self.PART,))
-        write_record(Record(CPU.name, "", [Entry("study", ending)]), tmp_path)
-        assert [found.ending for found in run_suite(made).entries] == [Ending.DONE]
-        assert len(commands) == 1
-
-    @pytest.mark.parametrize(("retry", "begins"), [(False, 0), (True, 1)])
-    def test_runs_a_failed_part_again_only_if_asked(
-        self, tmp_path: Path, commands: list[list[str]], retry: bool, begins: int
+    @pytest.mark.parametrize(
+        ("ending", "retry", "begins"),
+        [
+            *((ending, False, True) for ending in (Ending.RUNNING, Ending.CUT, Ending.NOT_RUN)),
+            (Ending.FAILED, False, False),
+            (Ending.FAILED, True, True),
+        ],
+    )
+    def test_begins_what_did_not_end_and_what_failed_if_asked(
+        self, tmp_path: Path, commands: list[list[str]], ending: Ending, retry: bool, begins: bool
     ) -> None:
-        write_record(Record(CPU.name, "", [Entry("study", Ending.FAILED)]), tmp_path)
-        run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
+        made = suite(tmp_path, parts=(self.PART,), retry=retry)
+        write_record(Record(CPU.name, "", [Entry("study", ending)]), tmp_path)
+        assert [found.ending for found in run_suite(made).entries] == [Ending.DONE if begins else ending]
         assert len(commands) == begins
 
     @pytest.mark.parametrize(
-        ("row", "asked", "commanded"),
-        [
-            (Status.OK, {"retry": True}, []),
-            (Status.FAILED, {}, []),
-            (Status.FAILED, {"retry": True}, ["retry_failed=true"]),
-        ],
+        ("row", "retry", "begins"), [(Status.OK, True, 0), (Status.FAILED, False, 0), (Status.FAILED, True, 1)]
     )
     def test_runs_a_done_part_again_if_a_row_failed(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        result: StudyResult,
-        row: Status,
-        asked: dict[str, Any],
-        commanded: list[str],
+        self, tmp_path: Path, commands: list[list[str]], result: StudyResult, row: Status, retry: bool, begins: int
     ) -> None:
-        ran: list[list[str]] = []
-
-        def run(command: list[str], *_: object) -> Run:
-            ran.append(command)
-            return Run(0, 1.0, stopped=False)
-
-        monkeypatch.setattr(running, "run_limited", run)
         folder = tmp_path / "parts" / "study" / "run"
         folder.mkdir(parents=True)
         result.variant("bfloat16").status = row
         write_result(result, folder)
         write_record(Record(CPU.name, "", [Entry("study", Ending.DONE, folder="parts/study/run")]), tmp_path)
-        run_suite(suite(tmp_path, parts=(self.PART,), **asked))
-        assert [command[-1].startswith(part) for command, part in zip(ran, commanded, strict=True)] == [True] * len(ran)
+        run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
+        # What is refused is begun anew.
+        assert [command[-1] for command in commands[:1]] == ["retry_failed=true"] * begins
 
     def test_resumes_a_study_and_begins_anew_where_that_is_refused(
         self, tmp_path: Path, commands: list[list[str]], result: StudyResult
@@ -390,36 +374,27 @@ class TestGoingOn:
         assert found == [Path(archive)] * packed
         assert len(commands) == packed // 2
 
-    def test_refuses_the_record_of_another_device(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("content", "said"), [(None, "holds the record of another card"), ("{", "not the record of a suite")]
+    )
+    def test_a_record_of_another_device_or_a_damaged_one_is_refused(
+        self, tmp_path: Path, content: str | None, said: str
+    ) -> None:
         write_record(Record("another card", ""), tmp_path)
-        with pytest.raises(UsageError, match="holds the record of another card"):
-            run_suite(suite(tmp_path, parts=()))
-
-    def test_a_damaged_record_is_refused_in_one_line(self, tmp_path: Path) -> None:
-        (tmp_path / "suite.json").write_text("{")
-        with pytest.raises(UsageError, match="not the record of a suite"):
+        if content is not None:
+            (tmp_path / "suite.json").write_text(content)
+        with pytest.raises(UsageError, match=said):
             run_suite(suite(tmp_path, parts=()))
 
 
 class TestProcess:
     def test_one_that_hangs_is_killed_with_its_children(self, tmp_path: Path) -> None:
-        script = """
-            import signal, subprocess, sys, time
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-            print(child.pid, flush=True)
-            time.sleep(60)
-        """
-        lines = "\n".join(line.strip() for line in script.splitlines())
-        run = run_limited([sys.executable, "-c", lines], tmp_path / "log", 1.5, 0.3)
+        run = run_limited(["sh", "-c", "trap '' TERM; sleep 60 & echo $!; wait"], tmp_path / "log", 0.5, 0.3)
         assert run.stopped
         assert run.code == -signal.SIGKILL
         assert run.seconds < 10
         child = int((tmp_path / "log").read_text())
-        deadline = time.monotonic() + 5
-        while Path(f"/proc/{child}").is_dir() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not Path(f"/proc/{child}/exe").exists()
+        assert eventually(lambda: state_of(child) == "Z", 5)
 
     def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]
@@ -437,13 +412,11 @@ class TestProcess:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", script]
         parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and not ((tmp_path / "log").is_file() and (tmp_path / "log").read_text()):
-            time.sleep(0.05)
+        log = tmp_path / "log"
+        assert eventually(lambda: log.is_file() and bool(log.read_text()), 20)
         parent.send_signal(signal.SIGINT)
         assert parent.wait(20) != 0
-        left = [p for p in Path("/proc").glob("[0-9]*/cwd") if p.exists() and p.resolve() == tmp_path]
-        assert not left
+        assert working_in(tmp_path) == []
 
 
 class TestFindings:

@@ -27,7 +27,7 @@ from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_run, log_study
-from sdopt.tracking.store import end_process, require_mlflow, require_store, shown_by, ui_pages
+from sdopt.tracking.store import end_process, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.records import reconfigure
@@ -107,37 +107,25 @@ def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
 
 
 @needs_mlflow
-class TestReport:
-    @pytest.fixture(autouse=True)
-    def without_pages(self) -> None:
-        """Here they are logged."""
-
-    def test_is_among_the_artifacts_and_a_later_one_takes_its_place(
-        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
-    ) -> None:
-        result, folder = copied
-        with chdir(tmp_path):
-            run = log_study(result, folder, store.tracking).run
-        parent, _ = store.of_study(result)
-        assert {"report.html", "report.md"} <= set(store.artifacts(parent))
-        result.environment.warnings = ["a warning of later"]
-        write_result(result, folder)
-        done = sdopt(tmp_path, "report", str(folder), *store.overrides)
-        assert done.out.splitlines()[1] == f"MLflow: among the artifacts of run {run}"
-        page = store.client.download_artifacts(run, "report.html")
-        assert "a warning of later" in Path(page).read_text()
-
-    def test_of_a_run_id_leaves_the_one_with_images(
-        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
-    ) -> None:
-        result, folder = copied
-        with chdir(tmp_path):
-            run = log_study(result, folder, store.tracking).run
-        done = sdopt(tmp_path, "report", run, *store.overrides)
-        assert done.code == 0, done.err
-        mine = (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
-        assert "data:image/webp" not in mine
-        assert "data:image/webp" in Path(store.client.download_artifacts(run, "report.html")).read_text()
+def test_a_report_is_among_the_artifacts_and_a_later_one_takes_its_place(
+    store: Store, copied: tuple[StudyResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "REPORTS", REPORTS)
+    result, folder = copied
+    with chdir(tmp_path):
+        run = log_study(result, folder, store.tracking).run
+    parent, _ = store.of_study(result)
+    assert {"report.html", "report.md"} <= set(store.artifacts(parent))
+    # That of a run id has no images, and leaves the one that has them.
+    done = sdopt(tmp_path, "report", run, *store.overrides)
+    assert done.code == 0, done.err
+    assert "data:image/webp" not in (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
+    assert "data:image/webp" in Path(store.client.download_artifacts(run, "report.html")).read_text()
+    result.environment.warnings = ["a warning of later"]
+    write_result(result, folder)
+    done = sdopt(tmp_path, "report", str(folder), *store.overrides)
+    assert done.out.splitlines()[1] == f"MLflow: among the artifacts of run {run}"
+    assert "a warning of later" in Path(store.client.download_artifacts(run, "report.html")).read_text()
 
 
 @needs_mlflow
@@ -293,23 +281,21 @@ class TestPlaces:
         own.client.restore_experiment(first.experiment)
         assert not log_study(*copied, own.tracking).new
 
-    @pytest.mark.parametrize("how", ["moved", "copied"])
-    def test_a_database_finds_its_artifacts_where_it_is(
-        self, own: Store, copied: tuple[StudyResult, Path], how: str
-    ) -> None:
+    def test_a_database_finds_its_artifacts_where_it_is(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
         first = log_study(*copied, own.tracking)
-        before = sorted(own.folder.rglob("*"))
-        there = own.folder.with_name("b")
-        own.folder.rename(there) if how == "moved" else shutil.copytree(own.folder, there)
-        now = Store(there)
-        assert download_run(first.run, now.tracking)[0].id == copied[0].id
-        copied[0].id = uuid.uuid4().hex
-        further = log_study(*copied, now.tracking)
-        assert further.new
-        where = there / "artifacts" / "shared" / further.run / "artifacts"
-        assert now.client.get_run(further.run).info.artifact_uri == where.as_uri()
-        assert (where / "result.json").is_file()
-        assert sorted(own.folder.rglob("*")) == ([] if how == "moved" else before)
+        before, moved = sorted(own.folder.rglob("*")), own.folder.with_name("moved")
+        for there in (own.folder.with_name("copied"), moved):
+            own.folder.rename(there) if there is moved else shutil.copytree(own.folder, there)
+            now = Store(there)
+            assert download_run(first.run, now.tracking)[0].id == copied[0].id
+            copied[0].id = uuid.uuid4().hex
+            further = log_study(*copied, now.tracking)
+            assert further.new
+            where = there / "artifacts" / "shared" / further.run / "artifacts"
+            assert now.client.get_run(further.run).info.artifact_uri == where.as_uri()
+            assert (where / "result.json").is_file()
+            assert sorted(own.folder.rglob("*")) == ([] if there is moved else before)
+            copied[0].id = download_run(first.run, now.tracking)[0].id
 
     def test_artifacts_are_found_where_they_were_moved_to(
         self, own: Store, copied: tuple[StudyResult, Path], tmp_path: Path
@@ -327,12 +313,11 @@ class TestPlaces:
         assert download_run(first.run, elsewhere)[0].id == copied[0].id
         assert require_store(elsewhere, "shared") is None
 
-    @pytest.mark.parametrize("name", ["feature%2Fa", "a b#c@d:e"])
     def test_a_folder_may_have_any_name_that_a_checkout_has(
-        self, copied: tuple[StudyResult, Path], tmp_path: Path, name: str
+        self, copied: tuple[StudyResult, Path], tmp_path: Path
     ) -> None:
         """SQLAlchemy takes %2F for a slash: a checkout of a branch in Jenkins has such a name."""
-        here = Store(tmp_path / name)
+        here = Store(tmp_path / "feature%2Fa b#c@d:e")
         here.folder.mkdir()
         logged = log_study(*copied, here.tracking)
         assert download_run(logged.run, here.tracking)[0].id == copied[0].id
@@ -442,40 +427,35 @@ class TestPlaces:
 
 
 @needs_mlflow
-class TestContent:
-    def test_any_prompt_and_any_name_of_a_study_are_taken(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
-        result, folder = copied
-        result.name = "a study: 'one', \"two\", b/c, %41 [x]"
-        prompts = [
-            'a "quoted", listed: one?',
-            "50 % = half",
-            "../../up/and/away",
-            "日本語",
-            "",
-            "x" * 500,
-            "a/b\\c\nd",
-            "c",
-        ]
-        names = ("baseline", "bfloat16")
-        for record, prompt in zip(
-            (each for name in names for each in result.variant(name).images), prompts, strict=True
-        ):
-            record.prompt = prompt
-        log_study(result, folder, store.tracking)
-        parent, children = store.of_study(result)
-        assert {"result.json", "table.md"} <= set(store.artifacts(parent))
-        for name in names:
-            assert len([p for p in store.artifacts(children[name], "images") if p.endswith(".png")]) == 4
-
-    def test_long_notes_and_values_are_cut(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
-        result, folder = copied
-        result.variant("TensorFloat-32").reason = "because | " * 2000
-        reconfigure(result, "workload", prompts=["a prompt"] * 2000)
-        log_study(result, folder, store.tracking)
-        parent, children = store.of_study(result)
-        assert len(parent.data.tags["mlflow.note.content"]) <= 8000
-        assert "cut here" in parent.data.tags["mlflow.note.content"]
-        assert len(children["TensorFloat-32"].data.tags["mlflow.note.content"]) <= 8000
+def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(
+    store: Store, copied: tuple[StudyResult, Path]
+) -> None:
+    result, folder = copied
+    result.name = "a study: 'one', \"two\", b/c, %41 [x]"
+    prompts = [
+        'a "quoted", listed: one?',
+        "50 % = half",
+        "../../up/and/away",
+        "日本語",
+        "",
+        "x" * 500,
+        "a/b\\c\nd",
+        "c",
+    ]
+    names = ("baseline", "bfloat16")
+    images = [each for name in names for each in result.variant(name).images]
+    for record, prompt in zip(images, prompts, strict=True):
+        record.prompt = prompt
+    result.variant("TensorFloat-32").reason = "because | " * 2000
+    reconfigure(result, "workload", prompts=["a prompt"] * 2000)
+    log_study(result, folder, store.tracking)
+    parent, children = store.of_study(result)
+    assert {"result.json", "table.md"} <= set(store.artifacts(parent))
+    for name in names:
+        assert len([p for p in store.artifacts(children[name], "images") if p.endswith(".png")]) == 4
+    for run in (parent, children["TensorFloat-32"]):
+        assert len(run.data.tags["mlflow.note.content"]) <= 8000
+    assert "cut here" in parent.data.tags["mlflow.note.content"]
 
 
 @needs_mlflow
@@ -511,17 +491,21 @@ class TestNothingIsLost:
         assert cause_of(OSError(f"{how}\n{full}\n[SQL: INSERT INTO tags]")) == full
         assert cause_of(TimeoutError()) == "TimeoutError"
 
-    def test_where_the_server_is_dead(self, tmp_path: Path, dead: str, store: Store) -> None:
+    def test_where_the_server_is_dead(
+        self, tmp_path: Path, dead: str, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # with pauses of seconds between them
+        end_process()  # the next one has it
         with fake_workers():
             unlogged = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}")
+        end_process()
         assert unlogged.code == 0
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err
         assert f"`sdopt sync {unlogged.folder} tracking.uri={dead}` to that store later" in unlogged.err
         assert "Traceback" not in unlogged.err
 
-        arguments = ["sync", str(unlogged.folder), *store.overrides]
-        first = sdopt(unlogged.cwd, *arguments)
+        first = sdopt(unlogged.cwd, "sync", str(unlogged.folder), *store.overrides)
         assert first.code == 0, first.err
         assert "logged" in first.out
         before = len(store.runs("pair"))
@@ -593,15 +577,11 @@ class TestWithoutMlflow:
         monkeypatch.setitem(sys.modules, "mlflow", blocked)
 
     def test_choosing_it_is_a_mistake_before_anything_is_measured(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow")
-        assert finished.code == 2
-        assert "mlflow is not installed" in finished.err
-        assert "tracking=none" in finished.err
+        refused = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow")
+        assert refused.code == 2
+        assert "mlflow is not installed" in refused.err
+        assert "tracking=none" in refused.err
         assert not list(tmp_path.rglob("result.json"))
-        with pytest.raises(UsageError):
-            require_mlflow()
-
-    def test_a_study_runs_without_it(self, tmp_path: Path) -> None:
         with fake_workers():
             finished = sdopt(tmp_path, "run", *SMOKE)
         assert finished.code == 0, finished.err

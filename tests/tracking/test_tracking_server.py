@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from sdopt.tracking import client, store
 from sdopt.tracking.client import Run, TrackingError
 from sdopt.tracking.projection import logged_metrics, study_metrics
 from sdopt.tracking.runs import log_study
-from tests.command import SMOKE, Finished, Process, start
+from tests.command import SMOKE, Finished, Process, eventually, start
 from tests.tracking import postgres
 
 if TYPE_CHECKING:
@@ -68,12 +67,9 @@ class Server:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 300
-        while not self._answers():
-            said = (self._folder / "server.log").read_text()
-            assert self._process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.5)
+        ended = self._process.poll
+        eventually(lambda: self._answers() or ended() is not None, 300, pause_s=0.5)
+        assert ended() is None, (self._folder / "server.log").read_text()
 
     def _answers(self) -> bool:
         try:
@@ -143,11 +139,8 @@ def expected(result: StudyResult, folder: Path, store: Path) -> dict[str, Any]:
 
 
 def until(there: Callable[[], bool], process: Process) -> None:
-    deadline = time.monotonic() + 240
-    while not there():
-        assert process.popen.poll() is None, process.finish().shown
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert eventually(lambda: there() or process.popen.poll() is not None, 240)
+    assert process.popen.poll() is None, process.finish().shown
 
 
 @pytest.mark.slow
@@ -288,7 +281,7 @@ class TestLocked:
         result = study(finished, tmp_path / "study")
         other = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
-        waiting = threading.Timer(1, lambda: other.execute("COMMIT"))
+        waiting = threading.Timer(0.3, lambda: other.execute("COMMIT"))
         waiting.start()
         try:
             assert log_study(result, tmp_path / "study", local).new

@@ -79,9 +79,6 @@ def context() -> StartContext:
 
 
 class TestCall:
-    def test_returns_what_the_function_returns(self, context: StartContext) -> None:
-        assert call_apart(context, double, 21) == 42
-
     def test_tells_notes_in_their_order(self, context: StartContext) -> None:
         notes: list[int] = []
         assert call_apart(context, count, 3, note=notes.append) == "done"
@@ -157,15 +154,16 @@ if __name__ == "__main__":
         assert done.returncode == 0, done.stderr
         assert "was killed, but has not ended within 0.2 s" in done.stderr
 
-    def test_ends_what_it_started_in_another_session(self) -> None:
-        child = ChildProcess(start_fork_server(), parent_of_a_sleeper)
+    @pytest.mark.parametrize(
+        ("program", "end"),
+        [(parent_of_a_sleeper, ChildProcess.kill), (answers_and_leaves_a_sleeper, ChildProcess.stop)],
+    )
+    def test_ends_what_it_started_in_another_session(
+        self, context: StartContext, program: Callable[[Connection], None], end: Callable[[ChildProcess], None]
+    ) -> None:
+        child = ChildProcess(context, program)
         apart: int = child.receive(60)
-        os.kill(apart, signal.SIGSTOP)
-        child.kill()
-        assert eventually(lambda: state_of(apart) == "Z")
-
-    def test_so_does_a_gentle_stop(self) -> None:
-        child = ChildProcess(start_fork_server(), answers_and_leaves_a_sleeper)
-        apart: int = child.receive(60)
-        child.stop()
+        if program is parent_of_a_sleeper:
+            os.kill(apart, signal.SIGSTOP)
+        end(child)
         assert eventually(lambda: state_of(apart) == "Z")

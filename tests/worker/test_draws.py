@@ -11,8 +11,10 @@ from sdopt.config.composer import HydraComposer
 from sdopt.worker.draws import draw_of, drawing_batch, floor_draws, timed_draw
 from tests.fixtures import Load
 
+Composers = type[HydraComposer]
 
-def test_timed_calls_are_given_what_the_quality_pass_draws(composer: type[HydraComposer]) -> None:
+
+def test_timed_calls_are_given_what_the_quality_pass_draws(composer: Composers) -> None:
     variant = composer(["workload.prompt_count=3", "quality.prompt_count=10"]).variant(None)
     assert timed_draw(variant) == draw_of(variant)
     assert draw_of(variant).calls == 10
@@ -21,21 +23,29 @@ def test_timed_calls_are_given_what_the_quality_pass_draws(composer: type[HydraC
     assert timed_draw(fewer).calls == 5
 
 
-def test_without_metrics_nothing_is_drawn_unless_it_is_asked_for(composer: type[HydraComposer]) -> None:
-    assert draw_of(composer(["quality=none"]).variant(None)).calls == 0
-    asked = composer(["quality=none", "quality.prompt_count=2"]).variant(None)
-    assert draw_of(asked).prompts == timed_draw(asked).prompts[:2]
+@pytest.mark.parametrize(
+    ("overrides", "calls"),
+    [
+        (["quality=none"], 0),
+        (["quality=none", "quality.prompt_count=2"], 2),
+        (["gate=default"], 96),
+        (["gate=default", "quality.prompt_count=20"], 20),
+    ],
+)
+def test_as_many_are_drawn_as_metrics_or_a_gate_need(composer: Composers, overrides: list[str], calls: int) -> None:
+    drawn = draw_of(composer(overrides).variant(None))
+    assert drawn.calls == calls
+    assert drawn.prompts[:2] == timed_draw(composer(overrides).variant(None)).prompts[: min(calls, 2)]
 
 
-def test_a_gate_says_how_many_where_nothing_else_does(composer: type[HydraComposer]) -> None:
-    assert draw_of(composer(["gate=default"]).variant(None)).calls == 96
-    assert draw_of(composer(["gate=default", "quality.prompt_count=20"]).variant(None)).calls == 20
-    assert composer(["gate=default"]).variant(None).protocol.replicates == 3
-    assert composer(["gate=default", "protocol.replicates=2"]).variant(None).protocol.replicates == 2
-    assert composer([]).variant(None).protocol.replicates == 3
+@pytest.mark.parametrize(
+    ("overrides", "processes"), [([], 3), (["gate=default"], 3), (["gate=default", "protocol.replicates=2"], 2)]
+)
+def test_a_gate_says_how_many_processes(composer: Composers, overrides: list[str], processes: int) -> None:
+    assert composer(overrides).variant(None).protocol.replicates == processes
 
 
-def test_floors_change_the_order_of_computation_or_the_noise(composer: type[HydraComposer]) -> None:
+def test_floors_change_the_order_of_computation_or_the_noise(composer: Composers) -> None:
     variant = composer([]).variant(None)
     draws = floor_draws(draw_of(variant), variant, 5, threads=2)
     assert {len(draw.prompts) for ways in draws.values() for draw in ways} == {5}
@@ -57,9 +67,7 @@ def test_floors_change_the_order_of_computation_or_the_noise(composer: type[Hydr
         ([[], ["workload.batch_size=4"]], None),
     ],
 )
-def test_the_batch_suits_all_variants(
-    composer: type[HydraComposer], overrides: list[list[str]], batch: int | None
-) -> None:
+def test_the_batch_suits_all_variants(composer: Composers, overrides: list[list[str]], batch: int | None) -> None:
     variants = [composer(chosen).variant(None) for chosen in overrides]
     assert drawing_batch(variants, None, judged=False) == batch
     assert drawing_batch(variants, 5, judged=True) == 5
@@ -68,18 +76,13 @@ def test_the_batch_suits_all_variants(
         assert draw_of(variant, batch).batch_size == (batch or variant.workload.batch_size)
 
 
-def test_the_numerical_floor_makes_the_change_from_the_timed_batch(composer: type[HydraComposer]) -> None:
+def test_the_numerical_floor_makes_the_change_from_the_timed_batch_and_threads(composer: Composers) -> None:
     variant = composer([]).variant(None)
     floors = floor_draws(draw_of(variant, 12), variant, 5, threads=2)
     [numerical], [sampling] = floors["numerical"], floors["sampling"]
     assert (numerical.batch_size, numerical.threads) == (1, 1)
     assert (sampling.batch_size, sampling.threads) == (12, None)
-
-
-def test_the_numerical_floor_has_the_threads_of_timed_calls_where_images_are_drawn_with_fewer(
-    composer: type[HydraComposer],
-) -> None:
-    variant = composer([]).variant(None)
+    # Where images are drawn with fewer threads than timed calls have.
     floors = floor_draws(draw_of(variant, 12, threads=1), variant, 5, threads=2)
     assert [draw.threads for draws in floors.values() for draw in draws] == [1, 2]
 

@@ -47,9 +47,17 @@ def library(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: st
 
 
 class TestImports:
-    def test_xformers_does_not_start_cuda_in_the_server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("users", [None, "0", "1"])
+    def test_xformers_does_not_start_cuda_in_the_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: str | None
+    ) -> None:
+        """And the user's variable is left as it was."""
+        monkeypatch.delenv("XFORMERS_FORCE_DISABLE_TRITON", raising=False)
+        if users is not None:
+            monkeypatch.setenv("XFORMERS_FORCE_DISABLE_TRITON", users)
         library(tmp_path, monkeypatch, "like_xformers", XFORMERS)
         assert import_all(["like_xformers"]) == {}
+        assert os.environ.get("XFORMERS_FORCE_DISABLE_TRITON") == users
 
     @pytest.mark.parametrize(("hip", "seen"), [(None, ""), ("6.4", "0")])
     def test_are_made_as_on_a_machine_without_a_card(
@@ -72,14 +80,6 @@ class TestImports:
             warnings.simplefilter("always")
             assert import_all(["badly_written"]) == {}
         assert not said
-
-    @pytest.mark.parametrize("users", [None, "0", "1"])
-    def test_leave_the_users_variable_as_it_was(self, monkeypatch: pytest.MonkeyPatch, users: str | None) -> None:
-        monkeypatch.delenv("XFORMERS_FORCE_DISABLE_TRITON", raising=False)
-        if users is not None:
-            monkeypatch.setenv("XFORMERS_FORCE_DISABLE_TRITON", users)
-        import_all(["json"])
-        assert os.environ.get("XFORMERS_FORCE_DISABLE_TRITON") == users
 
     @pytest.mark.parametrize(
         ("source", "said"),

@@ -26,6 +26,23 @@ from tests.records import known
 
 CARD = Device("cuda", name="a GPU", attributes={"known": True})
 
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "[Errno 12] Cannot allocate memory",
+    "Workspace can't be allocated, not enough memory",
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 288230376151711744 bytes",
+)
+PERHAPS_MEMORY = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "GET was unable to find an engine to execute this computation",
+    "CUDA error: all CUDA-capable devices are busy or unavailable",
+    "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "aoti_torch_empty_strided(2, size, stride, 5, 1, 0) API call failed at /tmp/cache/model.cpp, line 512",
+    "/tmp/cuda_utils.so: failed to map segment from shared object",
+)
+
 
 @pytest.fixture
 def worker(variant: Compose, tmp_path: Path) -> Iterator[Worker]:
@@ -151,52 +168,22 @@ class TestVariables:
         assert (common["torch_backend"], bool(asked)) == (("cuda", True) if starts else ("cpu", False))
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "CUDA out of memory. Tried to allocate 2.00 GiB",
-            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            "[Errno 12] Cannot allocate memory",
-            "Workspace can't be allocated, not enough memory",
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 288230376151711744 bytes",
-        ],
-    )
-    def test_that_mean_memory(self, text: str) -> None:
-        error = describe_error(RuntimeError(text))
-        assert error.status is Status.OUT_OF_MEMORY
-        assert error.out_of_memory
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-            "GET was unable to find an engine to execute this computation",
-            "CUDA error: all CUDA-capable devices are busy or unavailable",
-            "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
-            "aoti_torch_empty_strided(2, size, stride, 5, 1, 0) API call failed at /tmp/cache/model.cpp, line 512",
-            "/tmp/cuda_utils.so: failed to map segment from shared object",
-        ],
-    )
-    def test_that_may_mean_memory(self, text: str) -> None:
-        """Alone a variant that says so has failed; beside others it is tried alone."""
-        error = describe_error(RuntimeError(text))
-        assert error.status is Status.FAILED
-        assert error.out_of_memory
-
-    def test_within_others_are_found(self) -> None:
-        wrapped = RuntimeError("the compiler gave up")
-        wrapped.__cause__ = MemoryError()
-        assert describe_error(wrapped).status is Status.OUT_OF_MEMORY
-
-    def test_of_another_kind_are_failures(self) -> None:
-        error = describe_error(ValueError("a\n  part is missing"))
-        assert (error.status, error.reason, error.out_of_memory) == (
-            Status.FAILED,
-            "ValueError: a part is missing",
-            False,
-        )
+@pytest.mark.parametrize(
+    ("error", "status", "memory"),
+    [
+        *((RuntimeError(text), Status.OUT_OF_MEMORY, True) for text in OUT_OF_MEMORY),
+        *((RuntimeError(text), Status.FAILED, True) for text in PERHAPS_MEMORY),
+        (ValueError("a\n  part is missing"), Status.FAILED, False),
+    ],
+)
+def test_an_error_means_memory_or_may_mean_it(error: Exception, status: Status, memory: bool) -> None:
+    """Alone a variant that may mean memory has failed; beside others it is tried alone."""
+    found = describe_error(error)
+    assert (found.status, found.out_of_memory) == (status, memory)
+    assert found.reason == f"{type(error).__name__}: {' '.join(str(error).split())}"
+    around = RuntimeError("the compiler gave up")
+    around.__cause__ = MemoryError()
+    assert describe_error(around).status is Status.OUT_OF_MEMORY
 
 
 def test_a_log_that_cannot_be_opened_is_the_reason(
@@ -212,26 +199,17 @@ def test_a_log_that_cannot_be_opened_is_the_reason(
 
 
 def test_what_changed_is_named_with_both_values() -> None:
-    before = process_settings()
+    before, cores = process_settings(), os.sched_getaffinity(0)
     gc.disable()
     torch.set_default_dtype(torch.float64)
+    os.sched_setaffinity(0, {min(cores)})
     try:
-        found = changed_settings(before)
+        garbage, dtype, *fewer = changed_settings(before)
     finally:
         gc.enable()
         torch.set_default_dtype(torch.float32)
-    assert found == [
-        "Python's garbage collection (True before, False now)",
-        "PyTorch's default type (torch.float32 before, torch.float64 now)",
-    ]
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_cores_count() -> None:
-    before, cores = process_settings(), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        [found] = changed_settings(before)
-    finally:
         os.sched_setaffinity(0, cores)
-    assert found.startswith("the cores that the process may use")
+    assert garbage == "Python's garbage collection (True before, False now)"
+    assert dtype == "PyTorch's default type (torch.float32 before, torch.float64 now)"
+    named = [said.startswith("the cores that the process may use") for said in fewer]
+    assert named == [True] * (len(cores) > 1)
