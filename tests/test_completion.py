@@ -51,10 +51,6 @@ def test_results_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert query(monkeypatch, tmp_path, f"sdopt compare {names[0]}") == names[:1]
 
 
-def test_without_a_word_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"run", "gate", "doctor", "sync"} <= set(query(monkeypatch, tmp_path, "sdopt "))
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_in_bash(tmp_path: Path) -> None:
     script = tmp_path / "sdopt"

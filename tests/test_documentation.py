@@ -144,22 +144,13 @@ def test_the_documented_optimized_pipeline_runs(
 
 def test_the_readme_counts_the_optimizations() -> None:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        defaults = HydraComposer([]).current.choices
-        groups = {group_of(axis) for axis in HydraComposer([]).current.optimizations} | {"memory", "environment"}
+        composed = HydraComposer([]).current
+    groups = {group_of(axis) for axis in composed.optimizations} | {"memory", "environment"}
     groups.remove("patch")  # functions of the user's own
-    files = {group: len(list((CONF / group).glob("*.yaml"))) for group in groups}
     # Of a group that combines none is chosen at first; of the others the first choice is no optimization.
-    counts = {group: number - (group in defaults) for group, number in files.items()}
+    counts = {group: len(list((CONF / group).glob("*.yaml"))) - (group in composed.choices) for group in groups}
     readme = (ROOT / "README.md").read_text()
     assert f"sdopt has {sum(counts.values())} optimizations today" in readme
-    precision, compiler, attention, memory, caching = (
-        f"{counts[group]} {name}"
-        for group, name in {
-            "precision": "precisions",
-            "compiler": "compilers",
-            "attention": "for attention",
-            "memory": "for memory",
-            "caching": "caches",
-        }.items()
-    )
-    assert f"{precision}, {compiler}, {attention}, {memory}, {caching}" in readme
+    names = {"precision": "precisions", "compiler": "compilers", "attention": "for attention"}
+    names |= {"memory": "for memory", "caching": "caches"}
+    assert ", ".join(f"{counts[group]} {name}" for group, name in names.items()) in readme

@@ -1,9 +1,10 @@
-"""Exit code 1 means a regression, and nothing else: every other way out of a command has another code."""
+"""Exit code 1 means a regression, and nothing else; limits of the shell that are too low end a command with a line."""
 
 import ast
 import json
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from sdopt.cli import COMMANDS, main
 from sdopt.config.hydra_job import hide_passwords
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems, shell_word
 from sdopt.guard import end_with_code
+from sdopt.limits import require_limits
 from sdopt.record.files import read_result, to_json
+from sdopt.report.charts.spec import picture
 from sdopt.terminal import console
+from sdopt.worker.forkserver import start_fork_server
 
 WAYS_OUT = {
     "usage": (UsageError("a"), 2),
@@ -81,11 +85,9 @@ def test_a_mistake_ends_each_command_with_2(
         assert "Traceback" not in said
         assert said
     assert not list(tmp_path.iterdir())
-
-
-def test_a_mistyped_flag_names_the_one_that_is_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["optimize", "emoji", "--budjet", "4m"]) == 2
-    assert "did you mean --budget?" in capsys.readouterr().err
+    if command == "optimize":
+        assert main(["optimize", "emoji", "--budjet", "4m"]) == 2
+        assert "did you mean --budget?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run"])
@@ -149,6 +151,7 @@ def test_an_ascii_terminal_is_spelt_for(tmp_path: Path) -> None:
 def test_a_printed_command_can_be_pasted(folder: str) -> None:
     assert shlex.split(command_line("run", f"resume={folder}")) == ["sdopt", "run", f"resume={folder}"]
     assert shlex.split(command_line("sync", folder)) == ["sdopt", "sync", folder]
+    assert shell_word("resume=my out") == "resume='my out'", "only the value is quoted"
 
 
 @pytest.mark.parametrize(
@@ -163,11 +166,6 @@ def test_passwords_are_not_passed_on(address: str, capsys: pytest.CaptureFixture
     ]
     assert not any("cret" in each for each in said)
     assert all("***" in each for each in said)
-
-
-def test_only_the_value_is_quoted() -> None:
-    assert shell_word("resume=my out") == "resume='my out'"
-    assert shell_word("workload.prompts='a b'") == "workload.prompts=\"'a b'\""
 
 
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
@@ -199,3 +197,49 @@ def test_passwords_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: job)
     hide_passwords()
     assert [file.read_text() for file in files] == ["- tracking.uri=postgresql://me:***@host/db\n"] * 2
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The limits of this process, by number: those that a test puts there, and else none."""
+    found: dict[int, int] = {}
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (found.get(limit, resource.RLIM_INFINITY),) * 2)
+    return found
+
+
+def test_none_and_high_ones_are_enough(limits: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    require_limits()
+    limits |= {resource.RLIMIT_AS: 2**36, resource.RLIMIT_FSIZE: 2**30, resource.RLIMIT_NPROC: 2**16}
+    require_limits()
+
+
+def test_each_that_is_too_low_is_a_line(limits: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2**31)  # whose processes are none
+    limits |= {resource.RLIMIT_AS: 2**30, resource.RLIMIT_FSIZE: 2**20, resource.RLIMIT_NPROC: 20}
+    with pytest.raises(UnavailableError) as caught:
+        start_fork_server()
+    memory, file, tasks = caught.value.problems
+    assert memory.startswith("address space is limited to 1024 MiB, but at least 8192 MiB is required; ")
+    assert memory.endswith("allow more (ulimit -v unlimited)")
+    assert file.startswith("the size of a file is limited to 1 MiB, but")
+    assert tasks.startswith("processes and threads are limited to 20, and 0 run already")
+
+
+def test_processes_that_run_count(limits: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits[resource.RLIMIT_NPROC] = 66 + (os.cpu_count() or 1)
+    monkeypatch.setattr("sdopt.limits._running_tasks", lambda: 3)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    require_limits()  # the kernel holds root to none
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    with pytest.raises(UnavailableError, match="3 run already"):
+        require_limits()
+
+
+def test_plots_need_more_than_measuring(limits: dict[int, int]) -> None:
+    limits[resource.RLIMIT_AS] = 2**34
+    require_limits()
+    with pytest.raises(
+        UnavailableError, match="address space is limited to 16384 MiB, but at least 81920 MiB is required for plots"
+    ):
+        picture({})

@@ -1,17 +1,20 @@
-"""What processes tell each other by locks, and that a process that is killed leaves none."""
+"""What processes tell each other by locks, and their temporary folders: one that is killed leaves neither."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.locks import exclusive, lock_folder, reserve, runtime_folder
+from sdopt.scratch import cache_folder, own_folder, remove_abandoned
 
 _HERE = """
 import os, sys, time
@@ -72,17 +75,11 @@ class TestExclusive:
             waiting = subprocess.Popen([sys.executable, "-c", code], stdout=write, text=True)
             os.close(write)
             with pytest.raises(subprocess.TimeoutExpired):
-                waiting.wait(2)
+                waiting.wait(0.7)
             other.send_signal(signal.SIGKILL)
             assert waiting.wait(60) == 0
             assert os.read(read, 10) == b"mine\n"
             os.close(read)
-
-    def test_an_error_within_goes_through(self) -> None:
-        with pytest.raises(OSError, match="within"), exclusive("something"):
-            raise OSError("within")
-        with exclusive("something"):
-            pass
 
 
 class TestReserve:
@@ -116,3 +113,115 @@ class TestReserve:
             reserve(Device("cuda", 5, attributes=visible), "mine") as holder,
         ):
             assert holder.startswith("ours")
+
+
+_MAKE = """
+import multiprocessing, sys, time
+from sdopt.scratch import own_folder, scratch_folder
+with scratch_folder("test") as folder:
+    (folder / "file").write_text("x")
+    print(own_folder(), flush=True)
+    {then}
+"""
+
+
+def process(temporary: Path, then: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAKE.format(then=then)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+
+
+def said(child: "subprocess.Popen[str]") -> Path:
+    assert child.stdout is not None
+    return Path(child.stdout.readline().strip())
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("then", ["pass", "sys.exit(3)", "raise KeyError", "raise KeyboardInterrupt"])
+def test_goes_at_the_end(then: str, short: Path) -> None:
+    with process(short, then) as child:
+        assert said(child).parent == short
+    assert list(short.iterdir()) == []
+
+
+def test_goes_with_the_next_one_after_it_was_killed(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short))
+    for other in ("sdopt-0", "sdopt-1-unmarked", "pymp-others"):
+        (short / other).mkdir()
+    with process(short, "time.sleep(600)") as living, process(short, "time.sleep(600)") as dying:
+        kept, left = said(living), said(dying)
+        remove_abandoned()
+        assert kept.is_dir()
+        assert (left / "owner").read_text().startswith(f"{dying.pid} ")
+        dying.kill()
+        dying.wait()
+        assert left.is_dir()
+        remove_abandoned()
+        assert not left.exists()
+        assert list(kept.glob("test-*/file"))
+        living.kill()
+    assert {path.name for path in short.iterdir()} == {kept.name, "sdopt-0", "sdopt-1-unmarked", "pymp-others"}
+
+
+def test_what_a_child_holds_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked keeps its parent's lock, because it may use what is there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fork = 'multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start(); time.sleep(600)'
+    with process(tmp_path, fork) as parent:
+        folder = said(parent)
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        while not (child := children.read_text().split()):
+            pass
+        parent.kill()
+        parent.wait()
+        remove_abandoned()
+        assert folder.is_dir()
+        os.kill(int(child[0]), 9)
+
+
+def test_that_of_another_user_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "sdopt-1-other").mkdir()
+    (tmp_path / "sdopt-1-other" / "owner").touch()
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    remove_abandoned()
+    assert (tmp_path / "sdopt-1-other").is_dir()
+    monkeypatch.undo()
+
+
+def test_without_a_place_for_it_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.scratch._mine", {})
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    with pytest.raises(UsageError, match=r"no temporary folder can be written .*TMPDIR="):
+        own_folder()
+
+
+def test_caches_of_a_user_without_a_home_are_the_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/it")
+    assert cache_folder() == Path("/home/it/.cache")
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_folder() == own_folder() / "cache"
+
+
+def test_a_path_that_is_too_long_for_sockets_is_said(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 15)
+    long.mkdir()
+    code = "from sdopt.scratch import own_folder; print(own_folder()); own_folder()"
+    environment = {**os.environ, "TMPDIR": str(long)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("/tmp/sdopt-")
+    assert ended.stderr.count("too long for sockets") == 1
+    assert not list(long.iterdir())

@@ -32,13 +32,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def run(installed: Path, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-
-
 def test_carries_the_package_with_its_configurations_runners_and_model(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -53,36 +46,21 @@ def test_carries_the_package_with_its_configurations_runners_and_model(wheel: Pa
     assert any(name.endswith("NOTICE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"sdopt"}
     assert not [name for name in names if "tests" in name or "__pycache__" in name or "outputs" in name]
-
-
-def test_is_small(wheel: Path) -> None:
-    """The packaged model is 24 MB at the most."""
-    assert wheel.stat().st_size < 30e6
-
-
-def test_is_what_runs(installed: Path, tmp_path: Path) -> None:
-    done = run(
-        installed, tmp_path, "-c", "import sdopt, sdopt.config.paths; print(sdopt.__file__, sdopt.config.paths.CONF)"
-    )
-    assert done.stdout.split() == [f"{installed}/sdopt/__init__.py", f"{installed}/sdopt/conf"]
-
-
-def test_shows_its_help(installed: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(installed / "bin" / "sdopt"), "--help"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage: sdopt" in done.stdout
+    assert wheel.stat().st_size < 30e6, "the packaged model is 24 MB at the most"
 
 
 def test_measures_a_study_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "-m", "sdopt.cli", "run", *SMOKE, "precision=bf16")
-    assert done.returncode == 0, done.stderr
+    def run(*command: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(installed)}
+        command = (sys.executable, *command)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    where = "import sdopt, sdopt.config.paths; print(sdopt.__file__, sdopt.config.paths.CONF)"
+    assert run("-c", where).split() == [f"{installed}/sdopt/__init__.py", f"{installed}/sdopt/conf"]
+    assert "usage: sdopt" in run(str(installed / "bin" / "sdopt"), "--help")
+    run("-m", "sdopt.cli", "run", *SMOKE, "precision=bf16")
     [path] = tmp_path.rglob("result.json")
     result = read_result(path)
     assert [str(row.status) for row in result.variants] == ["ok", "ok", "ok"]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import eventually
 from tests.tracking.postgres import free_port
 
 
@@ -36,20 +36,13 @@ class Head:
 
     def start(self) -> None:
         """Starts all daemons, and waits until jobs can be sent."""
-        options = ["--head", "--block", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={self.folder}"]
+        options = ["--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
+        options += ["--object-store-memory=100000000", f"--temp-dir={self.folder}"]
         ports = [f"--port={self._port}", f"--ray-client-server-port={free_port()}"]
         output = self.folder / "start.log"
         with output.open("w") as stream:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "ray.scripts.scripts",
-                    "start",
-                    *options,
-                    *ports,
-                    "--object-store-memory=100000000",
-                ],
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *ports],
                 # Its workers begin here, and not in the folder of the command.
                 cwd=self.folder,
                 env={**os.environ, **self.environment},
@@ -58,11 +51,9 @@ class Head:
                 text=True,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 120
-        while "Ray runtime started" not in (said := output.read_text()):
-            assert self._process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.5)
+        ended = self._process.poll
+        eventually(lambda: "Ray runtime started" in output.read_text() or ended() is not None, 120, pause_s=0.5)
+        assert ended() is None, output.read_text()
 
     def stop(self) -> None:
         """Kills the daemons, which are a process group; their workers end with them."""

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sdopt.record.files import read_result
-from tests.command import SMOKE, Process, start
+from tests.command import SMOKE, Process, eventually, start
 from tests.runners import ray_head
 
 pytestmark = pytest.mark.slow
@@ -31,11 +30,12 @@ def begin(cwd: Path, head: ray_head.Head, *arguments: str) -> Process:
 def send(number: int, process: Process, job: str) -> None:
     """Sends a signal to the Ray process of a job once it has timed a round."""
     folder = process.cwd / "outputs" / "sweep" / job
-    deadline = time.monotonic() + 300
-    while not ((folder / "result.json").is_file() and read_result(folder).variants[0].samples):
+
+    def timed() -> bool:
         assert process.popen.poll() is None, process.finish().shown
-        assert time.monotonic() < deadline, f"job {job} measures nothing"
-        time.sleep(0.1)
+        return (folder / "result.json").is_file() and bool(read_result(folder).variants[0].samples)
+
+    assert eventually(timed, 300), f"job {job} measures nothing"
     worker = ray_head.worker_in(folder)
     assert worker is not None
     os.kill(worker, number)
@@ -64,20 +64,18 @@ def test_a_job_that_is_killed_is_a_row_and_is_measured_later(head: ray_head.Head
     assert len(studies[2].sessions) == 2
 
 
-def test_a_job_that_is_killed_comes_back_by_itself(head: ray_head.Head, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "status", "sessions"),
+    [(signal.SIGKILL, 0, "finished", 2), (signal.SIGTERM, 3, "interrupted", 1)],
+)
+def test_a_job_that_is_killed_comes_back_by_itself_and_after_sigterm_ends_as_at_ctrl_c(
+    head: ray_head.Head, tmp_path: Path, number: int, code: int, status: str, sessions: int
+) -> None:
     process = begin(tmp_path, head, "attention=math")
-    send(signal.SIGKILL, process, "0")
+    send(number, process, "0")
     ended = process.finish(600)
-    assert ended.code == 0, ended.shown
-    study = read_result(tmp_path / "outputs" / "sweep" / "0")
-    assert (study.status, len(study.sessions)) == ("finished", 2)
-
-
-def test_a_job_that_gets_sigterm_ends_as_at_ctrl_c(head: ray_head.Head, tmp_path: Path) -> None:
-    process = begin(tmp_path, head, "attention=math")
-    send(signal.SIGTERM, process, "0")
-    ended = process.finish(600)
-    assert ended.code == 3, ended.shown
-    study = read_result(tmp_path / "outputs" / "sweep" / "0")
-    assert study.status == "interrupted"
-    assert (tmp_path / "outputs" / "sweep" / "0" / "report.html").is_file()
+    assert ended.code == code, ended.shown
+    folder = tmp_path / "outputs" / "sweep" / "0"
+    study = read_result(folder)
+    assert (study.status, len(study.sessions)) == (status, sessions)
+    assert (folder / "report.html").is_file()

@@ -1,15 +1,12 @@
 """After how many images a variant has repaid what it costs before the first one."""
 
-from dataclasses import replace
-
 import pytest
 
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import StudyResult
-from sdopt.record.samples import ShapeSamples
 from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
-from sdopt.statistics.break_even import break_even, break_even_text, start_text, uncounted
+from sdopt.statistics.break_even import break_even, break_even_text, uncounted
 from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
@@ -41,20 +38,6 @@ class TestBreakEven:
         assert found.images_low == pytest.approx(1 + 60 / (2 - 2 / 1.6))
         assert found.images_high == pytest.approx(1 + 60 / (2 - 2 / 1.1))
         assert break_even_text(found) == "repaid after 151 images [81, 331]"
-
-    def test_counts_what_each_further_shape_compiles(self, result: StudyResult) -> None:
-        """`compiler=inductor` compiles at each shape, and `inductor_dynamic` once."""
-        for name, first_s, others_s in (("baseline", 2.0, 3.0), ("bfloat16", 60.0, 40.0)):
-            started(result, name, 1.0, first_s)
-            variant = result.variant(name)
-            variant.config = replace(variant.config, workload=replace(variant.config.workload, size=[64, 96]))
-            for measured in variant.measurements:
-                measured.shapes.append(ShapeSamples())
-            variant.measurements[0].shapes[1] = ShapeSamples(cold_start_s=others_s)
-        found = level(result, Interval(1.25))
-        assert (found.first_image_s, found.extra_s, found.shapes) == (61.0, 58.0 + 37.0, 2)
-        assert found.images == pytest.approx(1 + 95.0 / 0.4)
-        assert start_text(found) == "in loading and the first calls at 2 shapes"
 
     def test_counts_what_an_earlier_run_compiled(self, result: StudyResult) -> None:
         """The package that was loaded is no gift: without that run, this one would have compiled."""

@@ -10,7 +10,6 @@ from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Memory
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.report.notes import notes_of
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.tables import ranking, to_dataframe
 from sdopt.statistics.figures import Ratio, figures_by_variant, flat_figures, ratio_text
@@ -21,7 +20,7 @@ from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import seconds_text
 from sdopt.tracking.projection import logged_metrics
 from tests.command import Finished
-from tests.records import known, reconfigure, retime
+from tests.records import known, reconfigure
 
 
 class TestRatio:
@@ -124,25 +123,6 @@ class TestOneFigureEverywhere:
             for measurement in row.measurements:
                 measurement.stages_s = {} if measurement.replicate else stages_s
             assert sum(figures_by_variant(result)["baseline"].call_ms.values()) == pytest.approx(1000 * seconds)
-
-    def test_largest_calls(self, result: StudyResult) -> None:
-        """A slow call in each process moves no median, and a gate fails it: it is shown where other ratios are."""
-        for variant in result.variants:
-            for measured in variant.measurements:
-                slow = [0.3] if variant.name == "bfloat16" else [0.1]
-                retime(measured.shapes[0], [0.1] * (len(measured.shapes[0].latency_s) - 1) + slow)
-                retime(measured.shapes[0], left_out=[])
-        compare(result)
-        edge = result.comparisons[0]
-        assert edge.shapes[0].tail_ratio is not None
-        assert edge.shapes[0].tail_ratio.estimate == pytest.approx(3.0)
-        assert flat_figures(result, result.variant("bfloat16"))["tail_ratio"] == edge.shapes[0].tail_ratio.estimate
-        assert (
-            to_dataframe(summary_of(result)).set_index("variant").loc["bfloat16", "tail_ratio"]
-            == edge.shapes[0].tail_ratio.estimate
-        )
-        [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Slowest call")]
-        assert note.endswith(f", over that of the reference's: bfloat16 {ratio_text(edge.shapes[0].tail_ratio)}.")
 
 
 class TestDataFrame:

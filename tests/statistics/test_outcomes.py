@@ -1,9 +1,47 @@
-"""What a study says of its options."""
+"""What a study says of its options, and of a GPU beside the table."""
 
 import pytest
 
 from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import GpuState
+from sdopt.statistics.gpu import busy_note, busy_share, gpu_notes, throttling_note
 from sdopt.statistics.outcomes import Standing, outcomes_of
+from tests.records import retime
+
+
+class TestThrottling:
+    def test_names_the_rounds_and_what_held_the_clocks(self, result: StudyResult) -> None:
+        first, second = (result.variant(name).measurements[0] for name in ("baseline", "bfloat16"))
+        retime(
+            first.shapes[0], gpu=[GpuState(), GpuState(throttled=["power limit"]), GpuState(throttled=["power limit"])]
+        )
+        retime(second.shapes[0], gpu=[GpuState(), GpuState(), GpuState(throttled=["power limit", "temperature"])])
+        assert throttling_note(result) == (
+            "Rounds in which the GPU was throttled (power limit, temperature): baseline 2 of 3, bfloat16 1 of 3."
+        )
+        assert throttling_note(result) in gpu_notes(result)
+
+
+class TestBusy:
+    def test_is_the_traced_work_over_the_untraced_step(self, result: StudyResult) -> None:
+        row = result.variant("baseline")
+        row.measurements = row.measurements[:1]
+        [measured] = row.measurements
+        measured.shapes[0].denoiser_busy_s, measured.stages_s["denoiser_step"] = 0.003, [0.001, 0.009, 0.020]
+        assert busy_share(row) == pytest.approx(0.3)
+        assert "baseline 30 %" in busy_note(result)
+        measured.shapes[0].denoiser_busy_s = 0.02
+        assert busy_share(row) == 1.0
+        assert busy_note(result) == ""
+
+
+def test_settings_that_distort_are_named(result: StudyResult) -> None:
+    result.environment.variables = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    result.environment.gpu = {"processes": [{"pid": 1, "gib": 2.5}, {"pid": 2, "gib": None}]}
+    assert gpu_notes(result) == [
+        "CUDA_LAUNCH_BLOCKING=1 was set: each kernel was waited for before the next was launched.",
+        "2 other processes were on the GPU when the study began, with 2.5 GiB.",
+    ]
 
 
 def standings(result: StudyResult) -> dict[tuple[str, str], Standing]:

@@ -50,61 +50,43 @@ def half_width(candidate: str) -> float:
     return float(stats.t.ppf(0.975, 4) * math.sqrt(2 * pooled / 3))
 
 
-class TestProcessesNeeded:
-    def test_are_those_that_make_the_pilots_interval_narrow_enough(self, study: StudyResult) -> None:
-        needed = processes_needed(study)
-        assert needed == {
-            name: math.ceil(3 * (half_width(name) / MARGIN) ** 2) for name in ("bfloat16", "batches of four")
-        }
-        assert needed["bfloat16"] < needed["batches of four"]
-
-    def test_are_the_pilots_where_they_suffice(self, study: StudyResult) -> None:
-        ask(study, 0.9)
-        assert set(processes_needed(study).values()) == {3}
+def test_as_many_processes_are_needed_as_make_the_pilots_interval_narrow_enough(study: StudyResult) -> None:
+    needed = processes_needed(study)
+    narrow = {name: math.ceil(3 * (half_width(name) / MARGIN) ** 2) for name in ("bfloat16", "batches of four")}
+    assert needed == narrow
+    assert needed["bfloat16"] < needed["batches of four"]
+    ask(study, 0.9)
+    assert set(processes_needed(study).values()) == {3}, "the pilot suffices"
 
 
-class TestInterval:
-    def add(self, study: StudyResult, processes: int) -> None:
-        for row in study.variants:
-            if row.status.measured:
-                row.measurements += [
-                    Measurement(3 + n, 1, shapes=[ShapeSamples(calls=timed([1.0 + 0.2 * (n % 2)]))])
-                    for n in range(processes)
-                ]
-
-    def test_is_around_the_mean_of_all_with_the_deviation_of_the_pilot(self, study: StudyResult) -> None:
-        self.add(study, 6)
-        found = known(log_speedup(study.variant("bfloat16"), study.variant("baseline")))
-        # Those that were added are the same on both sides.
-        own = np.log(PILOT["baseline"]).sum() - np.log(PILOT["bfloat16"]).sum()
-        assert found.mean == pytest.approx(own / 9)
-        assert (found.n, found.freedom) == (9, 4)
-        bounds = found.interval(0.95)
-        assert bounds.high is not None
-        assert math.log(bounds.high) - found.mean == pytest.approx(half_width("bfloat16") / math.sqrt(3))
+def test_an_interval_is_around_the_mean_of_all_with_the_deviation_of_the_pilot(study: StudyResult) -> None:
+    for row in study.variants:
+        if row.status.measured:
+            row.measurements += [
+                Measurement(3 + n, 1, shapes=[ShapeSamples(calls=timed([1.0 + 0.2 * (n % 2)]))]) for n in range(6)
+            ]
+    found = known(log_speedup(study.variant("bfloat16"), study.variant("baseline")))
+    # Those that were added are the same on both sides.
+    own = np.log(PILOT["baseline"]).sum() - np.log(PILOT["bfloat16"]).sum()
+    assert found.mean == pytest.approx(own / 9)
+    assert (found.n, found.freedom) == (9, 4)
+    high = known(found.interval(0.95).high)
+    assert math.log(high) - found.mean == pytest.approx(half_width("bfloat16") / math.sqrt(3))
 
 
-class TestNote:
-    def test_names_what_kept_the_study_going_and_what_did_not_reach_it(self, study: StudyResult) -> None:
-        study.precision = Precision(processes_needed(study), 3, 60.0, "protocol.budget_s=60 was spent")
-        [note] = [note for note in notes_of(summary_of(study)) if note.startswith("Precision")]
-        needed = study.precision.needed
-        assert note == (
-            "Precision: ±3 % for every speed-up, from the deviation of 3 processes; more processes were needed for "
-            f"bfloat16 (3 of {needed['bfloat16']} processes), "
-            f"batches of four (3 of {needed['batches of four']} processes); "
-            "not reached by bfloat16, batches of four: protocol.budget_s=60 was spent."
-        )
+def test_a_note_names_what_kept_the_study_going_and_what_did_not_reach_it(study: StudyResult) -> None:
+    needed = processes_needed(study)
+    study.precision = Precision(needed, 3, 60.0, "protocol.budget_s=60 was spent")
+    [note] = [note for note in notes_of(summary_of(study)) if note.startswith("Precision: ±3 %")]
+    for name in ("bfloat16", "batches of four"):
+        assert f"{name} (3 of {needed[name]} processes)" in note
+    assert note.endswith("not reached by bfloat16, batches of four: protocol.budget_s=60 was spent.")
 
 
 @pytest.mark.parametrize(
     ("protocol", "gate", "problem"),
     [
-        (
-            Protocol(replicates=2, precision=0.03),
-            Gate(),
-            "protocol.precision=0.03: needs protocol.replicates=3 or more",
-        ),
+        (Protocol(replicates=2, precision=0.03), Gate(), "precision=0.03: needs protocol.replicates=3 or more"),
         (Protocol(precision=0.03), Gate(replicates=1), "or more, not 1"),
         (Protocol(budget_s=60), Gate(), "protocol.budget_s=60: limits the time for protocol.precision"),
     ],

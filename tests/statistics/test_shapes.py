@@ -1,6 +1,4 @@
-"""A study of several shapes is a study of each, in one record: each figure of a shape is that of the shape alone."""
-
-from dataclasses import replace
+"""A study of several shapes in one record; the snapshot of the records holds what each figure of a shape is."""
 
 import pytest
 
@@ -8,11 +6,11 @@ from sdopt.errors import UsageError
 from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import MeasurementSession, StudyResult, VariantResult
-from sdopt.record.samples import Interference, Measurement, Memory, ShapeSamples
+from sdopt.record.samples import Interference, Memory, ShapeSamples
 from sdopt.report.tables import to_dataframe
 from sdopt.schema import Shape
 from sdopt.statistics.disturbance import count_rounds
-from sdopt.statistics.figures import figures_of, flat_figures
+from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from tests.records import known, reconfigure, retime, timed
@@ -47,41 +45,7 @@ def result() -> StudyResult:
     return made
 
 
-def alone(result: StudyResult, place: int) -> StudyResult:
-    """The study of one shape, made by hand."""
-    rows = []
-    for row in result.variants:
-        measurements = [
-            Measurement(
-                m.replicate,
-                shapes=[ShapeSamples(calls=timed(m.shapes[place].latency_s), memory=m.shapes[place].memory)],
-            )
-            for m in row.measurements
-        ]
-        rows.append(replace(row, measurements=measurements))
-        reconfigure(rows[-1], "workload", size=result.shapes[place].size)
-    made = study(*rows, comparisons=[Comparison(e.candidate, e.reference, e.credit) for e in result.comparisons])
-    reconfigure(made, "workload", size=result.shapes[place].size)
-    compare(made)
-    return made
-
-
 class TestEachShape:
-    @pytest.mark.parametrize("place", [0, 1])
-    def test_has_the_ratios_the_floor_and_the_figures_that_it_has_alone(self, result: StudyResult, place: int) -> None:
-        by_itself = alone(result, place)
-        for edge, expected in zip(result.comparisons, by_itself.comparisons, strict=True):
-            found = edge.shapes[place]
-            assert found.speedup is not None
-            assert (found.speedup, found.memory_ratio) == (expected.shapes[0].speedup, expected.shapes[0].memory_ratio)
-            assert found.floor == expected.shapes[0].floor
-        assert result.at(place).floor == pytest.approx([1.01, 1.05][place])
-        for mine, other in zip(figures_of(result), figures_of(by_itself), strict=True):
-            figures = mine.shapes[place]
-            assert figures.shape == (SMALL, LARGE)[place]
-            assert (figures.latency, figures.ratios) == (other.latency, other.ratios)
-            assert figures.headline_memory == other.headline_memory
-
     def test_has_flat_figures_with_its_name_beside_those_of_the_main_shape(self, result: StudyResult) -> None:
         flat = flat_figures(result, result.variant("fast"))
         assert flat["speedup"] == flat["speedup/64x64b1"] == pytest.approx(2.0)

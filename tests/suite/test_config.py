@@ -76,18 +76,13 @@ def test_every_option_is_tried_on_every_model() -> None:
         assert everything - chosen <= set(tried) <= everything
 
 
-def test_each_part_fits_into_one_call() -> None:
-    """Then a part that was cut off is whole after the next call, wherever that runs."""
+def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to_compile() -> None:
+    """A part that was cut off is then whole after the next call; before its first round it would show nothing."""
     for part in PARTS.values():
         assert part.limit_s <= CALL_S - 40, part.name
-    assert suite_config([]).intervals_s <= CALL_S - 40
-
-
-def test_what_compiles_begins_only_with_time_to_compile() -> None:
-    """Ended before its first round it would show nothing, and the next call would compile everything again."""
-    for part in PARTS.values():
         if "compiled" in str(part.overrides) or part.name.startswith("mlperf"):
             assert part.least_s >= 0.65 * part.limit_s, part.name
+    assert suite_config([]).intervals_s <= CALL_S - 40
 
 
 @pytest.mark.parametrize(
@@ -159,9 +154,6 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
     assert "lora=loaded" not in left_out, "it is not asked for"
     with composer_of([*overrides, *study.overrides]) as composer:
         assert composer.current.study.name == "options"
-
-
-def test_an_option_that_is_none_is_named() -> None:
     with pytest.raises(UsageError, match=r"^layout=upside_down: no option or group of options$"):
         option_study([], ["layout=upside_down", "attention"], {}, CPU)
 

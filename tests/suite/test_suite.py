@@ -32,7 +32,7 @@ from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, eventually, sdopt, state_of, working_in
 from tests.fakes import fake_workers
 from tests.fixtures import CPU
-from tests.records import retime
+from tests.records import known, retime
 
 TINY = "protocol:smoke, workload.prompt_count:1, protocol.stage_calls:0, protocol.interference:null"
 RUNS = ("flash", "fused_qkv", "math", "sliced", "sliced_max", "vanilla")
@@ -71,9 +71,7 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def record_of(called: Finished) -> Record:
-    found = read_record(results_of(called))
-    assert found is not None
-    return found
+    return known(read_record(results_of(called)))
 
 
 def results_of(called: Finished) -> Path:
@@ -81,9 +79,7 @@ def results_of(called: Finished) -> Path:
 
 
 def entry(called: Finished, part: str) -> Entry:
-    found = record_of(called).entry(part)
-    assert found is not None
-    return found
+    return known(record_of(called).entry(part))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -96,34 +92,32 @@ def test_without_a_card_ends_before_anything_is_measured(tmp_path: Path) -> None
     assert not any(tmp_path.rglob("*.json"))
 
 
-class TestCall:
-    @pytest.mark.parametrize(
-        ("part", "ending", "reasons", "findings"),
-        [
-            ("wrong", Ending.FAILED, ["ended with exit code 2", "nonsense"], []),
-            ("slow", Ending.STOPPED, ["at its limit of 3 s"], []),
-            ("late", Ending.STOPPED, ["at its limit of 1 s"], [("layout=channels_last", "not run")]),
-            ("large", Ending.NOT_RUN, ["needs at least 80000 s"], []),
-            ("blade_sd15_lora", Ending.LEFT_OUT, ["needs a CUDA device"], []),
-        ],
-    )
-    def test_each_part_says_how_it_ended(
-        self, called: Finished, part: str, ending: Ending, reasons: list[str], findings: list[tuple[str, str]]
-    ) -> None:
-        found = entry(called, part)
-        assert found.ending is ending
-        assert [reason for reason in reasons if reason not in found.reason] == []
-        assert [(finding.name, finding.state) for finding in found.findings] == findings
+@pytest.mark.parametrize(
+    ("part", "ending", "reasons", "findings"),
+    [
+        ("wrong", Ending.FAILED, ["ended with exit code 2", "nonsense"], []),
+        ("slow", Ending.STOPPED, ["at its limit of 3 s"], []),
+        ("late", Ending.STOPPED, ["at its limit of 1 s"], [("layout=channels_last", "not run")]),
+        ("large", Ending.NOT_RUN, ["needs at least 80000 s"], []),
+        ("blade_sd15_lora", Ending.LEFT_OUT, ["needs a CUDA device"], []),
+    ],
+)
+def test_each_part_says_how_it_ended(
+    called: Finished, part: str, ending: Ending, reasons: list[str], findings: list[tuple[str, str]]
+) -> None:
+    found = entry(called, part)
+    assert found.ending is ending
+    assert [reason for reason in reasons if reason not in found.reason] == []
+    assert [(finding.name, finding.state) for finding in found.findings] == findings
 
-    def test_options_that_cannot_run_are_listed(self, called: Finished) -> None:
-        unable = entry(called, "unable")
-        assert unable.ending is Ending.DONE
-        assert {finding.state for finding in unable.findings} == {"cannot run"}
 
-    def test_ends_with_3_and_names_what_is_left(self, called: Finished) -> None:
-        assert called.code == 3
-        assert "1 of the 5 parts that can run here are done" in called.shown
-        assert "large: not run (needs at least 80000 s" in called.shown
+def test_a_call_lists_what_cannot_run_ends_with_3_and_names_what_is_left(called: Finished) -> None:
+    unable = entry(called, "unable")
+    assert unable.ending is Ending.DONE
+    assert {finding.state for finding in unable.findings} == {"cannot run"}
+    assert called.code == 3
+    assert "1 of the 5 parts that can run here are done" in called.shown
+    assert "large: not run (needs at least 80000 s" in called.shown
 
 
 def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
@@ -138,8 +132,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert first.code == 3
     before = record_of(first)
     assert [entry.ending for entry in before.entries] == [Ending.DONE, Ending.DONE, Ending.NOT_RUN]
-    options = before.entry("options")
-    assert options is not None
+    options = known(before.entry("options"))
     states = {finding.name: finding.state for finding in options.findings}
     assert states["layout=channels_last"] == "proven"
     second = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600")
@@ -150,8 +143,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     precise = ("intervals=true", 'precise=["protocol.replicates=3"]')
     third = sdopt(tmp_path, *command, "only=[noise,options]", "budget_s=600", *precise)
     assert third.code == 0, third.shown
-    again = record_of(third).entry("options_intervals")
-    assert again is not None
+    again = entry(third, "options_intervals")
     assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
     assert not any(state != "proven" and f"{option}]" in str(again.command) for option, state in states.items())
 
@@ -181,8 +173,7 @@ def cut_off(folder: Path) -> StudyResult:
     left.status, row = "running", left.variant("layout=channels_last")
     row.status, row.measurements, row.images = Status.PENDING, [], []
     write_result(left, folder / "parts" / "study" / "run")
-    record = read_record(folder)
-    assert record is not None
+    record = known(read_record(folder))
     [done] = record.entries
     write_record(replace(record, entries=[replace(done, ending=Ending.CUT)]), folder)
     return left
@@ -475,8 +466,7 @@ class TestNoise:
             retime(measured.shapes[0], left_out=[])
             retime(measured.shapes[0], list(np.exp(offset + rng.normal(0, 0.01, 400))))
             measured.shapes[0].calls[0].seconds *= 1.5
-        found = noise_of(result)
-        assert found is not None
+        found = known(noise_of(result))
         assert found.processes == len(timed)
         assert found.between_processes == pytest.approx(np.std(offsets, ddof=1), rel=0.1)
         assert found.between_rounds == pytest.approx(np.hypot(0.01, np.log(1.5) / 20), rel=0.1)
