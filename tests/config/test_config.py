@@ -468,10 +468,6 @@ class TestOwnOptions:
         with composer_of(["+shading=mine"], (shading / "conf").rename(shading / "mine, [2024] (v1)")) as composer:
             assert "shading" in composer.current.optimizations
 
-    def test_lie_in_one_folder(self) -> None:
-        with pytest.raises(UsageError, match=r"only one folder can be given; add it with hydra\.searchpath="):
-            CommandLine.of(["--config-dir", "/tmp", "--config-dir", "/"])
-
     def test_run_and_prove_themselves_or_are_denied(self, shading: Path) -> None:
         finished = sdopt(
             shading,
@@ -493,6 +489,18 @@ def test_tracking_alone_can_be_composed() -> None:
     assert tracking_of(["tracking.uri=http://localhost:1"]).uri == "http://localhost:1"
     with pytest.raises(UsageError, match=r"tracking\.kind=other: choose one of mlflow, none"):
         tracking_of(["tracking.kind=other"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--config-dir /tmp --config-dir /", r"only one folder can be given; add it with hydra\.searchpath="),
+        ("memory=vae_slicing memory=vae_tiling", r"memory=\[vae_slicing,vae_tiling\] combines them"),
+    ],
+)
+def test_what_is_given_twice_is_refused(words: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Command.of(CommandLine.of(words.split()))
 
 
 class TestSwappedNodes:
@@ -555,8 +563,3 @@ def test_a_preset_that_is_written_otherwise_says_how(content: str, said: str, tm
     (tmp_path / "experiment" / "mine.yaml").write_text(content)
     with pytest.raises(UsageError, match=re.escape(said)):
         Command.of(CommandLine.of(["--config-dir", str(tmp_path), "experiment=mine"]))
-
-
-def test_options_that_combine_are_given_at_once() -> None:
-    with pytest.raises(UsageError, match=r"memory=\[vae_slicing,vae_tiling\] combines them"):
-        Command.of(CommandLine.of(["memory=vae_slicing", "memory=vae_tiling"]))

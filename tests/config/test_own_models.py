@@ -50,19 +50,17 @@ class TestChoosing:
         assert found == Model("folder", "path", str(MODEL), size=64, guidance_scale=7.5)
         assert of(composer, f"model={MODEL}", "model.size=128").size == 128
 
-    def test_relative_paths_are_kept_whole(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_relative_paths_are_kept_whole_and_an_option_is_none(
+        self, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(file.parent)
         assert CommandLine.of([f"model={file.name}"]).overrides == (f"model='{file}'",)
-
-    def test_an_option_is_never_a_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "sd15").mkdir()
         monkeypatch.chdir(tmp_path)
         assert with_own_models(["model=sd15"], options_of("model")) == ["model=sd15"]
 
-    def test_beside_a_preset(self, composer: Composers, file: Path) -> None:
+    def test_beside_a_preset_in_a_variant_and_in_a_sweep(self, composer: Composers, file: Path) -> None:
         assert of(composer, "experiment=lightning_sd15", f"model.path={file}").path == str(file)
-
-    def test_in_a_variant_and_in_a_sweep(self, composer: Composers, file: Path) -> None:
         variant = composer(["study=explicit"]).variant("mine", [f"model:{file}", "precision:bf16"])
         assert variant.model.path == str(file)
         swept = CommandLine.of(["-m", f"model='{file}',emoji,{MODEL}"]).overrides
@@ -124,12 +122,11 @@ class TestFamilies:
         with pytest.raises(UsageError, match="a model for inpainting only, which sdopt does not run"):
             composer([f"model={path}"])
 
-    def test_settings_of_a_pipeline_that_says_nothing(self) -> None:
+    def test_settings_are_read_from_a_pipeline_and_a_size_may_be_a_pair(self) -> None:
         assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}
-
-    @pytest.mark.parametrize("size", [96, [96, 96], (96, 64)])
-    def test_a_size_may_be_a_pair(self, size: Any) -> None:
-        assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768
+        sizes: list[Any] = [96, [96, 96], (96, 64)]
+        for size in sizes:
+            assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768
 
 
 class TestLora:

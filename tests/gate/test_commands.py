@@ -36,19 +36,14 @@ SMALLEST = (
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A black image and half the steps beside an honest option, under the default gate."""
+    variants = (
+        "baseline: [], honest: ['grad_mode=inference_mode'], black: ['+trial=black_image','trial.every=4'], "
+        "fewer: ['+trial=half_steps','trial.steps=1']"
+    )
     return sdopt(
         tmp_path_factory.mktemp("judged"),
-        "run",
-        *("--config-dir", str(CONF)),
-        *SMALLEST,
-        "study=explicit",
-        "study.name=judged",
-        "study.variants={baseline:[],honest:['grad_mode=inference_mode'],"
-        "black:['+trial=black_image','trial.every=4'],fewer:['+trial=half_steps','trial.steps=1']}",
-        "study.edges=[{candidate:honest,reference:baseline},{candidate:black,reference:baseline},"
-        "{candidate:fewer,reference:baseline}]",
-        "gate=default",
-        "tracking=none",
+        *("run", "--config-dir", str(CONF), *SMALLEST, "study=explicit", "study.name=judged"),
+        *(f"study.variants={{{variants}}}", "gate=default", "tracking=none"),
     )
 
 
@@ -59,8 +54,9 @@ def folder(judged: Finished) -> Path:
 
 
 class TestRun:
-    def test_a_regression_is_exit_code_1(self, judged: Finished) -> None:
+    def test_a_regression_is_exit_code_1_and_its_image_is_shown(self, judged: Finished) -> None:
         assert judged.code == 1, judged.shown
+        assert "images are broken: black" in judged.shown
 
     def test_each_is_judged_for_its_own_reason(self, folder: Path) -> None:
         found = {j.candidate: j for j in read_result(folder).judgements}
@@ -70,9 +66,6 @@ class TestRun:
         for name, rule in (("black", "tripwires"), ("fewer", "steps")):
             assert found[name].verdict is Verdict.FAIL
             assert rule in [r.rule for r in found[name].rulings if r.verdict is Verdict.FAIL]
-
-    def test_the_broken_image_is_shown(self, judged: Finished) -> None:
-        assert "images are broken: black" in judged.shown
 
     def test_files_for_ci(self, folder: Path) -> None:
         kept = json.loads((folder / "verdicts.json").read_text())

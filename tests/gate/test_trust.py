@@ -186,7 +186,7 @@ def cheated(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return sdopt(
         tmp_path_factory.mktemp("cheated"),
         *("run", "--config-dir", str(CONF), "study=explicit", f"study.variants={{baseline: [], {variants}}}", *SMALL),
-        *("protocol.rounds=2", "protocol.stage_calls=0", "workload.steps=6", "workload.size=64"),
+        *("protocol.rounds=2", "protocol.stage_calls=0", "workload.steps=4", "workload.size=32"),
         *("quality.prompt_count=5", "quality.batch_size=1"),
     )
 

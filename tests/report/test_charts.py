@@ -21,17 +21,13 @@ def rows(spec: Spec | None) -> list[dict[str, object]]:
     return found
 
 
-class TestForest:
-    def test_the_fastest_comes_first_and_the_control_last(self, result: StudyResult) -> None:
-        speeds = {"bfloat16": 1.2, "batches of four": 1.5}
-        for edge in result.comparisons:
-            if edge.shapes[0].speedup:
-                edge.shapes[0].speedup = Interval(speeds.get(edge.candidate, 2.0), 1.1, 3.0)
-        assert [row["name"] for row in rows(forest(summary_of(result)))] == [
-            "batches of four",
-            "bfloat16",
-            "repeated baseline",
-        ]
+def test_in_a_forest_the_fastest_comes_first_and_the_control_last(result: StudyResult) -> None:
+    speeds = {"bfloat16": 1.2, "batches of four": 1.5}
+    for edge in result.comparisons:
+        if edge.shapes[0].speedup:
+            edge.shapes[0].speedup = Interval(speeds.get(edge.candidate, 2.0), 1.1, 3.0)
+    names = [row["name"] for row in rows(forest(summary_of(result)))]
+    assert names == ["batches of four", "bfloat16", "repeated baseline"]
 
 
 class TestWaterfall:
@@ -94,12 +90,8 @@ class TestTimes:
         calls = rows(rounds_plot(summary_of(result)))
         assert len(calls) == sum(len(m.shapes[0].latency_s) for v in result.variants for m in v.measurements)
         mine = [call for call in calls if call["variant"] == "baseline" and call["process"] == 1]
-        assert [call["kind"] for call in mine][:4] == [
-            "decides",
-            "disturbed, left out",
-            "disturbed, but decides",
-            "decides",
-        ]
+        kinds = ["decides", "disturbed, left out", "disturbed, but decides", "decides"]
+        assert [call["kind"] for call in mine][:4] == kinds
         assert [call["round"] for call in mine] == [1, 2, 3, 4, 5, 6]
 
     def test_rounds_of_a_further_session_follow(self, result: StudyResult) -> None:
@@ -132,11 +124,7 @@ class TestTimes:
 
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
-    [
-        (0.9, 1.1, [0.9, 0.95, 1.0, 1.05, 1.1]),
-        (1.0, 1.0, [1.0]),
-        (0.01, 20.0, [0.01, 0.1, 1.0, 10.0, 100.0]),
-    ],
+    [(0.9, 1.1, [0.9, 0.95, 1.0, 1.05, 1.1]), (1.0, 1.0, [1.0]), (0.01, 20.0, [0.01, 0.1, 1.0, 10.0, 100.0])],
 )
 def test_a_ratio_is_ticked_at_round_figures(low: float, high: float, ticks: list[float]) -> None:
     assert ratio_ticks(low, high) == ticks

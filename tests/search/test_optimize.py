@@ -84,8 +84,6 @@ OPTIMIZE = (
     "protocol.replicates=3",
 )
 
-IMAGES = ("quality=default", "quality.prompt_count=null")
-
 
 def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
@@ -122,7 +120,7 @@ def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(t
 
 def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(tmp_path: Path) -> None:
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05, "precision=fp16": 0.2}, black=["precision=bf16"])):
-        found = sdopt(tmp_path, *OPTIMIZE, "gate=default", *IMAGES)
+        found = sdopt(tmp_path, *OPTIMIZE, "gate=default", "quality=default", "quality.prompt_count=null")
     assert found.code == 3, found.shown
     assert "Keep the baseline: none of the 2 combinations" in found.shown
     assert re.search(r"precision=bf16 was about (1\.9|2\.0)\d×, but: ", found.shown)

@@ -23,7 +23,7 @@ from sdopt.search.record import FINAL, Entry, Fate, SearchRecord
 from sdopt.search.report import blocks_of, markdown_of, page_of
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.ratios import compare
-from tests.command import Finished, sdopt
+from tests.command import SMALL, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.records import retime
 
@@ -35,19 +35,10 @@ SEARCH = (
     "search.finalists=1",
     "search.races=0",
     "search.screen=[protocol.replicates:1,protocol.rounds:1,protocol.warmup:0]",
-    "hardware=cpu",
-    "hardware.threads=1",
-    "workload.steps=1",
-    "workload.size=32",
-    "workload.prompt_count=1",
-    "quality=none",
-    "quality.prompt_count=1",
-    "gate=none",
-    "protocol.replicates=3",
-    "protocol.rounds=1",
-    "protocol.warmup=0",
-    "protocol.interference=null",
+    *(each for each in SMALL if not each.startswith(("tracking", "protocol.replicates"))),
+    *("gate=none", "protocol.replicates=3", "protocol.rounds=1", "protocol.warmup=0"),
 )
+COMBINATIONS = {"layout=channels_last", "precision=bf16", "layout=channels_last, precision=bf16"}
 
 
 @dataclass(frozen=True)
@@ -86,24 +77,18 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
 
 
 class TestSearch:
-    def test_interrupted_keeps_what_was_found(self, searched: Searched) -> None:
+    def test_screens_every_combination_keeps_what_was_found_and_goes_on_from_there(self, searched: Searched) -> None:
         assert searched.interrupted.code == 130
         assert "The same command continues the search" in searched.interrupted.err
         assert "The search has not ended; 3 combinations were proposed so far" in searched.said
         assert "| layout=channels_last |" in searched.said
-
-    def test_goes_on_without_screening_again(self, searched: Searched) -> None:
         assert "screen-00" in searched.interrupted.out
         assert "screen-" not in searched.finished.out.partition("judging 1")[0]
-
-    def test_screens_every_combination_that_can_run(self, searched: Searched) -> None:
         record = json.loads((searched.folder / "search.json").read_text())
-        assert {entry["name"] for entry in record["entries"]} == {
-            "layout=channels_last",
-            "precision=bf16",
-            "layout=channels_last, precision=bf16",
-        }
+        assert {entry["name"] for entry in record["entries"]} == COMBINATIONS
         assert any("precision=tf32" in reason for reason in record["left_out"])
+        assert searched.finished.code == (0 if record["winner"] else 3)
+        assert record["sentence"] in searched.finished.shown
 
     def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(self, searched: Searched) -> None:
         screened, judged = read_result(searched.folder / "screen-00"), read_result(searched.folder / FINAL)
@@ -115,11 +100,6 @@ class TestSearch:
         assert prompts[1]
         assert not prompts[0] & prompts[1]
 
-    def test_without_a_winner_ends_with_3(self, searched: Searched) -> None:
-        record = json.loads((searched.folder / "search.json").read_text())
-        assert searched.finished.code == (0 if record["winner"] else 3)
-        assert record["sentence"] in searched.finished.shown
-
     def test_is_a_run_with_one_for_each_trial_in_mlflow(self, searched: Searched) -> None:
         from mlflow import MlflowClient
 
@@ -128,11 +108,7 @@ class TestSearch:
         runs = client.search_runs([experiment.experiment_id])
         [parent] = [run for run in runs if run.data.tags["sdopt.role"] == "search"]
         trials = [run for run in runs if run.data.tags["sdopt.role"] == "trial"]
-        assert {run.info.run_name for run in trials} == {
-            "layout=channels_last",
-            "precision=bf16",
-            "layout=channels_last, precision=bf16",
-        }
+        assert {run.info.run_name for run in trials} == COMBINATIONS
         assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
         assert all(run.data.metrics["speedup"] > 0 for run in trials)
         assert all(run.data.metrics["start/first_image_s"] > 0 for run in trials)
@@ -172,21 +148,21 @@ class TestSearch:
         assert "do not belong together" in again.shown
 
 
-class TestRefused:
-    def test_a_gate_that_wants_more_prompts_than_are_left(self, tmp_path: Path) -> None:
-        prompts = tmp_path / "prompts.txt"
-        prompts.write_text("\n".join(f"prompt {number}" for number in range(40)))
-        refused = sdopt(tmp_path, "search", "search.groups=[layout]", f"workload.prompts={prompts}", "tracking=none")
-        assert refused.code == 2
-        assert "the gate judges 96 prompts that the search has not seen" in refused.shown
-        assert "name a file of at least 120" in refused.shown
-        assert not list(tmp_path.rglob("result.json"))
+def test_a_gate_that_wants_more_prompts_than_are_left_is_refused(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"prompt {number}" for number in range(40)))
+    refused = sdopt(tmp_path, "search", "search.groups=[layout]", f"workload.prompts={prompts}", "tracking=none")
+    assert refused.code == 2
+    assert "the gate judges 96 prompts that the search has not seen" in refused.shown
+    assert "name a file of at least 120" in refused.shown
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
 
-    def test_a_dry_run_shows_the_space_and_leaves_nothing(self, tmp_path: Path) -> None:
-        shown = sdopt(tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none")
-        assert shown.code == 0
-        assert "channels_last, contiguous" in shown.shown
-        assert not list(tmp_path.iterdir())
+
+def test_a_dry_run_shows_the_space_and_leaves_nothing(tmp_path: Path) -> None:
+    dry = sdopt(tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none")
+    assert dry.code == 0
+    assert "channels_last, contiguous" in dry.shown
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -244,6 +220,7 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert "| +31.2 s, repaid after 310 images; 2 compiled again later |" in markdown_of(record(COMPILED, EAGER))
     assert " +31.2 s\n" in terminal(record(COMPILED)), "without when it is repaid"
     assert "again later" in terminal(record(replace(COMPILED, start=None)))
+    assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
 @pytest.mark.parametrize("start", [None, BreakEven(32.0, 31.2, 1.0, 310.0)])
@@ -255,10 +232,6 @@ def test_a_name_breaks_between_its_options_in_a_narrow_terminal(start: BreakEven
     for option in options:
         assert any(option in line for line in lines[:8])
     assert any("1.25]" in line for line in lines[:8])
-
-
-def test_what_it_costs_is_kept_as_figures() -> None:
-    assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
 def test_the_front_is_joined_in_a_plot_of_its_objectives() -> None:

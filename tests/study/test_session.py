@@ -113,7 +113,12 @@ class TestInterleaved:
                 compiled.append(worker)
                 worker.graphs = worker.packages = 1
 
-        result, fakes = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": compiles}))
+        def loads(worker: FakeWorker, name: str) -> None:
+            worker.earlier_s = 30.0 if name == "time_once" else 0.0
+
+        result, fakes = run_fake(
+            tmp_path, fake_study(["it", "later"], rounds=2), Fakes({"it": compiles, "later": loads})
+        )
         of_it = [worker for worker in fakes.started if worker.variant.name == "it"]
         assert [worker.log for worker in of_it] == [of_it[0].log] * 2
         assert of_it[0].requests == ["hello", "prepare", "time_once"]
@@ -122,14 +127,8 @@ class TestInterleaved:
         assert measured.shapes[0].compile_s
         assert measured.shapes[0].earlier_compile_s is None
         assert len(measured.shapes[0].calls) == 2
-
-    def test_what_an_earlier_run_compiled_is_counted_all_the_same(self, tmp_path: Path) -> None:
-        def loads(worker: FakeWorker, name: str) -> None:
-            worker.earlier_s = 30.0 if name == "time_once" else 0.0
-
-        result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": loads}))
-        [measured] = result.variant("it").measurements
-        assert measured.shapes[0].earlier_compile_s == 30.0
+        # What an earlier run compiled is counted all the same.
+        assert result.variant("later").measurements[0].shapes[0].earlier_compile_s == 30.0
 
     def test_names_that_differ_in_signs_alone_keep_their_files_apart(self, tmp_path: Path) -> None:
         result, fakes = run_fake(tmp_path, fake_study(["a b", "a-b", "ä", "ö"], rounds=1))
@@ -163,12 +162,6 @@ class TestBlocks:
         # No round is discarded right after a warm-up, and there is never more than one process.
         assert not any(m.shapes[0].discarded_s for row in result.variants for m in row.measurements)
         assert all(worker.beside < 1 for worker in fakes.started)
-
-    def test_memory_that_does_not_suffice_for_all_at_once(self, tmp_path: Path) -> None:
-        result, _ = run_fake(tmp_path, fake_study(rounds=2, memory_fraction=1e-9))
-        assert result.schedule.kind == "blocks"
-        assert "exceed" in result.schedule.reason
-        assert set(statuses(result).values()) == {"ok"}
 
     def test_a_baseline_that_fails_leaves_a_block_without_its_pair(self, tmp_path: Path) -> None:
         started = itertools.count()
@@ -244,6 +237,12 @@ class TestFaults:
 
 class TestMemory:
     OUT = Status.OUT_OF_MEMORY
+
+    def test_that_does_not_suffice_for_all_at_once_makes_blocks(self, tmp_path: Path) -> None:
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, memory_fraction=1e-9))
+        assert result.schedule.kind == "blocks"
+        assert "exceed" in result.schedule.reason
+        assert set(statuses(result).values()) == {"ok"}
 
     def test_that_runs_out_beside_others_makes_blocks(self, tmp_path: Path) -> None:
         result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"it": failing(self.OUT, beside=True)}))

@@ -30,11 +30,13 @@ from sdopt.tracking.runs import digest_of, download_run, log_study
 from sdopt.tracking.store import end_process, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
-from tests.records import reconfigure
+from tests.records import known, reconfigure
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+Copied = tuple[StudyResult, Path]
 
 needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
 
@@ -96,7 +98,7 @@ def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
+def copied(finished: Finished, tmp_path: Path) -> Copied:
     """The finished study as if it were another one: with an identity and a folder of its own."""
     folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
     shutil.copytree(finished.folder, folder)
@@ -108,7 +110,7 @@ def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
 
 @needs_mlflow
 def test_a_report_is_among_the_artifacts_and_a_later_one_takes_its_place(
-    store: Store, copied: tuple[StudyResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "REPORTS", REPORTS)
     result, folder = copied
@@ -157,13 +159,8 @@ class TestStudy:
             assert run.info.end_time == ended
             assert run.data.tags["mlflow.source.name"].startswith("sdopt run")
             assert run.data.tags["mlflow.user"]
-            searchable = {name: run.data.tags[name] for name in ("model", "size", "steps", "device")}
-            assert searchable == {
-                "model": "emoji",
-                "size": "32",
-                "steps": "2",
-                "device": result.environment.device["name"],
-            }
+            searchable = [run.data.tags[name] for name in ("model", "size", "steps", "device")]
+            assert searchable == ["emoji", "32", "2", result.environment.device["name"]]
         newest = max(children, key=lambda name: children[name].info.start_time)
         assert newest == "baseline"
 
@@ -176,8 +173,8 @@ class TestStudy:
         assert view["compareRunCharts"][0]["metricKey"] == "speedup"
         assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
 
-    def test_what_a_gate_says_later_reaches_the_runs(
-        self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
+    def test_what_a_gate_says_later_reaches_the_runs_and_logging_again_adds_nothing(
+        self, copied: Copied, store: Store, tmp_path: Path
     ) -> None:
         result, folder = copied
         reconfigure(result, "tracking", kind="mlflow", uri=store.tracking.uri, artifacts=store.tracking.artifacts)
@@ -194,42 +191,33 @@ class TestStudy:
         [judgement] = [j for j in judged.judgements if j.candidate == "bfloat16"]
         assert children["bfloat16"].data.tags["gate"] == str(decision_of(judgement.verdict))
         assert children["bfloat16"].data.metrics["gate/passed"] == 0
+        before = len(store.runs("shared"))
         again = log_study(judged, folder, store.tracking)
         assert (again.run, again.new) == (run, False)
+        assert len(store.runs("shared")) == before
 
-    def test_a_variant_has_tags_parameters_and_metrics(self, logged: Store, result: StudyResult) -> None:
+    def test_a_variant_has_tags_parameters_metrics_images_and_evidence(
+        self, logged: Store, result: StudyResult
+    ) -> None:
         _, children = logged.of_study(result)
         half, four = children["bfloat16"].data, children["batches of four"].data
         assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == ("ok", "lossy", "bf16")
         assert half.params["precision"] == "bf16"
         assert four.params["workload.batch_size"] == "4"
         assert children["baseline"].data.params["workload.batch_size"] == "1"
-        metrics = half.metrics
-        assert metrics["speedup"] == pytest.approx(result.comparisons[0].shapes[0].speedup.estimate)  # type: ignore[union-attr]
-        assert metrics["latency/p50_s"] > 0
-        assert len(metrics) <= 10, "MLflow draws a chart of each; `table.csv` has the rest"
+        assert half.metrics["speedup"] == pytest.approx(known(result.comparisons[0].shapes[0].speedup).estimate)
+        assert half.metrics["latency/p50_s"] > 0
+        assert len(half.metrics) <= 10, "MLflow draws a chart of each; `table.csv` has the rest"
         assert "speedup" not in children["baseline"].data.metrics
-
-    def test_images_and_evidence_of_a_variant(self, logged: Store, result: StudyResult) -> None:
-        _, children = logged.of_study(result)
-        pictures = [p for p in logged.artifacts(children["bfloat16"], "images") if p.endswith(".png")]
-        assert len(pictures) == 4
-        evidence = json.loads(
-            Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json")).read_text()
-        )["evidence"]
-        assert {item["axis"] for item in evidence} >= {"precision", "attention", "compiler", "layout", "grad_mode"}
+        assert len([p for p in logged.artifacts(children["bfloat16"], "images") if p.endswith(".png")]) == 4
+        file = Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json"))
+        axes = {item["axis"] for item in json.loads(file.read_text())["evidence"]}
+        assert axes >= {"precision", "attention", "compiler", "layout", "grad_mode"}
 
 
 @needs_mlflow
 class TestOnce:
-    def test_logging_again_adds_nothing(self, logged: Store, finished: Finished, result: StudyResult) -> None:
-        before = len(logged.runs("shared"))
-        found = log_study(result, finished.folder, logged.tracking)
-        assert not found.new
-        assert found.run == logged.of_study(result)[0].info.run_id
-        assert len(logged.runs("shared")) == before
-
-    def test_what_was_logged_in_part_is_logged_anew(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
+    def test_what_was_logged_in_part_is_logged_anew(self, store: Store, copied: Copied) -> None:
         result, folder = copied
         picture = folder / result.variant("bfloat16").images[-1].path
         content = picture.read_bytes()
@@ -241,9 +229,7 @@ class TestOnce:
         _, children = store.of_study(result)
         assert len(children) == len(result.variants)
 
-    def test_a_study_that_goes_on_is_logged_when_it_has_ended(
-        self, store: Store, copied: tuple[StudyResult, Path]
-    ) -> None:
+    def test_a_study_that_goes_on_is_logged_when_it_has_ended(self, store: Store, copied: Copied) -> None:
         """`sdopt sync` may pass by while it runs."""
         result, folder = copied
         result.status, result.finished = "running", None
@@ -264,14 +250,14 @@ class TestPlaces:
     def own(self, tmp_path: Path) -> Store:
         return Store(tmp_path / "a")
 
-    def test_a_renamed_experiment_has_what_was_logged(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+    def test_a_renamed_experiment_has_what_was_logged(self, own: Store, copied: Copied) -> None:
         first = log_study(*copied, own.tracking)
         own.client.rename_experiment(first.experiment, "another name")
         again = log_study(*copied, own.tracking)
         assert (again.run, again.new) == (first.run, False)
         assert own.client.get_experiment_by_name("shared") is None
 
-    def test_a_deleted_experiment_is_named_before_measuring(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+    def test_a_deleted_experiment_is_named_before_measuring(self, own: Store, copied: Copied) -> None:
         first = log_study(*copied, own.tracking)
         own.client.delete_experiment(first.experiment)
         with pytest.raises(UsageError, match=r"deleted: restore it .*experiments restore --experiment-id"):
@@ -281,7 +267,7 @@ class TestPlaces:
         own.client.restore_experiment(first.experiment)
         assert not log_study(*copied, own.tracking).new
 
-    def test_a_database_finds_its_artifacts_where_it_is(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+    def test_a_database_finds_its_artifacts_where_it_is(self, own: Store, copied: Copied) -> None:
         first = log_study(*copied, own.tracking)
         before, moved = sorted(own.folder.rglob("*")), own.folder.with_name("moved")
         for there in (own.folder.with_name("copied"), moved):
@@ -297,9 +283,7 @@ class TestPlaces:
             assert sorted(own.folder.rglob("*")) == ([] if there is moved else before)
             copied[0].id = download_run(first.run, now.tracking)[0].id
 
-    def test_artifacts_are_found_where_they_were_moved_to(
-        self, own: Store, copied: tuple[StudyResult, Path], tmp_path: Path
-    ) -> None:
+    def test_artifacts_are_found_where_they_were_moved_to(self, own: Store, copied: Copied, tmp_path: Path) -> None:
         first = log_study(*copied, own.tracking)
         elsewhere = Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "elsewhere"))
         for ask in (lambda: require_store(elsewhere, "shared"), lambda: log_study(*copied, elsewhere)):
@@ -313,9 +297,7 @@ class TestPlaces:
         assert download_run(first.run, elsewhere)[0].id == copied[0].id
         assert require_store(elsewhere, "shared") is None
 
-    def test_a_folder_may_have_any_name_that_a_checkout_has(
-        self, copied: tuple[StudyResult, Path], tmp_path: Path
-    ) -> None:
+    def test_a_folder_may_have_any_name_that_a_checkout_has(self, copied: Copied, tmp_path: Path) -> None:
         """SQLAlchemy takes %2F for a slash: a checkout of a branch in Jenkins has such a name."""
         here = Store(tmp_path / "feature%2Fa b#c@d:e")
         here.folder.mkdir()
@@ -335,7 +317,7 @@ class TestPlaces:
         assert "waiting for another process that writes it" in capsys.readouterr().err
 
     def test_a_run_is_complete_when_it_is_said_to_be(
-        self, own: Store, copied: tuple[StudyResult, Path], monkeypatch: pytest.MonkeyPatch
+        self, own: Store, copied: Copied, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
         monkeypatch.setenv("MLFLOW_ACTIVE_MODEL_ID", "m-of-another-program")
@@ -412,7 +394,7 @@ class TestPlaces:
         assert "tracking.uri=http://team:5000 uses it" in str(require_store(Tracking(), "shared"))
         assert require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared") is None
 
-    def test_of_two_that_log_the_same_at_once_one_is_kept(self, own: Store, copied: tuple[StudyResult, Path]) -> None:
+    def test_of_two_that_log_the_same_at_once_one_is_kept(self, own: Store, copied: Copied) -> None:
         """The other had begun, or had even ended."""
         result, folder = copied
         first = log_study(result, folder, own.tracking)
@@ -427,9 +409,7 @@ class TestPlaces:
 
 
 @needs_mlflow
-def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(
-    store: Store, copied: tuple[StudyResult, Path]
-) -> None:
+def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(store: Store, copied: Copied) -> None:
     result, folder = copied
     result.name = "a study: 'one', \"two\", b/c, %41 [x]"
     prompts = [
@@ -459,20 +439,19 @@ def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(
 
 
 @needs_mlflow
-class TestSweep:
-    def test_is_a_run_above_its_studies(self, sweep: Finished, sweep_folder: Path) -> None:
-        from mlflow import MlflowClient
+def test_a_sweep_is_a_run_above_its_studies(sweep: Finished, sweep_folder: Path) -> None:
+    from mlflow import MlflowClient
 
-        client = MlflowClient(f"sqlite:///{sweep.cwd}/outputs/mlflow.db")
-        experiment = client.get_experiment_by_name("pair")
-        runs = list(client.search_runs([experiment.experiment_id]))
-        [above] = [run for run in runs if run.data.tags["sdopt.role"] == "sweep"]
-        studies = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
-        assert len(studies) == 3
-        assert all(run.data.tags["mlflow.parentRunId"] == above.info.run_id for run in studies)
-        assert above.data.tags["mlflow.note.content"] == (sweep_folder / "sweep.md").read_text()
-        kept = {item.path for item in client.list_artifacts(above.info.run_id)}
-        assert kept == {"sweep.md", "report.md", "report.html"}
+    client = MlflowClient(f"sqlite:///{sweep.cwd}/outputs/mlflow.db")
+    experiment = client.get_experiment_by_name("pair")
+    runs = list(client.search_runs([experiment.experiment_id]))
+    [above] = [run for run in runs if run.data.tags["sdopt.role"] == "sweep"]
+    studies = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
+    assert len(studies) == 3
+    assert all(run.data.tags["mlflow.parentRunId"] == above.info.run_id for run in studies)
+    assert above.data.tags["mlflow.note.content"] == (sweep_folder / "sweep.md").read_text()
+    kept = {item.path for item in client.list_artifacts(above.info.run_id)}
+    assert kept == {"sweep.md", "report.md", "report.html"}
 
 
 @pytest.fixture
@@ -514,7 +493,7 @@ class TestNothingIsLost:
         assert len(store.runs("pair")) == before > 0
         assert not (unlogged.cwd / "mlruns").exists()
 
-    def test_where_the_database_cannot_be_made(self, copied: tuple[StudyResult, Path], tmp_path: Path) -> None:
+    def test_where_the_database_cannot_be_made(self, copied: Copied, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         for uri in (f"sqlite:///{tmp_path}/file/mlflow.db", "ftp://nowhere", "postgresql://nobody@127.0.0.1:1/none"):
             with pytest.raises(TrackingError, match=r"mlflow\.db|ftp|postgresql"):
@@ -539,21 +518,14 @@ class TestSync:
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
 
-    def test_a_result_in_a_folder_called_artifacts(
-        self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
-    ) -> None:
+    def test_a_result_in_a_folder_called_artifacts(self, copied: Copied, store: Store, tmp_path: Path) -> None:
         copied[1].rename(tmp_path / "artifacts")
         done = sdopt(tmp_path, "sync", ".", *store.overrides)
         assert done.code == 0
         assert done.out.startswith("artifacts: logged as ")
 
-    def test_a_folder_without_results(self, store: Store, tmp_path: Path) -> None:
-        found = sdopt(tmp_path, "sync", str(tmp_path), *store.overrides)
-        assert found.code == 2
-        assert found.err == f"sdopt: {tmp_path}: no result.json at or below it\n"
-
-    def test_one_unreadable_result_does_not_keep_the_others(
-        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    def test_one_unreadable_result_does_not_keep_the_others_and_none_is_said(
+        self, store: Store, copied: Copied, tmp_path: Path
     ) -> None:
         result, _ = copied
         broken = tmp_path / "outputs" / "runs" / "a broken one"
@@ -564,6 +536,9 @@ class TestSync:
         assert "a broken one" in found.err
         assert "Traceback" not in found.err
         assert store.of_study(result)[0].info.status == "FINISHED"
+        (tmp_path / "empty").mkdir()
+        found = sdopt(tmp_path, "sync", "empty", *store.overrides)
+        assert (found.code, found.err) == (2, "sdopt: empty: no result.json at or below it\n")
 
 
 class TestWithoutMlflow:
@@ -595,14 +570,12 @@ class TestWithoutMlflow:
         assert "Traceback" not in found.err
 
 
-@needs_mlflow
-class TestUi:
-    @pytest.mark.parametrize(
-        ("uri", "said"),
-        [
-            (Tracking().uri, "sdopt ui"),
-            ("sqlite:////some where/m.db", "sdopt ui tracking.uri='sqlite:////some where/m.db'"),
-        ],
-    )
-    def test_is_what_shows_a_run_of_a_local_database(self, uri: str, said: str) -> None:
-        assert shown_by(Tracking(uri=uri), Logged("0123", "1", True)) == said
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        (Tracking().uri, "sdopt ui"),
+        ("sqlite:////some where/m.db", "sdopt ui tracking.uri='sqlite:////some where/m.db'"),
+    ],
+)
+def test_a_run_of_a_local_database_is_shown_by_a_command(uri: str, said: str) -> None:
+    assert shown_by(Tracking(uri=uri), Logged("0123", "1", True)) == said
