@@ -11,14 +11,20 @@ import pytest
 
 LONGEST = (
     "study/test_study.py",
-    "tracking/test_tracking_server.py",
+    "test_guest.py",
     "library/test_applying.py",
+    "loadtest/test_loadtest.py",
+    "tracking/test_tracking.py",
+    "exchange/test_judge.py",
+    "tracking/test_tracking_server.py",
     "study/test_resume.py",
     "options/test_pairs.py",
     "gate/test_commands.py",
-    "library/test_loading.py",
 )
-"""Files that take longest. They are begun first, so that none keeps a single process busy at the end."""
+"""Files that take longest. They are begun first, so that none keeps a single process busy at the end.
+
+The first two share no study: one process would wait for the other.
+"""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -121,16 +121,13 @@ class Cluster:
         self.wait_for(munge["socket"].is_socket, "munged has its socket")
         self._launch("slurmctld", "-D")
         for node in NODES:
-            self.start_node(node)
+            self._launch("slurmd", "-D", "-N", node, name=node)
         self.wait_for(self._is_idle, "nodes are idle")
 
     def _is_idle(self) -> bool:
         with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
             return self._run("sinfo", "-h", "-o", "%D %t").split() == ["2", "idle"]
         return False
-
-    def start_node(self, node: str) -> None:
-        self._launch("slurmd", "-D", "-N", node, name=node)
 
     def stop(self) -> None:
         """Ends all jobs, all daemons, and what they left."""
@@ -163,20 +160,6 @@ class Cluster:
     def warn(self, task: str) -> None:
         """Sends what submitit lets Slurm send some minutes before a time limit, and before preemption."""
         self._run("scancel", "--signal=USR2", task)
-
-    def lose(self, node: str) -> None:
-        """Kills all that runs on a node, as where its machine goes down."""
-        self._daemons[node].kill()
-        self._daemons[node].wait()
-        tree, jobs = parents(), _processes_with(f"SLURMD_NODENAME={node}")
-        # The daemon of each step first, which else would tell the controller how its job ended.
-        steps = {tree[pid] for pid in jobs if pid in tree} - {1, os.getpid(), *jobs}
-        for pid in (*steps, *jobs):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-    def node_of(self, task: str) -> str:
-        return self._run("squeue", "-h", "-j", task, "-o", "%N").strip()
 
     def is_queued(self, task: str) -> bool:
         return self._run("squeue", "-h", "-j", task, "-o", "%T").strip() == "PENDING"

@@ -138,21 +138,3 @@ class TestSlurm:
         assert ended.code == 3, ended.shown
         table = (ended.folder.parent / "sweep.md").read_text()
         assert "Job not requeued because: timed-out too many times" in table
-
-    def test_a_job_whose_node_is_lost_goes_on_on_the_other(
-        self, cluster: slurm.Cluster, measuring: Callable[..., tuple[Process, StudyResult, str]]
-    ) -> None:
-        process, before, task = measuring()
-        lost = cluster.node_of(task)
-        cluster.lose(lost)
-        try:
-            cluster.wait_for(lambda: cluster.is_queued(task), "the job is queued again")
-            cluster.start_now(task)
-            cluster.wait_for(lambda: cluster.node_of(task) not in ("", lost), "the other node has it")
-            ended = process.finish(900)
-        finally:
-            cluster.start_node(lost)
-        assert ended.code == 0, ended.shown
-        after = ended.result
-        assert (after.id, after.status) == (before.id, "finished")
-        assert len(after.sessions) == 2

@@ -1,6 +1,5 @@
 """Going on with what broke off: killed at any point, studies and sweeps are completed, and nothing is lost."""
 
-import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from sdopt.conclusion import Conclusion
 from sdopt.contract import Contract
-from sdopt.errors import command_line
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.record.files import read_result, write_result
@@ -254,15 +252,6 @@ class TestRefused:
         assert "another process is measuring there" in resumed.err
         assert not (broken_off / "error.json").exists()
         assert resume(broken_off).code == 0
-
-    def test_running_into_a_folder_with_a_result(self, folder: Path) -> None:
-        before = (folder / "result.json").read_bytes()
-        found = sdopt(folder.parents[3], "run", *SMOKE, f'hydra.run.dir="{folder}"')
-        assert found.code == 2
-        command = command_line("run", f"resume={folder}")
-        assert f"continue it with `{command}`" in found.err
-        assert shlex.split(command)[-1] == f"resume={folder}"
-        assert (folder / "result.json").read_bytes() == before
 
 
 class TestExtended:
