@@ -65,21 +65,18 @@ def test_every_row_of_the_fastest_can_run_on_a_card(composer: type[HydraComposer
     variants = composed.current.study.plan(composed).variants
     card = planned_device(data_sheets()["h200"])
     assert {variant.name: variant.conflicts(card) for variant in variants} == {row.name: [] for row in variants}
+    # Against half precision, float32 is slower and larger, so that no gate could pass: it is a reference alone.
+    if "model=sd15" in overrides:
+        edges = composed.current.study.plan(composed).edges
+        weights = {v.name: getattr(v.optimizations["precision"], "weights", None) for v in variants}
+        assert weights["float32"] == "float32"
+        assert all(weights[edge.candidate] != "float32" for edge in edges)
+        assert "float32" in {edge.reference for edge in edges}
     compiled = [variant for variant in variants if variant.name.startswith("all compiled")]
     assert [variant.choices["caching"].partition("(")[0] for variant in compiled] == ["none", "deepcache", "none"]
     for variant in compiled:
         assert variant.choices["attention"] == "fused_qkv"
         assert getattr(variant.optimizations["compiler"], "targets", []) == ["text_encoder", "denoiser", "decoder"]
-
-
-def test_the_fastest_on_a_card_judges_no_row_in_float32(composer: type[HydraComposer]) -> None:
-    """Against half precision, float32 is slower and larger, so that no gate could pass."""
-    composed = composer(["experiment=fastest_cuda", "model=sd15"])
-    plan = composed.current.study.plan(composed)
-    weights = {v.name: getattr(v.optimizations["precision"], "weights", None) for v in plan.variants}
-    assert weights["float32"] == "float32"
-    assert all(weights[edge.candidate] != "float32" for edge in plan.edges)
-    assert "float32" in {edge.reference for edge in plan.edges}
 
 
 def test_there_are_the_five_articles() -> None:

@@ -37,20 +37,19 @@ def test_captures_are_counted_where_they_happen() -> None:
     assert trace_of(EVENTS).denoiser.graph_captures == 0
 
 
-def test_kernels_are_those_of_the_denoiser() -> None:
+def test_kernels_and_fused_attention_are_those_of_the_denoiser() -> None:
     found = trace_of(EVENTS).kernels
     assert sum(found.values()) == 3
     assert not [name for name in found if "xmma" in name or "flash_fwd" in name]
-
-
-def test_fused_attention_is_not_that_of_a_text_encoders_graph() -> None:
     [name] = trace_of(EVENTS).fused_attention
     assert backend_of(name) == "cudnn"
 
 
-def test_work_that_overlaps_counts_once() -> None:
+def test_work_that_overlaps_counts_once_and_a_cpu_has_no_such_time() -> None:
     """20 µs of copying, 100 of two kernels that overlap by 30, and 80 in the second call."""
     assert trace_of(EVENTS).denoiser_busy_s == pytest.approx((20 + 100 + 80) / 2 * 1e-6)
+    of_cpu = [event for event in EVENTS if event["cat"] in ("user_annotation", "cpu_op")]
+    assert trace_of(of_cpu).denoiser_busy_s is None
 
 
 def test_what_a_profile_has_lost_is_no_time_without_work() -> None:
@@ -62,9 +61,3 @@ def test_what_a_profile_has_lost_is_no_time_without_work() -> None:
     assert lost.denoiser_busy_s is None
     assert any(name.startswith("kernel ") for name in whole.counts())
     assert not any(name.startswith("kernel ") for name in lost.counts())
-
-
-def test_a_cpu_has_no_such_time() -> None:
-    assert (
-        trace_of([event for event in EVENTS if event["cat"] in ("user_annotation", "cpu_op")]).denoiser_busy_s is None
-    )

@@ -69,21 +69,18 @@ def test_makes_the_image_that_sdopt_makes(
     assert np.array_equal(found, np.asarray(made.images[0]))
 
 
-def test_leaves_to_sdopt_what_diffusers_does_not_have(composer: type[HydraComposer]) -> None:
-    result, _ = planned(composer, "caching=deepcache", "precision=bf16")
-    program = program_of(result, result.candidates[0])
-    assert 'sdopt.optimize(pipe, caching="deepcache")' in program
-    assert "dtype=torch.bfloat16" in program
-    compile(program, "optimized.py", "exec")
-
-
 @pytest.mark.parametrize(("steps", "given"), [(10, "timesteps=[999, 850, "), (6, "timesteps=spread([999, 850, ")])
-def test_keeps_the_timesteps_of_a_scheduler(composer: type[HydraComposer], steps: int, given: str) -> None:
-    result, _ = planned(composer, "scheduler=ays", "precision=bf16", steps=steps)
+def test_keeps_the_timesteps_of_a_scheduler_and_leaves_to_sdopt_what_diffusers_does_not_have(
+    composer: type[HydraComposer], steps: int, given: str
+) -> None:
+    result, _ = planned(composer, "scheduler=ays", "precision=bf16", "caching=deepcache", steps=steps)
     program = program_of(result, result.candidates[0])
+    compile(program, "optimized.py", "exec")
     assert given in program
     assert "num_inference_steps" not in program
     assert ("import spread" in program) == ("spread(" in given)
+    assert 'sdopt.optimize(pipe, caching="deepcache")' in program
+    assert "dtype=torch.bfloat16" in program
 
 
 def test_a_published_file_is_given_clips_vocabulary() -> None:

@@ -160,30 +160,6 @@ def test_judges_at_least_one_where_little_time_is_left_and_names_what_was_not_tr
     assert "Not even tried on their own: option" in search.trials.ended
 
 
-def test_races_only_where_that_leaves_time_to_judge() -> None:
-    budget = Budget(WORK, 100.0, 3, clock=lambda: 0.0, baseline=BASELINE)
-    names = [f"option {n}" for n in range(6)]
-    assert budget.may_race(names)
-    assert not replace(budget, deadline=60.0).may_race(names)
-
-
-def test_expects_each_process_of_a_finalist_to_start_as_it_did() -> None:
-    budget = Budget(WORK, 100.0, 3, baseline=BASELINE)
-    quick = budget.seconds(FINAL, [Cost(0.0, 0.1)])
-    assert budget.seconds(FINAL, [Cost(10.0, 0.1)]) == pytest.approx(quick + 3 * 10)
-    budget.learn({"a": BASELINE}, budget.seconds("screen", [BASELINE]) + 3 * 2.0)
-    assert budget.seconds(FINAL, [Cost(0.0, 0.1)]) == pytest.approx(quick + 3 * 3 * 2.0)
-
-
-def test_tries_something_however_little_time_is_left() -> None:
-    """After calibrating on a busy machine, what the baseline takes may leave no time to judge."""
-    budget = Budget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
-    plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
-    assert budget.to_screen(6, [], **plan) == 2
-    budget.costs["one"] = Cost(5.0, 5.0)
-    assert budget.to_screen(6, ["one"], **plan) == 0
-
-
 def slow_one(tmp_path: Path, **protocol: Any) -> StudyResult:
     study = fake_study(("quick", "slow"), rounds=3, warmup=1, replicates=1, interference=None, **protocol)
     return run_fake(tmp_path, study, Fakes(seconds={"quick": 0.05, "slow": 2.0}))[0]
@@ -224,20 +200,34 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeyp
     assert findings_of(result, search_file(), Gate())["it"].speedup == pytest.approx(1, abs=0.1)
 
 
-def test_says_at_first_what_a_small_budget_lacks() -> None:
+def test_what_a_budget_expects_and_keeps() -> None:
+    names = [f"option {n}" for n in range(6)]
     budget = Budget(WORK, 100.0, 3, clock=lambda: 0.0)
     assert budget.missing_s == 0, "nothing is known yet"
     budget.baseline = BASELINE
+    assert budget.missing_s == 0
     # The baseline, its control and a candidate: four processes and 135 calls of each.
     needed_s = 3 * (4 * BASELINE.start_s + 135 * BASELINE.call_s)
-    assert budget.missing_s == 0
-    budget.deadline = needed_s - 5
-    assert budget.missing_s == pytest.approx(5)
+    assert replace(budget, deadline=needed_s - 5).missing_s == pytest.approx(5)
+    # It races only where that leaves time to judge.
+    assert budget.may_race(names)
+    assert not replace(budget, deadline=60.0).may_race(names)
+    # Each process of a finalist starts as it did.
+    quick = budget.seconds(FINAL, [Cost(0.0, 0.1)])
+    assert budget.seconds(FINAL, [Cost(10.0, 0.1)]) == pytest.approx(quick + 3 * 10)
+    budget.learn({"a": BASELINE}, budget.seconds("screen", [BASELINE]) + 3 * 2.0)
+    assert budget.seconds(FINAL, [Cost(0.0, 0.1)]) == pytest.approx(quick + 3 * 3 * 2.0)
 
 
-def test_keeps_no_time_to_judge_while_nothing_gains() -> None:
-    budget = Budget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
+def test_what_a_budget_lets_a_search_screen() -> None:
     plan: dict[str, Any] = {"alone": True, "compile_next": False, "racers": 0}
+    # What the baseline takes on a busy machine may leave no time to judge: one is tried all the same.
+    late = Budget(WORK, 10.0, 3, clock=lambda: 9.0, baseline=Cost(5.0, 5.0))
+    assert late.to_screen(6, [], **plan) == 2
+    late.costs["one"] = Cost(5.0, 5.0)
+    assert late.to_screen(6, ["one"], **plan) == 0
+    # While nothing gains, no time is kept to judge.
+    budget = Budget(WORK, 26.0, 3, clock=lambda: 0.0, baseline=BASELINE, costs={"one": BASELINE})
     assert budget.to_screen(6, ["one"], **plan, gains=False) > budget.to_screen(6, ["one"], **plan, gains=True)
     assert budget.to_screen_s([]) == 26
     assert budget.to_screen_s(["one"]) < 26

@@ -5,12 +5,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.effects import effects_of
 from tests.records import known, recorded, retime, timed
+from tests.statistics.test_ratios import variant
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
 TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}
@@ -18,42 +18,21 @@ JOINT = 1.5
 """What bf16 and channels_last gain together beyond the product of their speed-ups."""
 
 
-def cell(
-    options: tuple[str, ...], rounds: int, noise: float, rng: np.random.Generator, replicates: int
-) -> VariantResult:
+def cell(options: tuple[str, ...], replicates: int) -> VariantResult:
     speedup = float(np.prod([TRUE[option] for option in options]))
     if {"precision=bf16", "layout=channels_last"} <= set(options):
         speedup *= JOINT
-    choices = {"precision": "fp32", "layout": "contiguous", "attention": "default"}
-    choices |= dict(option.split("=") for option in options)
     memory = 0.5 if "precision=bf16" in options else 1.0
-    measurements = [
-        Measurement(
-            replicate,
-            shapes=[
-                ShapeSamples(
-                    calls=timed(list(np.exp(-np.log(speedup) + rng.normal(0, noise, rounds)))),
-                    memory=Memory(memory, memory * np.exp(rng.normal(0, noise / 10))),
-                )
-            ],
-        )
-        for replicate in range(replicates)
-    ]
-    return VariantResult(
-        ", ".join(options) or "baseline",
-        "variant",
-        choices,
-        [],
-        RecordedConfig(),
-        status=Status.OK,
-        measurements=measurements,
-    )
+    name = ", ".join(options) or "baseline"
+    made = variant(*[[1 / speedup] * 10] * replicates, name=name, memory=Memory(memory, memory))
+    made.choices = {"precision": "fp32", "layout": "contiguous", "attention": "default"}
+    made.choices |= dict(option.split("=") for option in options)
+    return made
 
 
-def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int = 1) -> StudyResult:
-    rng = np.random.default_rng(seed)
+def study(replicates: int = 1) -> StudyResult:
     chosen = [tuple(o for o, on in zip(OPTIONS, mask, strict=True) if on) for mask in product([0, 1], repeat=3)]
-    return recorded([cell(options, rounds, noise, rng, replicates) for options in chosen], [], "factorial")
+    return recorded([cell(options, replicates) for options in chosen], [], "factorial")
 
 
 def test_known_effects_are_found() -> None:
@@ -71,9 +50,9 @@ def test_known_effects_are_found() -> None:
 
 def test_what_the_remaining_cells_cannot_tell_apart_is_named() -> None:
     cut = study()
-    for variant in cut.variants:
-        if "precision=bf16" in variant.name and "layout=channels_last" in variant.name:
-            variant.status = Status.SKIPPED
+    for row in cut.variants:
+        if "precision=bf16" in row.name and "layout=channels_last" in row.name:
+            row.status = Status.SKIPPED
     found = {effect.options: effect for effect in effects_of(cut, OPTIONS)}
     joint = found[("precision=bf16", "layout=channels_last")]
     assert joint.speedup is None
@@ -89,9 +68,9 @@ def test_two_options_of_one_axis_have_no_interaction() -> None:
 
 def test_an_option_that_never_ran_has_no_effect() -> None:
     cut = study()
-    for variant in cut.variants:
-        if "attention=math" in variant.name:
-            variant.status = Status.FAILED
+    for row in cut.variants:
+        if "attention=math" in row.name:
+            row.status = Status.FAILED
     found = {effect.options: effect for effect in effects_of(cut, OPTIONS)}
     assert found[("attention=math",)].speedup is None
     assert "the mean" in found[("attention=math",)].aliased_with
@@ -102,7 +81,7 @@ def test_an_option_that_never_ran_has_no_effect() -> None:
 
 def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them() -> None:
     """Half of the cells were measured later, on a machine three times as slow, and the baseline with them again."""
-    result = study(noise=0.0)
+    result = study()
     later = result.variants[4:]
     for row in later:
         row.measurements[0].session = 1
@@ -112,7 +91,7 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
     baseline.measurements.append(
         Measurement(0, 1, shapes=[ShapeSamples(calls=timed(again), memory=baseline.measurements[0].shapes[0].memory)])
     )
-    expected = {effect.options: effect.speedup for effect in effects_of(study(noise=0.0), OPTIONS)}
+    expected = {effect.options: effect.speedup for effect in effects_of(study(), OPTIONS)}
     for effect in effects_of(result, OPTIONS):
         assert known(effect.speedup).estimate == pytest.approx(known(expected[effect.options]).estimate)
         assert effect.memory_ratio is not None

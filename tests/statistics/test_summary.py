@@ -112,24 +112,23 @@ class TestWithoutAGate:
         reconfigure(study, "gate", smallest_memory_mib=0)
         assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup", "memory_ratio"]
 
-    def test_other_work_is_not_recommended(self, study: StudyResult) -> None:
+    def test_other_work_is_not_recommended_nor_what_changes_nothing_or_is_not_explained(
+        self, study: StudyResult
+    ) -> None:
         reconfigure(study.variant(NAME), "workload", steps=10)
         assert timed(study, 2.0, 1.9, 2.1).recommended, "fewer steps are a choice"
+        traced = study.variant(NAME).measurements[0].shapes[0].traced
+        study.variant(NAME).measurements[0].shapes[0].traced = {"operators": 1.0}
+        row = timed(study, 1.3, 1.2, 1.4)
+        assert (row.speed, row.recommended) == (Speed.FASTER, False)
+        assert "trace shows no change" in summary_of(study).sentence
+        study.variant(NAME).measurements[0].shapes[0].traced = traced
         reconfigure(study.variant(NAME), "workload", batch_size=4)
         assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.batch_size"
-
-    def test_what_its_reference_chooses_too_changes_nothing(self, study: StudyResult) -> None:
         baseline, variant = study.variant(study.baseline), study.variant(NAME)
         variant.choices, variant.config = baseline.choices, baseline.config
         assert timed(study, 1.3, 1.2, 1.4).because == REPEATS
         assert any(line.endswith(REPEATS) for line in evidence(summary_of(study)))
-
-    def test_a_gain_that_the_trace_does_not_explain_is_not_recommended(self, study: StudyResult) -> None:
-        for variant in study.variants:
-            variant.measurements[0].shapes[0].traced = {"operators": 1.0}
-        row = timed(study, 1.3, 1.2, 1.4)
-        assert (row.speed, row.recommended) == (Speed.FASTER, False)
-        assert "trace shows no change" in summary_of(study).sentence
 
     def test_of_several_shapes_one_that_is_slower_decides(self, study: StudyResult) -> None:
         owners: list[StudyResult | VariantResult] = [study, *study.variants]
@@ -188,22 +187,22 @@ class TestSteps:
         assert (row.decision, row.images, row.recommended) == (Decision.PASS, Images.WORSE, False)
 
 
-class TestBroken:
-    @pytest.mark.parametrize("status", [Status.NOT_ENGAGED, Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED])
-    def test_what_failed_or_took_no_effect_is_not_recommended_whatever_its_times(
-        self, study: StudyResult, status: Status
-    ) -> None:
-        study.variant(NAME).status, study.variant(NAME).reason = status, "the reason"
-        row = timed(study, 1.5, 1.4, 1.6)
-        assert not row.recommended
-        assert "the reason" in row.because
-        assert "the reason" in summary_of(study).sentence
+@pytest.mark.parametrize("status", [Status.NOT_ENGAGED, Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED])
+def test_what_failed_or_took_no_effect_is_not_recommended_whatever_its_times(
+    study: StudyResult, status: Status
+) -> None:
+    study.variant(NAME).status, study.variant(NAME).reason = status, "the reason"
+    row = timed(study, 1.5, 1.4, 1.6)
+    assert not row.recommended
+    assert "the reason" in row.because
+    assert "the reason" in summary_of(study).sentence
 
-    def test_broken_images_are_worse_and_named(self, study: StudyResult) -> None:
-        study.variant(NAME).trips = [BrokenImage("black", study.variant(NAME).images[0].path, "all zero")]
-        row = timed(study, 1.5, 1.4, 1.6)
-        assert (row.images, row.recommended) == (Images.WORSE, False)
-        assert "black" in row.because
+
+def test_broken_images_are_worse_and_named(study: StudyResult) -> None:
+    study.variant(NAME).trips = [BrokenImage("black", study.variant(NAME).images[0].path, "all zero")]
+    row = timed(study, 1.5, 1.4, 1.6)
+    assert (row.images, row.recommended) == (Images.WORSE, False)
+    assert "black" in row.because
 
 
 class TestWithAGate:
