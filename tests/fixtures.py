@@ -87,8 +87,11 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
 
 
+Composers = type[HydraComposer]
+
+
 @pytest.fixture
-def composer() -> Iterator[type[HydraComposer]]:
+def composer() -> Iterator[Composers]:
     """Makes composers, as inside a Hydra job: `composer(["precision=bf16"])`."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield HydraComposer
@@ -103,7 +106,7 @@ def _smallest() -> HydraComposer:
 
 
 @pytest.fixture
-def variant(composer: type[HydraComposer]) -> Compose:
+def variant(composer: Composers) -> Compose:
     """A variant of one step, at the model's own size: `variant("precision=bf16")`."""
     return lambda *overrides: _smallest().variant(None, overrides)
 

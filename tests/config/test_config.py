@@ -25,8 +25,7 @@ from sdopt.options.memory import VaeTiling
 from sdopt.reference import MODEL
 from sdopt.schema import Protocol, Workload
 from tests.command import SMOKE, sdopt
-
-Composers = type[HydraComposer]
+from tests.fixtures import Composers
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
 EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdopt.config.command import CommandLine
-from sdopt.config.composer import HydraComposer
 from sdopt.config.models import with_own_models
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
@@ -16,9 +15,8 @@ from sdopt.pipelines.families import family_of, predicts_noise, settings_of
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.reference import MODEL
 from sdopt.schema import Model, Scheduler, Task
+from tests.fixtures import Composers
 from tests.pipelines.single_file import original_layout
-
-Composers = type[HydraComposer]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.hardware.cards import planned_device
@@ -18,6 +17,7 @@ from sdopt.statistics.published import Reproduction, claims_of
 from sdopt.study.designs import CONTROL
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
+from tests.fixtures import Composers
 
 STUDIES = sorted(
     path.stem
@@ -42,9 +42,7 @@ def run(folder: Path, name: str, *overrides: str) -> Finished:
 @pytest.mark.parametrize(
     "overrides", [[], pytest.param(["scheduler=ddim"], marks=pytest.mark.xfail(raises=RuntimeError, strict=True))]
 )
-def test_the_fastest_on_a_card_never_waits_for_it_within_a_step(
-    composer: type[HydraComposer], overrides: list[str]
-) -> None:
+def test_the_fastest_on_a_card_never_waits_for_it_within_a_step(composer: Composers, overrides: list[str]) -> None:
     """A value on the meta device cannot be read, as a value on a card cannot without waiting for it."""
     chosen = composer(["experiment=fastest_cuda", *overrides]).current.scheduler
     configuration = json.loads((MODEL / "scheduler" / "scheduler_config.json").read_text())
@@ -60,7 +58,7 @@ def test_the_fastest_on_a_card_never_waits_for_it_within_a_step(
 
 
 @pytest.mark.parametrize("overrides", [["model=sd15"], ["model=sdxl", "precision=bf16"]], ids=["sd15", "sdxl"])
-def test_every_row_of_the_fastest_can_run_on_a_card(composer: type[HydraComposer], overrides: list[str]) -> None:
+def test_every_row_of_the_fastest_can_run_on_a_card(composer: Composers, overrides: list[str]) -> None:
     composed = composer(["experiment=fastest_cuda", "model.weights=random", "workload.batch_size=[1,4,8]", *overrides])
     variants = composed.current.study.plan(composed).variants
     card = planned_device(data_sheets()["h200"])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import FOLDER
 from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured, require_rules
@@ -15,9 +14,8 @@ from sdopt.record.scores import ImageRecord, Score
 from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Model, Rule
 from tests.command import sdopt
+from tests.fixtures import Composers
 from tests.gate.test_judge import study, variant, verdict
-
-Composers = type[HydraComposer]
 
 
 def problems(composer: Composers, *overrides: str) -> list[str]:

@@ -10,7 +10,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sdopt.assembly import Assembly
-from sdopt.config.composer import HydraComposer
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.record.records import StudyResult
@@ -18,7 +17,7 @@ from sdopt.report.program import _tokenizers, program_of
 from sdopt.schema import Model, Scheduler, Task
 from sdopt.study.plan import plan_result
 from sdopt.worker.machine import Machine
-from tests.fixtures import CPU
+from tests.fixtures import CPU, Composers
 from tests.options.test_lora import kohya
 from tests.pipelines.single_file import original_layout
 
@@ -36,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(composer: type[HydraComposer], *overrides: str, steps: int = 3) -> tuple[StudyResult, Any]:
+def planned(composer: Composers, *overrides: str, steps: int = 3) -> tuple[StudyResult, Any]:
     """A study that is planned and not measured, and its variant."""
     made = composer(
         [*overrides, f"workload.steps={steps}", "workload.prompts=[a red apple]", "workload.prompt_count=1"]
@@ -49,7 +48,7 @@ def planned(composer: type[HydraComposer], *overrides: str, steps: int = 3) -> t
 
 @pytest.mark.parametrize("model", ["dream.safetensors", "mine.py:make"])
 def test_makes_the_image_that_sdopt_makes(
-    composer: type[HydraComposer], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+    composer: Composers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     chosen = [f"model={files / model}", "workload.size=64", "lora=loaded", f"lora.path='{files / 'style.safetensors'}'"]
     result, variant = planned(composer, *chosen, "precision=bf16", "layout=channels_last", "grad_mode=inference_mode")
@@ -71,7 +70,7 @@ def test_makes_the_image_that_sdopt_makes(
 
 @pytest.mark.parametrize(("steps", "given"), [(10, "timesteps=[999, 850, "), (6, "timesteps=spread([999, 850, ")])
 def test_keeps_the_timesteps_of_a_scheduler_and_leaves_to_sdopt_what_diffusers_does_not_have(
-    composer: type[HydraComposer], steps: int, given: str
+    composer: Composers, steps: int, given: str
 ) -> None:
     result, _ = planned(composer, "scheduler=ays", "precision=bf16", "caching=deepcache", steps=steps)
     program = program_of(result, result.candidates[0])

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.study.designs import BASELINE, Edge, Plan, difference
 from sdopt.variant import Variant
-
-Composers = type[HydraComposer]
+from tests.fixtures import Composers
 
 
 def plan(composer: Composers, *overrides: str) -> Plan:

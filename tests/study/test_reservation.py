@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.experiment import Experiment
 from sdopt.hardware.device import Device
@@ -16,6 +15,7 @@ from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine
 from tests.command import SMOKE, sdopt
 from tests.fakes import fake_workers
+from tests.fixtures import Composers
 from tests.test_locks import elsewhere
 
 
@@ -25,9 +25,7 @@ def machine(index: int) -> Machine:
     )
 
 
-def test_takes_a_card_that_is_free(
-    composer: type[HydraComposer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_takes_a_card_that_is_free(composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = machine(0), machine(1)
     monkeypatch.setattr("sdopt.experiment.find_machine", lambda context, *_: (second, context))
     experiment = Experiment(composer([]), tmp_path, start_fork_server(), Timeline())
@@ -40,7 +38,7 @@ def test_takes_a_card_that_is_free(
 
 
 def test_passes_over_a_card_that_cannot_be_used(
-    composer: type[HydraComposer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The study can still wait for the first one."""
 

@@ -4,15 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.config.composer import HydraComposer
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.schema import Shape
 from tests.command import SMOKE, Finished, sdopt
-from tests.fixtures import CPU
+from tests.fixtures import CPU, Composers
 
 SHAPES = ("workload.size=[32,40]", "workload.steps=1")
-
-Composers = type[HydraComposer]
 
 
 @pytest.fixture(scope="module")

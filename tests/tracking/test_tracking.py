@@ -455,11 +455,14 @@ def test_a_sweep_is_a_run_above_its_studies(sweep: Finished, sweep_folder: Path)
 
 
 @pytest.fixture
-def dead() -> Iterator[str]:
-    """The address of a server that is not there."""
+def dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that is not there, which is asked once, without the seconds between more tries."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    end_process()  # the next one has it
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+    end_process()
 
 
 @needs_mlflow
@@ -470,14 +473,9 @@ class TestNothingIsLost:
         assert cause_of(OSError(f"{how}\n{full}\n[SQL: INSERT INTO tags]")) == full
         assert cause_of(TimeoutError()) == "TimeoutError"
 
-    def test_where_the_server_is_dead(
-        self, tmp_path: Path, dead: str, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # with pauses of seconds between them
-        end_process()  # the next one has it
+    def test_where_the_server_is_dead(self, tmp_path: Path, dead: str, store: Store) -> None:
         with fake_workers():
             unlogged = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow", f"tracking.uri={dead}")
-        end_process()
         assert unlogged.code == 0
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err

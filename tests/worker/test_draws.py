@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdopt.config.composer import HydraComposer
 from sdopt.worker.draws import draw_of, drawing_batch, floor_draws, timed_draw
-from tests.fixtures import Load
-
-Composers = type[HydraComposer]
+from tests.fixtures import Composers, Load
 
 
 def test_timed_calls_are_given_what_the_quality_pass_draws(composer: Composers) -> None:
