@@ -138,14 +138,8 @@ def test_a_long_name_cuts_neither_the_calls_nor_the_time_that_is_left() -> None:
     line = shown(10, 4)
     assert "timing, round 2 of 4" in line
     assert re.search(r"4/10 calls \d+:\d\d:\d\d left", line)
-
-
-def test_there_are_never_more_calls_than_all() -> None:
-    assert "12/12 calls" in shown(10, 12)
-
-
-def test_nothing_is_said_to_be_left_before_it_is_known() -> None:
-    assert "left" not in shown(10, 0)
+    assert "12/12 calls" in shown(10, 12), "there are never more calls than all"
+    assert "left" not in shown(10, 0), "it is not known yet"
 
 
 def test_a_notebook_has_one_line_that_is_written_over(
