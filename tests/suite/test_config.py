@@ -18,19 +18,20 @@ from sdopt.suite.parts import option_study, study_overrides
 from tests.fixtures import CPU
 
 H200 = planned_device(data_sheets()["h200"])
-STUDIES = [part for part in suite_config([]).parts if part.kind in ("noise", "study")]
+SUITE = suite_config([])
+STUDIES = [part for part in SUITE.parts if part.kind in ("noise", "study")]
 SOME_STUDIES = [
     pytest.param(part, marks=[] if number % 3 == 0 else pytest.mark.slow, id=part.name)
     for number, part in enumerate(STUDIES)
 ]
-PARTS = {part.name: part for part in suite_config([]).parts}
+PARTS = {part.name: part for part in SUITE.parts}
 _ROW_S = 11
 """About what a row of two short calls takes on a card, most of it to load and to trace."""
 FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]
 
 
 def composed(part: Part, device: Device) -> Sequence[str]:
-    return study_overrides(part, suite_config([]), device)
+    return study_overrides(part, SUITE, device)
 
 
 @pytest.mark.parametrize("part", SOME_STUDIES)
@@ -82,7 +83,7 @@ def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to
         assert part.limit_s <= CALL_S - 40, part.name
         if "compiled" in str(part.overrides) or part.name.startswith("mlperf"):
             assert part.least_s >= 0.65 * part.limit_s, part.name
-    assert suite_config([]).intervals_s <= CALL_S - 40
+    assert SUITE.intervals_s <= CALL_S - 40
 
 
 @pytest.mark.parametrize(
