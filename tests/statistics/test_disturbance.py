@@ -6,7 +6,7 @@ import pytest
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from sdopt.report.notes import caveats_of, notes_of
-from sdopt.statistics.disturbance import count_rounds, enough_clean, rounds_left_out, worst_by_round
+from sdopt.statistics.disturbance import count_rounds, rounds_left_out, worst_by_round
 from sdopt.statistics.figures import figures_by_variant
 from sdopt.statistics.noise import unsettled
 from sdopt.statistics.ratios import log_speedup, paired_rounds
@@ -20,23 +20,18 @@ def measurement(*shared: float, times: list[float] | None = None) -> Measurement
     return Measurement(0, shapes=[ShapeSamples(calls=timed(times or [1.0] * len(shared), interference=calls))])
 
 
-class TestPlacesLeftOut:
-    @pytest.mark.parametrize(
-        ("worst", "left_out"),
-        [
-            ([0.0, 0.0, 0.0], []),
-            ([0.5, 0.0, 0.0], []),  # too few yet: the disturbed one decides
-            ([0.5, 0.0, 0.0, 0.0], [0]),
-            ([0.019, 0.02, 0.0, 0.0], [3]),  # clean ones are alike, and the first ones decide
-            ([0.5, 0.3, 0.4, 0.0, 0.6], [0, 4]),  # the least disturbed ones fill up
-        ],
-    )
-    def test_the_least_disturbed_rounds_decide(self, worst: list[float], left_out: list[int]) -> None:
-        assert rounds_left_out(worst, 3, 0.02) == left_out
-
-    def test_enough_are_clean(self) -> None:
-        assert enough_clean([0.02, 0.5, 0.0], 2, 0.02)
-        assert not enough_clean([0.02, 0.5, 0.03], 2, 0.02)
+@pytest.mark.parametrize(
+    ("worst", "left_out"),
+    [
+        ([0.0, 0.0, 0.0], []),
+        ([0.5, 0.0, 0.0], []),  # too few yet: the disturbed one decides
+        ([0.5, 0.0, 0.0, 0.0], [0]),
+        ([0.019, 0.02, 0.0, 0.0], [3]),  # clean ones are alike, and the first ones decide
+        ([0.5, 0.3, 0.4, 0.0, 0.6], [0, 4]),  # the least disturbed ones fill up
+    ],
+)
+def test_the_least_disturbed_rounds_decide(worst: list[float], left_out: list[int]) -> None:
+    assert rounds_left_out(worst, 3, 0.02) == left_out
 
 
 def test_shares_add_up_over_the_causes_and_the_worst_process_counts() -> None:

@@ -360,7 +360,8 @@ class TestPrecision:
         monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
         more = resume(found.folder, "protocol.budget_s=9999")
         assert more.code == 0, more.shown
-        assert [m.replicate for m in more.result.variants[1].measurements] == [0, 1, 2, 3]
+        for row in more.result.variants:
+            assert [(m.session, m.replicate) for m in row.measurements] == [(0, 0), (0, 1), (0, 2), (1, 3)]
         assert more.result.precision is not None
         assert more.result.precision.stopped == ""
 

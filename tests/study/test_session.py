@@ -218,22 +218,6 @@ class TestFaults:
         assert result.floor is None
         assert not any(edge.shapes[0].speedup for edge in result.comparisons)
 
-    def test_ctrl_c_keeps_and_compares_what_was_measured(self, tmp_path: Path) -> None:
-        def interrupts(worker: FakeWorker, name: str) -> None:
-            if name == "time_once" and worker.requests.count(name) == 6:
-                raise KeyboardInterrupt
-
-        plan, result, machine = fake_study(rounds=100, warmup=1)
-        fakes = Fakes({"it": interrupts})
-        with pytest.raises(KeyboardInterrupt):
-            run_fake(tmp_path, (plan, result, machine), fakes)
-        assert result.status == "interrupted"
-        assert {row.status for row in result.variants} == {Status.INTERRUPTED}
-        assert result.variant("it").reason == "interrupted after 3 of 100 rounds"
-        assert all(edge.shapes[0].speedup is not None for edge in result.comparisons)
-        assert read_result(tmp_path) == result
-        assert not any(worker.alive for worker in fakes.started)
-
 
 class TestMemory:
     OUT = Status.OUT_OF_MEMORY
@@ -363,16 +347,6 @@ class TestMissing:
         result, _ = self.resumed(tmp_path, **more)
         assert calls_of(result) == dict.fromkeys(("baseline", "a", "b", CONTROL), expected)
         assert set(statuses(result).values()) == {"ok"}
-
-    def test_precision_takes_as_many_processes_as_the_pilot_says(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"it": 4})
-        result, _ = run_fake(tmp_path, fake_study(rounds=2, replicates=3, precision=0.03))
-        expected = [(0, 0, 2), (0, 1, 2), (0, 2, 2), (1, 3, 2)]
-        assert calls_of(result) == dict.fromkeys(("baseline", "it", CONTROL), expected)
-        assert result.precision is not None
-        assert result.precision.stopped == ""
 
 
 class TestImages:
