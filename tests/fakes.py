@@ -197,12 +197,7 @@ class Fakes:
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def __call__(
-        self,
-        variant: Variant,
-        log: Path,
-        scratch: Path,
-        called: Callable[[float], None],
-        warn: Callable[[str], None],
+        self, variant: Variant, log: Path, scratch: Path, called: Callable[[float], None], warn: Callable[[str], None]
     ) -> FakeWorker:
         self.started.append(FakeWorker(self, variant, log, called))
         return self.started[-1]

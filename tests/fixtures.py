@@ -121,11 +121,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     Image.fromarray(picture.astype(np.uint8)).save(folder / "image.png")
     Image.fromarray(np.where(x > 48, 255, 0).astype(np.uint8)).save(folder / "mask.png")
     image, mask = f"task.image={folder / 'image.png'}", f"task.mask={folder / 'mask.png'}"
-    return {
-        "txt2img": ["task=txt2img"],
-        "img2img": ["task=img2img", image],
-        "inpaint": ["task=inpaint", image, mask],
-    }
+    return {"txt2img": ["task=txt2img"], "img2img": ["task=img2img", image], "inpaint": ["task=inpaint", image, mask]}
 
 
 Load = Callable[..., PipelineHost]

@@ -5,13 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sdopt.config.composer import composer_of
-from sdopt.gate.calibration import (
-    FOLDER,
-    Fit,
-    calibration_for,
-    fit_of,
-    read_calibration,
-)
+from sdopt.gate.calibration import FOLDER, Fit, calibration_for, fit_of, read_calibration
 from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
 from sdopt.record.configuration import RecordedConfig

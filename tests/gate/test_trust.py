@@ -174,10 +174,7 @@ class TestCores:
         assert found == ([Verdict.FAIL] if fails else [])
 
 
-CHEATS = {
-    "few": '"+trial=fewer_steps_at_first", "trial.calls=4"',
-    "child": '"+trial=memory_in_child"',
-}
+CHEATS = {"few": '"+trial=fewer_steps_at_first", "trial.calls=4"', "child": '"+trial=memory_in_child"'}
 
 
 @pytest.fixture(scope="module")

@@ -74,10 +74,7 @@ def full(result: StudyResult) -> StudyResult:
     half, four = result.comparisons[:2]
     half.shapes[0].speedup, half.shapes[0].floor = Interval(1.5, 1.4, 1.6, 0.95, 3, "process"), 1.01
     for edge, worse in ((half, 0.1), (four, 0.2)):
-        edge.quality = {
-            "psnr_db": Score(40.0 - 100 * worse),
-            "mse": Score(worse, [worse, 0.0, 2 * worse, worse / 2]),
-        }
+        edge.quality = {"psnr_db": Score(40.0 - 100 * worse), "mse": Score(worse, [worse, 0.0, 2 * worse, worse / 2])}
     half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, 60.0, 0.95)
     result.effects = [
         Effect(("precision=bf16",), Interval(1.5)),

@@ -197,11 +197,7 @@ def test_only_where_it_is_needed(
 
 EAGER = Entry("layout=channels_last", ["layout=channels_last"], Fate.PASSED, "", 1.1, 1.0, 0.9, 0.5, 0.0, 3)
 COMPILED = replace(
-    EAGER,
-    name="compiler=inductor",
-    fate=Fate.WINNER,
-    start=BreakEven(32.0, 31.2, 1.0, 310.0),
-    recompiles=2.0,
+    EAGER, name="compiler=inductor", fate=Fate.WINNER, start=BreakEven(32.0, 31.2, 1.0, 310.0), recompiles=2.0
 )
 
 

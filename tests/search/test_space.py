@@ -128,10 +128,7 @@ class TestConfig:
             (["search.groups=[precison]"], "search.groups: unknown group 'precison'"),
             ([], "search.groups: name the groups to search"),
             (["search.groups=[layout]", "search.options={layout: [diagonal]}"], "layout has no option 'diagonal'"),
-            (
-                ["search.groups=[layout]", "search.options={precision: [bf16]}"],
-                "'precision' is not among",
-            ),
+            (["search.groups=[layout]", "search.options={precision: [bf16]}"], "'precision' is not among"),
             (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is not a key"),
             (["search.groups=[layout]", "search.objectives=[]"], "search.objectives: name one or several"),
             (["search.groups=[layout]", "search.objectives=[speed]"], "choose one of latency, memory, distance"),

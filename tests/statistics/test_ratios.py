@@ -13,13 +13,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
-from sdopt.statistics.ratios import (
-    LogRatio,
-    compare,
-    floor,
-    latency,
-    speedup_drift,
-)
+from sdopt.statistics.ratios import LogRatio, compare, floor, latency, speedup_drift
 from tests.records import known, reconfigure, recorded, timed
 
 

@@ -337,8 +337,7 @@ class TestMissing:
             assert compared == {0, 1}, row.name
 
     @pytest.mark.parametrize(
-        ("more", "expected"),
-        [({"rounds": 3}, [(0, 0, 2), (1, 0, 1)]), ({"replicates": 2}, [(0, 0, 2), (1, 1, 2)])],
+        ("more", "expected"), [({"rounds": 3}, [(0, 0, 2), (1, 0, 1)]), ({"replicates": 2}, [(0, 0, 2), (1, 1, 2)])]
     )
     def test_rounds_and_processes_are_added(
         self, tmp_path: Path, more: dict[str, int], expected: list[tuple[int, int, int]]

@@ -349,12 +349,7 @@ class TestGoingOn:
 
     @pytest.mark.parametrize(("budget_s", "packed"), [(5.0, 1), (100.0, 7)])
     def test_packs_what_was_measured_and_no_row_of_what_was_not(
-        self,
-        tmp_path: Path,
-        commands: list[list[str]],
-        monkeypatch: pytest.MonkeyPatch,
-        budget_s: float,
-        packed: int,
+        self, tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, budget_s: float, packed: int
     ) -> None:
         """Once when a part begins, which may be the last that the suite does, once when it ends, and at the end."""
         found: list[Path] = []
