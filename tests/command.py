@@ -102,6 +102,14 @@ def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = F
     return Finished(code, printed.getvalue(), err.getvalue(), cwd)
 
 
+def refused(cwd: Path, *arguments: str) -> Finished:
+    """Runs the command with a mistake in it, which ends it with exit code 2 and a line for each problem."""
+    finished = sdopt(cwd, *arguments)
+    assert finished.code == 2, finished.shown
+    assert "Traceback" not in finished.err
+    return finished
+
+
 @dataclass
 class Process:
     """The command in a process, and a session, of its own."""

@@ -10,7 +10,7 @@ import pytest
 
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
-from tests.command import SMOKE, Process, sdopt, start
+from tests.command import SMOKE, Process, refused, sdopt, start
 from tests.fakes import fake_workers
 from tests.runners import slurm
 
@@ -36,9 +36,7 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(tmp_path: Path
     assert file.read_bytes() == measured
     assert read_result(file.parents[1] / "1").variant("attention=vanilla").status is Status.OK
 
-    other = sdopt(tmp_path, *SWEEP, "attention=vanilla")
-    assert other.code == 2
-    assert "cannot continue the study" in other.err
+    assert "cannot continue the study" in refused(tmp_path, *SWEEP, "attention=vanilla").err
     assert file.read_bytes() == measured
 
     moved = json.loads(measured)

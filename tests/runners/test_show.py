@@ -12,7 +12,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.comparing import changed_keys, incomparable
 from sdopt.report.sweep import read_sweep
 from sdopt.statistics.summary import summary_of
-from tests.command import Finished, sdopt
+from tests.command import Finished, refused, sdopt
 from tests.records import reconfigure
 
 
@@ -98,8 +98,7 @@ class TestCompare:
     def test_a_sweep_is_none(self, sweep_folder: Path, finished: Finished, tmp_path: Path) -> None:
         folder = tmp_path / "sweep"
         shutil.copytree(sweep_folder, folder)
-        shown = sdopt(tmp_path, "compare", str(folder), str(finished.folder))
-        assert shown.code == 2
+        shown = refused(tmp_path, "compare", str(folder), str(finished.folder))
         assert "name the folder of one of its jobs" in shown.err
 
 
@@ -140,8 +139,7 @@ class TestReport:
     )
     def test_a_mistake_is_a_line(self, run: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
         (tmp_path / "empty").mkdir()
-        done = sdopt(tmp_path / "empty" if arguments == ["."] else tmp_path, "report", *arguments)
-        assert done.code == 2
+        done = refused(tmp_path / "empty" if arguments == ["."] else tmp_path, "report", *arguments)
         assert done.err.startswith(f"sdopt: {said}")
         assert len(done.err.splitlines()) == 1
 

@@ -23,7 +23,7 @@ from sdopt.search.record import FINAL, Entry, Fate, SearchRecord
 from sdopt.search.report import blocks_of, markdown_of, page_of
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.ratios import compare
-from tests.command import SMALL, Finished, sdopt
+from tests.command import SMALL, Finished, refused, sdopt
 from tests.fakes import fake_workers
 from tests.records import retime
 
@@ -143,18 +143,15 @@ class TestSearch:
         storage = searched.finished.cwd / "outputs" / "optuna.db"
         with create_engine(f"sqlite:///{storage}").begin() as database:
             database.execute(text("update studies set study_name = 'other'"))
-        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
-        assert again.code == 2
-        assert "do not belong together" in again.shown
+        assert "do not belong together" in refused(searched.finished.cwd, *SEARCH, "tracking=none").shown
 
 
 def test_a_gate_that_wants_more_prompts_than_are_left_is_refused(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(40)))
-    refused = sdopt(tmp_path, "search", "search.groups=[layout]", f"workload.prompts={prompts}", "tracking=none")
-    assert refused.code == 2
-    assert "the gate judges 96 prompts that the search has not seen" in refused.shown
-    assert "name a file of at least 120" in refused.shown
+    done = refused(tmp_path, "search", "search.groups=[layout]", f"workload.prompts={prompts}", "tracking=none")
+    assert "the gate judges 96 prompts that the search has not seen" in done.shown
+    assert "name a file of at least 120" in done.shown
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
 
 

@@ -18,7 +18,7 @@ from sdopt.schema import Gate, Rule
 from sdopt.statistics.ratios import paired_rounds
 from sdopt.study.designs import CONTROL
 from sdopt.study.resume import missing_of
-from tests.command import SMALL, SMOKE, Finished, eventually, fork, sdopt
+from tests.command import SMALL, SMOKE, Finished, eventually, fork, refused, sdopt
 from tests.fakes import Fakes, failing, fake_workers
 from tests.records import reconfigure
 
@@ -196,8 +196,7 @@ class TestRefused:
         assert resumed.err.startswith(f"sdopt: {beside}: cannot be changed together with resume")
 
     def test_a_folder_without_a_study(self, tmp_path: Path) -> None:
-        resumed = sdopt(tmp_path, "run", "resume=nowhere")
-        assert resumed.code == 2
+        resumed = refused(tmp_path, "run", "resume=nowhere")
         assert resumed.err.startswith("sdopt: resume=nowhere: has no .hydra/hydra.yaml")
         assert list(tmp_path.iterdir()) == []
 

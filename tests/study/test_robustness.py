@@ -13,7 +13,7 @@ from sdopt.pipelines.components import count_weights
 from sdopt.record.files import read_result, write_at_last
 from sdopt.record.records import Status
 from sdopt.schema import Model
-from tests.command import SMALL, SMOKE, Finished, sdopt, start
+from tests.command import SMALL, SMOKE, Finished, refused, sdopt, start
 from tests.fakes import Fakes, FakeWorker, fake_workers
 
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
@@ -60,23 +60,19 @@ def full(folder: Path) -> Path:
 class TestDisk:
     def test_without_room_nothing_is_measured(self, tmp_path: Path) -> None:
         with small_disk(tmp_path / "disk", "1m") as disk:
-            finished = sdopt(disk, "run", *QUICK)
-            assert finished.code == 2
-            assert "1 MiB are free there, and up to 4 MiB are needed; make room" in finished.shown
+            assert "1 MiB are free there, and up to 4 MiB are needed; make room" in refused(disk, "run", *QUICK).shown
             assert not list(disk.rglob("result.json"))
 
     def test_room_for_weights_that_options_keep_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = shutil.disk_usage(tmp_path)._replace(free=6 * 2**20)
         monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
         offloads = "study=one_at_a_time", "study.options=[memory:group_offload]", "protocol.replicates=3"
-        finished = sdopt(tmp_path, "run", *SMOKE, "workload.size=64", *offloads)
-        assert finished.code == 2
+        finished = refused(tmp_path, "run", *SMOKE, "workload.size=64", *offloads)
         weights = count_weights(Model()) * 4
         assert f"up to {3 * weights / 2**20:.0f} MiB are needed; make room, or name another folder with TMPDIR=…" in (
             finished.shown
         )
-        finished = sdopt(tmp_path, "run", *SMOKE, "workload.size=64", *offloads, "protocol.schedule=blocks")
-        assert finished.code == 2
+        finished = refused(tmp_path, "run", *SMOKE, "workload.size=64", *offloads, "protocol.schedule=blocks")
         assert f"up to {weights / 2**20:.0f} MiB are needed" in finished.shown
 
     def test_a_full_one_before_the_start(self, tmp_path: Path) -> None:
@@ -91,8 +87,7 @@ class TestDisk:
     def test_a_read_only_folder(self, tmp_path: Path) -> None:
         with small_disk(tmp_path / "disk", "16m") as disk:
             read_only(disk)
-            finished = sdopt(disk, "run", *QUICK)
-            assert finished.code == 2
+            finished = refused(disk, "run", *QUICK)
             assert "Read-only file system; choose a writable folder with hydra.run.dir=…" in finished.err
             assert "outputs" in finished.err
             assert "Traceback" not in finished.err
@@ -147,8 +142,7 @@ class TestDatabase:
     )
     def test_something_else(self, tmp_path: Path, file: str, said: str) -> None:
         (tmp_path / "notes.txt").write_text("no database" * 100)
-        finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri=sqlite:///{tmp_path}/{file}")
-        assert finished.code == 2
+        finished = refused(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri=sqlite:///{tmp_path}/{file}")
         assert said in finished.shown
         assert not list(tmp_path.rglob("result.json"))
 
@@ -158,9 +152,7 @@ class TestDatabase:
             read_only(disk)
             for name, reason in (("there.db", "it cannot be written"), ("new/new.db", "disk cannot be written")):
                 uri = f"sqlite:///{disk}/{name}"
-                finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri={uri}")
-                assert finished.code == 2
-                assert reason in finished.err
+                assert reason in refused(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri={uri}").err
         assert not list(tmp_path.rglob("result.json"))
 
 

@@ -29,7 +29,7 @@ from sdopt.suite.findings import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
 from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
-from tests.command import ROOT, Finished, eventually, sdopt, state_of, working_in
+from tests.command import ROOT, Finished, eventually, refused, sdopt, state_of, working_in
 from tests.fakes import fake_workers
 from tests.fixtures import CPU
 from tests.records import known, retime
@@ -85,8 +85,7 @@ def entry(called: Finished, part: str) -> Entry:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_card_ends_before_anything_is_measured(tmp_path: Path) -> None:
     """It once took the CPU instead, and spent a GPU's minutes there."""
-    finished = sdopt(tmp_path, "gpu-suite", "budget_s=300")
-    assert finished.code == 2
+    finished = refused(tmp_path, "gpu-suite", "budget_s=300")
     assert finished.err.rstrip().endswith("device=cpu runs a trial of the suite on the CPU")
     assert len(finished.err.splitlines()) == 1
     assert not any(tmp_path.rglob("*.json"))

@@ -28,7 +28,7 @@ from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import Logged, RefusedError, TrackingError, cause_of
 from sdopt.tracking.runs import digest_of, download_run, log_study
 from sdopt.tracking.store import end_process, require_store, shown_by, ui_pages
-from tests.command import SMOKE, Finished, sdopt
+from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import fake_workers
 from tests.records import known, reconfigure
 
@@ -529,8 +529,7 @@ class TestSync:
         broken = tmp_path / "outputs" / "runs" / "a broken one"
         broken.mkdir(parents=True)
         (broken / "result.json").write_text("{")
-        found = sdopt(tmp_path, "sync", "outputs", *store.overrides)
-        assert found.code == 2
+        found = refused(tmp_path, "sync", "outputs", *store.overrides)
         assert "a broken one" in found.err
         assert "Traceback" not in found.err
         assert store.of_study(result)[0].info.status == "FINISHED"
@@ -550,10 +549,9 @@ class TestWithoutMlflow:
         monkeypatch.setitem(sys.modules, "mlflow", blocked)
 
     def test_choosing_it_is_a_mistake_before_anything_is_measured(self, tmp_path: Path) -> None:
-        refused = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow")
-        assert refused.code == 2
-        assert "mlflow is not installed" in refused.err
-        assert "tracking=none" in refused.err
+        done = refused(tmp_path, "run", *SMOKE, "tracking=mlflow")
+        assert "mlflow is not installed" in done.err
+        assert "tracking=none" in done.err
         assert not list(tmp_path.rglob("result.json"))
         with fake_workers():
             finished = sdopt(tmp_path, "run", *SMOKE)
@@ -562,8 +560,7 @@ class TestWithoutMlflow:
 
     @pytest.mark.parametrize("command", ["sync", "ui"])
     def test_commands_that_need_it_say_so(self, tmp_path: Path, finished: Finished, command: str) -> None:
-        found = sdopt(tmp_path, command, *([str(finished.folder)] if command == "sync" else []))
-        assert found.code == 2
+        found = refused(tmp_path, command, *([str(finished.folder)] if command == "sync" else []))
         assert "mlflow is not installed" in found.err
         assert "Traceback" not in found.err
 
