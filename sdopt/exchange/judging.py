@@ -28,12 +28,6 @@ def judge_folders(
 ) -> tuple[int, Path]:
     """Judges folders of images; writes the result, and returns the exit code and the result's folder.
 
-    Args:
-        given: the folders, and what they promise.
-        overrides: keys of the gate, of quality metrics, of tracking and of the hardware for the metrics' networks.
-        output: the folder of the result; None is a new one below `outputs/runs/judge`.
-        command: the command, as recorded in the result.
-
     Raises:
         UsageError: folders, tables, metrics or rules do not fit together; nothing was judged.
     """

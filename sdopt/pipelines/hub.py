@@ -179,10 +179,7 @@ def _names(repository: str, revision: str | None) -> list[str]:
 def _files(index: dict[str, object], variant: str | None, names: Sequence[str]) -> list[str]:
     """Returns patterns of a pipeline's files: configurations, vocabularies, and safetensors weights.
 
-    Args:
-        index: the parts of the pipeline.
-        variant: of the weights, of each part that has files of this variant; of others, the files without one are read.
-        names: the names of all files, as far as known.
+    Of a part that has no files of the `variant`, those without one are read; `names` are those of all files, if known.
     """
     patterns = ["model_index.json"]
     for name, value in index.items():

@@ -52,10 +52,7 @@ _ADAPTER = "sdopt_check"
 def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
     """Returns the safetensors file of a LoRA.
 
-    Args:
-        path: a file, a folder, or a repository on the hub (`owner/name`); None stands for the packaged LoRAs.
-        weight_name: the file within a folder or a repository.
-        fetch: whether to download files that are not in the local cache of the hub.
+    Without a path, it is a packaged one; `fetch` downloads what is not in the local cache of the hub.
 
     Raises:
         UsageError: the file does not exist, or is not a safetensors file.

@@ -60,11 +60,7 @@ Note = Callable[[str], None]
 def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figure]]:
     """Returns the figures of a pipeline and of its companions, by folder.
 
-    Args:
-        model: a pipeline exported by `sdopt train-reference`, or the packaged pipeline. Companions are sought beside
-            it, and in `companions/` beside it.
-        work: work folder of `sdopt train-reference`; a missing data set is downloaded and rendered there.
-        note: called before each step.
+    Companions are sought beside it, and in `companions/` beside it; a missing data set is downloaded to `work`.
 
     Raises:
         UsageError: the folder has no exported pipeline, or `effnet` is not installed.
@@ -275,9 +271,7 @@ def _share(found: np.ndarray) -> float:
 def ranks(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
     """Returns the number of columns with a higher score than each row's own column; ties count half. float64 (n,).
 
-    Args:
-        scores: scores (n, m); higher is better.
-        own: the correct column of each row, (n,).
+    Each row's own column is given by `own`, (n,); a higher score is better.
     """
     right = scores[np.arange(len(scores)), own][:, None]
     higher: np.ndarray = (scores > right).sum(axis=1) + ((scores == right).sum(axis=1) - 1) / 2

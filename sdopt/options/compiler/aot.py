@@ -81,10 +81,6 @@ EAGER_ONLY = ("aten::silu", "aten::group_norm", "aten::layer_norm", "aten::gelu"
 class Packages:
     """Builds graphs from packages in a folder, and compiles missing packages.
 
-    Args:
-        folder: folder of the packages.
-        recompile: whether to recompile existing packages.
-
     Attributes:
         told: messages such as "compiled in 30.0 s" and "loaded in 1.0 s", in order.
     """

@@ -228,10 +228,7 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
     """Returns DeepSpeed's attention with the weights of a diffusers layer.
 
     Self-attention computes query, key and value in one product.
-
-    Args:
-        layer: the `diffusers.models.attention_processor.Attention` with the weights.
-        tokens: capacity of the workspace, if this layer allocates it; may be set before a call.
+    The workspace, if this layer allocates it, holds `tokens`, which may be set before a call.
     """
     kind, configure = _classes()
     weight, is_first = layer.to_q.weight, kind.layer_id == 0

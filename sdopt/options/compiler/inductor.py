@@ -48,10 +48,7 @@ def _arguments(option: "Inductor | Regional") -> str:
 def too_many_graphs(ctx: Context, dynamic: bool | None, graphs: int) -> list[str]:
     """Returns the conflict, if any, of more static graphs than TorchDynamo's recompilation limit.
 
-    Args:
-        ctx: the shapes of one process.
-        dynamic: whether shapes are symbolic; None generalizes a shape on its first change.
-        graphs: static graphs of the same code at all shapes.
+    `graphs` are those of the same code at all shapes; `dynamic` is as in `torch.compile`.
     """
     if dynamic is not False:
         return []
