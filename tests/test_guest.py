@@ -30,6 +30,11 @@ def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
     assert python(tmp_path, "-c", f"import sys, sdopt; dir(sdopt); print({heavy})").strip() == "[]"
 
 
+def test_a_command_imports_no_diffusers_itself(tmp_path: Path) -> None:
+    heavy = "[m for m in ('diffusers', 'transformers', 'torch._dynamo', 'mlflow', 'altair') if m in sys.modules]"
+    assert python(tmp_path, "-c", f"import sys, sdopt.launching; print({heavy})").strip() == "[]"
+
+
 def test_every_public_name_is_there() -> None:
     assert dir(sdopt) == sorted(sdopt.__all__)
     for name in sdopt.__all__:

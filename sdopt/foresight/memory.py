@@ -33,7 +33,6 @@ from sdopt.options.memory import (
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
-from sdopt.options.skipping import half
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder, parts_in
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
@@ -166,6 +165,8 @@ def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any])
         return [(runs, whole), (steps - runs, fewer)]
     if isinstance(caching, GuidanceInterval):
         runs = sum(caching.guides(step, steps) for step in range(steps))
+        from sdopt.options.skipping import half
+
         own, further = half((inputs, more), len(inputs[0]), 1)
         return [(runs, whole), (steps - runs, trace(unet, *own, **further))]
     halved = any(isinstance(option, SequentialGuidance) for option in variant.optimizations.values())

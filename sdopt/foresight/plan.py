@@ -34,7 +34,6 @@ from sdopt.record.files import read_result
 from sdopt.schema import Shape, Sheet
 from sdopt.statistics.words import gib_text, seconds_text
 from sdopt.variant import Variant
-from sdopt.worker.preload import import_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -371,6 +370,8 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
 
 def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned:
     """Composes a study and predicts its variants. Raises UsageError."""
+    from sdopt.worker.preload import import_all  # what it imports takes seconds
+
     import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
     own = [override for override in overrides if key_of(override).startswith("plan.")]
     rest = [override for override in overrides if override not in own]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,10 +25,12 @@ from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, missing_packages, unguided
-from sdopt.options.skipping import DeepCache, FirstBlock, Halves, Skipping, Spectrum
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
+
+if TYPE_CHECKING:
+    from sdopt.options.skipping import Skipping
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class SkippedLayers(Caching):
 
         return proof
 
-    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
+    def _skipping(self, pipe: Pipeline, unet: Any) -> "Skipping":
         """Returns the function that replaces the UNet's forward."""
         raise NotImplementedError
 
@@ -187,7 +189,9 @@ class DeepCaching(SkippedLayers):
         return [step % self.interval == 0 for step in range(steps)]
 
     @override
-    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
+    def _skipping(self, pipe: Pipeline, unet: Any) -> "Skipping":
+        from sdopt.options.skipping import DeepCache
+
         return DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
 
 
@@ -221,7 +225,9 @@ class FirstBlockCaching(SkippedLayers):
         return found
 
     @override
-    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
+    def _skipping(self, pipe: Pipeline, unet: Any) -> "Skipping":
+        from sdopt.options.skipping import FirstBlock
+
         return FirstBlock(pipe, unet, self.threshold)
 
 
@@ -286,7 +292,9 @@ class SpectralForecast(SkippedLayers):
         return not all(self.runs(steps))
 
     @override
-    def _skipping(self, pipe: Pipeline, unet: Any) -> Skipping:
+    def _skipping(self, pipe: Pipeline, unet: Any) -> "Skipping":
+        from sdopt.options.skipping import Spectrum
+
         return Spectrum(pipe, unet, self)
 
 
@@ -419,8 +427,10 @@ class GuidanceInterval(Caching):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.skipping import HalfBatches
+
         denoiser = denoiser_of(pipe)
-        halved = denoiser.__dict__[STEPS] = _HalfBatches(pipe, denoiser.forward, self)
+        halved = denoiser.__dict__[STEPS] = HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
 
         def proof(trace: Trace) -> Finding:
@@ -431,32 +441,6 @@ class GuidanceInterval(Caching):
             return Finding(engaged, f"{summary}; batches of {' and '.join(map(str, batches)) or 'a graph'}", facts)
 
         return proof
-
-
-class _HalfBatches(Halves):
-    """Runs steps without guidance on only the half of the batch with the prompt."""
-
-    def __init__(self, pipe: Pipeline, forward: Any, chosen: GuidanceInterval) -> None:
-        super().__init__(pipe, forward)
-        self._chosen = chosen
-        self.begin()
-        self.end()
-
-    def begin(self) -> None:
-        self.guided, self.unguided, self._on = 0, 0, True
-
-    def end(self) -> None:
-        self._on = False
-
-    @override
-    def _which(self, batch: int) -> Sequence[int]:
-        # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
-        whole = not (self._on and self._pipe.do_classifier_free_guidance)
-        if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
-            self.guided += 1
-            return ()
-        self.unguided += 1
-        return (1,)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.conflicts import compiles, unguided
 from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
-from sdopt.options.skipping import Halves
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
@@ -35,7 +34,6 @@ from sdopt.pipelines.parts import (
     casting_hook,
     denoiser_of,
     device_of,
-    is_called,
     layers_with_weights,
     text_encoders_of,
 )
@@ -345,8 +343,10 @@ class SequentialGuidance(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.skipping import EachHalf
+
         denoiser = denoiser_of(pipe)
-        denoiser.forward = each = _EachHalf(pipe, denoiser.forward)
+        denoiser.forward = each = EachHalf(pipe, denoiser.forward)
 
         def proof(trace: Trace) -> Finding:
             images = max((shape[0] for shape in trace.decoded), default=0)
@@ -358,23 +358,6 @@ class SequentialGuidance(Optimization):
             return Finding(each.halved > 0 and most <= images, summary, facts)
 
         return proof
-
-
-class _EachHalf(Halves):
-    """Runs both halves, one after the other.
-
-    Attributes:
-        halved: the number of calls that were made as two.
-    """
-
-    halved = 0
-
-    @override
-    def _which(self, batch: int) -> Sequence[int]:
-        if not (is_called(self._pipe) and self._pipe.do_classifier_free_guidance) or batch % 2:
-            return ()
-        self.halved += 1
-        return (0, 1)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Functions that replace a UNet's forward: they run fewer layers in some steps, or one half of the batch at a time.
 
 Python chooses between the kinds of step outside of the modules that compute them. Compilers get these modules, each
-free of branches.
+free of branches. Import it where a pipeline is at hand: TorchDynamo comes with it, for which each command would wait.
 """
 
 from collections import Counter
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.parts import is_called
 
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
 """Arguments of a UNet: latents, timestep, text states, and the further conditions of distilled models and of SDXL."""
@@ -104,6 +105,51 @@ class Halves:
             own, given, more = half((sample, args, others), len(sample), number)
             found.append(self._forward(own, *given, return_dict=False, **more)[0])
         return _output(torch.cat(found * (2 // len(found))), return_dict)
+
+
+class HalfBatches(Halves):
+    """Runs steps without guidance, as `chosen` says, on only the half of the batch with the prompt."""
+
+    def __init__(self, pipe: Any, forward: Any, chosen: Any) -> None:
+        super().__init__(pipe, forward)
+        self._chosen = chosen
+        self.begin()
+        self.end()
+
+    def begin(self) -> None:
+        """Resets the counts: the next step is the first of an image."""
+        self.guided, self.unguided, self._on = 0, 0, True
+
+    def end(self) -> None:
+        """Lets each step run as without it, until the next call begins."""
+        self._on = False
+
+    @override
+    def _which(self, batch: int) -> Sequence[int]:
+        # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
+        whole = not (self._on and self._pipe.do_classifier_free_guidance)
+        if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
+            self.guided += 1
+            return ()
+        self.unguided += 1
+        return (1,)
+
+
+class EachHalf(Halves):
+    """Runs both halves, one after the other.
+
+    Attributes:
+        halved: the number of calls that were made as two.
+    """
+
+    halved = 0
+
+    @override
+    def _which(self, batch: int) -> Sequence[int]:
+        if not (is_called(self._pipe) and self._pipe.do_classifier_free_guidance) or batch % 2:
+            return ()
+        self.halved += 1
+        return (0, 1)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
