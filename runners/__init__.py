@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from functools import wraps
@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sdopt.config.paths import own_folder
-from sdopt.guard import INTERRUPTED, Ended, end_with_code, exit_code_of, interrupts_deferred
+from sdopt.errors import SdoptError, UsageError
+from sdopt.guard import end_with_code, exit_code_of, interrupts_deferred
+from sdopt.schema import Tracking
+from sdopt.worker.forkserver import prepare_environment
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Arguments",
     "ENDED",
-    "INTERRUPTED",
-    "Ended",
     "end_with_code",
     "exit_code_of",
     "answers",
@@ -55,6 +56,11 @@ class Arguments(argparse.ArgumentParser):
         """Adds an argument as argparse does."""
         self._flags += [name for name in args if name.startswith("--")]
         return super().add_argument(*args, **kwargs)
+
+    def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Reads a command line, with flags anywhere, before libraries are imported that read the environment."""
+        prepare_environment()
+        return self.parse_intermixed_args(argv)
 
     def error(self, message: str) -> NoReturn:
         """Ends with the message, and with the flags that an unknown one resembles."""
@@ -101,8 +107,6 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     Yields a function that keeps the object. An error that ends the command becomes an object with `problems`, an
     interrupt one with an exit code alone.
     """
-    from sdopt.errors import SdoptError
-
     found: dict[str, Any] = {}
     if not wanted:
         yield found.update
@@ -155,8 +159,6 @@ def answers(found: "Found | None", code: int) -> dict[str, Any]:
 
 def found_in(folder: Path | None) -> "Found | None":
     """Returns what a command has written to a folder; None if it has measured nothing."""
-    from sdopt.errors import UsageError
-    from sdopt.schema import Tracking
     from sdopt.tracking.finding import find_results
 
     try:

@@ -7,6 +7,10 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+from sdopt.errors import UnavailableError, UsageError, print_problems
+from sdopt.schema import Tracking
+from sdopt.terminal import console as terminal
+
 from . import Arguments, end_with_code
 
 
@@ -22,13 +26,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--folder", type=Path, help="folder for the run and overhead.json (default: outputs/overhead/…)"
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.terminal import console as terminal
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
-    from sdopt.errors import UnavailableError, UsageError, print_problems
     from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
 
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
@@ -62,7 +61,6 @@ def _warm_database(folder: Path) -> list[str]:
     """Lets MLflow create its schema, which takes seconds once; returns the overrides that log to that database."""
     if find_spec("mlflow") is None:
         return ["tracking=none"]
-    from sdopt.schema import Tracking
     from sdopt.tracking.store import ui_pages
 
     uri = f"sqlite:///{folder}/mlflow.db"

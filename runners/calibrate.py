@@ -4,6 +4,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.scratch import scratch_folder
+
 from . import ENDED, Arguments, end_with_code
 
 if TYPE_CHECKING:
@@ -50,11 +53,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of prompts (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
     if arguments.prompts < 2:
         parser.error("--prompts: must be at least 2")
-
-    from sdopt.scratch import scratch_folder
 
     if arguments.folders:
         first, second = arguments.folders
@@ -72,9 +73,7 @@ def main(argv: list[str]) -> int:
 
 
 def _of_folders(first: Path, second: Path, overrides: list[str], output: Path | None) -> int:
-    from sdopt.errors import UsageError
     from sdopt.exchange.judging import calibrate_folders
-    from sdopt.scratch import scratch_folder
 
     if output is None:
         raise UsageError("--output: name the file to write, and judge with gate.calibration=<file>")
@@ -83,7 +82,6 @@ def _of_folders(first: Path, second: Path, overrides: list[str], output: Path | 
 
 
 def _write(result: "StudyResult", output: Path | None) -> int:
-    from sdopt.errors import UnavailableError
     from sdopt.gate.calibration import calibration_file, calibration_of, write_calibration
 
     calibration = calibration_of(result)

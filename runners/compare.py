@@ -2,6 +2,8 @@
 
 import sys
 
+from sdopt.terminal import console as terminal
+
 from . import Arguments, end_with_code
 
 
@@ -16,14 +18,10 @@ def main(argv: list[str]) -> int:
     for name in ("A", "B"):
         parser.add_argument(name, metavar=name, help="a run's folder, its result.json, or an MLflow run id")
     parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for MLflow runs")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     from sdopt.config.composer import tracking_of
     from sdopt.report.comparing import comparison_of
-    from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_result
 
     tracking = tracking_of(arguments.overrides)

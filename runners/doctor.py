@@ -8,6 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.errors import ConflictError, UsageError, command_line
+from sdopt.schema import Hardware
+from sdopt.terminal import console as terminal
+
 from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
@@ -15,7 +19,6 @@ if TYPE_CHECKING:
     from sdopt.doctor.diagnosis import Diagnosis
     from sdopt.doctor.matrix import Cell
     from sdopt.hardware.device import Device
-    from sdopt.schema import Hardware
     from sdopt.worker.forkserver import StartContext
     from sdopt.worker.machine import Machine
 
@@ -50,7 +53,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write the ceilings as a data sheet: my_conf/hardware/NAME.yaml"
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
     from sdopt.worker.forkserver import independent_children, start_fork_server
 
@@ -68,7 +71,6 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.hardware.ceilings import measure_ceilings
     from sdopt.hardware.probe import list_cards
     from sdopt.locks import reserve
-    from sdopt.terminal import console as terminal
     from sdopt.worker.child import in_process
 
     console = terminal()
@@ -113,7 +115,6 @@ def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "D
     from sdopt.config.groups import data_sheets, optimization_options
     from sdopt.config.paths import options_of
     from sdopt.doctor.matrix import RECORDS, Matrix, records_in, shown_in
-    from sdopt.errors import UsageError
 
     own, sheets = arguments.config_dir, data_sheets()
     if arguments.records and not arguments.records.is_dir():
@@ -123,10 +124,9 @@ def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "D
     return matrix.cells(device, shown, sheets)
 
 
-def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, StartContext, bool]":
+def _machine(hardware: Hardware, context: "StartContext") -> "tuple[Machine, StartContext, bool]":
     """Returns the machine, how workers start there, and whether the machine is only planned from a data sheet."""
     from sdopt.config.groups import data_sheets
-    from sdopt.errors import ConflictError, UsageError
     from sdopt.worker.machine import find_machine, planned_machine
 
     try:
@@ -144,8 +144,6 @@ def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, S
 
 def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
     """Raises UsageError if `--save` has nothing to save or no folder for it, or if a flag would have no effect."""
-    from sdopt.errors import UsageError
-
     if arguments.save and arguments.matrix:
         raise UsageError("--save: cannot be combined with --matrix, which measures no ceilings")
     if arguments.records and not arguments.matrix:
@@ -171,7 +169,6 @@ def _as_json(found: "Diagnosis") -> str:
 
 def _save(found: "Diagnosis", path: Path) -> None:
     from sdopt.doctor.tables import sheet_yaml
-    from sdopt.errors import command_line
 
     path.write_text(sheet_yaml(found), encoding="utf-8")
     print(command_line("run", "--config-dir", path.parent.parent, f"hardware={path.stem}"), file=sys.stderr)

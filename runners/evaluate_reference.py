@@ -4,6 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.errors import UnavailableError
+
 from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 @end_with_code
 def main(argv: list[str]) -> int:
     """Evaluates a pipeline folder and prints the table; returns 0 if every target is met, 3 if one is missed."""
-    from sdopt.errors import UnavailableError
     from sdopt.reference import MODEL
 
     parser = Arguments(
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--write", action="store_true", help="write the figures into the models' folders and into their cards"
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
     from rich.console import Console
 

@@ -1,11 +1,11 @@
 """sdopt gate: judge a finished result, or compare it with an earlier one; needs no GPU."""
 
-import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from sdopt.errors import UsageError
 
 from . import Arguments, answers, end_with_code, only_json
 
@@ -39,32 +39,24 @@ def main(argv: list[str]) -> int:
         "result; for an MLflow run outputs/reports/<id>)",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
-    arguments = parser.parse_intermixed_args(argv)
-    with only_json(arguments.json) as say:
-        return _judged(arguments, say)
+    arguments = parser.parsed(argv)
 
-
-def _judged(arguments: argparse.Namespace, say: "Callable[[Mapping[str, Any]], None]") -> int:
-
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     from sdopt.config.composer import gate_of
-    from sdopt.errors import UsageError
     from sdopt.judging import Judging
     from sdopt.tracking.finding import find_results
 
-    config = gate_of(arguments.overrides)
-    if not config.gate.judges:
-        raise UsageError(
-            f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
-        )
-    waived = _waived(arguments.waive, arguments.against)
-    code = Judging(config, arguments.against, waived, arguments.output).judge_all(arguments.result)
-    if arguments.json:
-        found = find_results(arguments.result, config.tracking)
-        say(answers(found, code) | {"verdicts": _verdicts(arguments.output or found.folder)})
-    return code
+    with only_json(arguments.json) as say:
+        config = gate_of(arguments.overrides)
+        if not config.gate.judges:
+            raise UsageError(
+                f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
+            )
+        waived = _waived(arguments.waive, arguments.against)
+        code = Judging(config, arguments.against, waived, arguments.output).judge_all(arguments.result)
+        if arguments.json:
+            found = find_results(arguments.result, config.tracking)
+            say(answers(found, code) | {"verdicts": _verdicts(arguments.output or found.folder)})
+        return code
 
 
 def _verdicts(folder: Path) -> Any:
@@ -75,7 +67,6 @@ def _verdicts(folder: Path) -> Any:
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:
     """Returns the waivers of a command line. Raises UsageError if one does not exist, or `--against` is missing."""
-    from sdopt.errors import UsageError
     from sdopt.gate.drift import WAIVERS
 
     waived = tuple(filter(None, names.split(",")))

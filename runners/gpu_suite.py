@@ -3,6 +3,8 @@
 import sys
 import time
 
+from sdopt.errors import UnavailableError, UsageError
+
 from . import end_with_code, indented, with_help
 
 _HELP = """\
@@ -36,10 +38,10 @@ def _help() -> str:
     from .reference import own_keys
 
     config = suite_config([])
-    *keys, _, _ = own_keys(replace(config, parts=()))  # the parts have their own list
+    *keys, _, _ = own_keys(replace(config, parts={}))  # the parts have their own list
     return _HELP.format(
         keys=indented(keys),
-        parts=indented(f"{part.name:<28} at most {part.limit_s:.0f} s" for part in config.parts),
+        parts=indented(f"{part.name:<28} at most {part.limit_s:.0f} s" for part in config.parts.values()),
     )
 
 
@@ -53,7 +55,6 @@ def main(argv: list[str]) -> int:
     config = suite_config(argv)
     from pathlib import Path
 
-    from sdopt.errors import UnavailableError, UsageError
     from sdopt.suite.record import PAGE, Ending
     from sdopt.suite.run import Suite, run_suite, slug_of
     from sdopt.worker.forkserver import independent_children, start_fork_server

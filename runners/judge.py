@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
-from . import Arguments, answers, end_with_code, found_in, only_json
+from sdopt.contract import Contract
+from sdopt.errors import UsageError
 
-CONTRACTS = ("exact", "equivalent", "lossy")
+from . import Arguments, answers, end_with_code, found_in, only_json
 
 TYPES = ("float32", "float16", "bfloat16")
 
@@ -29,8 +30,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--contract",
-        choices=CONTRACTS,
-        default="lossy",
+        type=Contract,
+        choices=list(Contract),
+        default=Contract.LOSSY,
         help="what is promised: the same bytes, the same up to rounding, or as good (default: %(default)s)",
     )
     parser.add_argument(
@@ -40,21 +42,17 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--output", type=Path, help="folder of the result (default: outputs/runs/judge/<time>)")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
     overrides = [word for word in arguments.candidates if "=" in word and not Path(word).exists()]
     folders = [Path(word) for word in arguments.candidates if word not in overrides]
 
-    from sdopt.contract import Contract
-    from sdopt.errors import UsageError
     from sdopt.exchange.judging import judge_folders
     from sdopt.exchange.study import Given
-    from sdopt.worker.forkserver import prepare_environment
 
-    prepare_environment()
     with only_json(arguments.json) as say:
         if not folders:
             raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
-        given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
+        given = Given(arguments.baseline, folders, arguments.again, arguments.contract, arguments.precision)
         code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
         say(answers(found_in(folder), code))
         return code

@@ -3,6 +3,9 @@
 import sys
 from importlib.util import find_spec
 
+from sdopt.errors import UsageError
+from sdopt.terminal import console as terminal
+
 from . import Arguments, end_with_code, indented, with_help
 
 _HELP = """\
@@ -45,9 +48,8 @@ def main(argv: list[str]) -> int:
     parser = Arguments(prog="sdopt load-test", add_help=False)
     parser.add_config_dir()
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.errors import UsageError
     from sdopt.worker.forkserver import independent_children, start_fork_server
 
     if find_spec("prometheus_client") is None:
@@ -57,7 +59,6 @@ def main(argv: list[str]) -> int:
     from sdopt.loadtest.command import run
     from sdopt.loadtest.record import blocks_of
     from sdopt.report.terminal import shown
-    from sdopt.terminal import console as terminal
 
     add_working_folder()
     console = terminal()

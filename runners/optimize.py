@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_config_dir()
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt search and sdopt run")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
 
     from sdopt.search.optimize import answer_of_optimize, optimize_overrides
 

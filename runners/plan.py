@@ -1,10 +1,11 @@
 """sdopt plan: seconds and GiB on a card that one does not have."""
 
 import argparse
-import json
-import math
 import sys
 from pathlib import Path
+
+from sdopt.errors import UsageError
+from sdopt.terminal import console as terminal
 
 from . import Arguments, end_with_code
 
@@ -38,19 +39,14 @@ def main(argv: list[str]) -> int:
         default="chip",
         help="with --check: what is left out of the fit for each figure [chip]",
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     return _check(arguments) if arguments.check else _plan(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from sdopt.errors import UsageError
     from sdopt.foresight.plan import REFUSED, plan_of, text_of
     from sdopt.foresight.tables import plan_table, remarks
-    from sdopt.terminal import console as terminal
 
     if arguments.by != "chip":
         raise UsageError("--by: only applies to --check")
@@ -58,7 +54,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--plot {arguments.plot}: must end in .png")
     found = plan_of(arguments.overrides, arguments.config_dir)
     if arguments.json:
-        print(json.dumps([_finite(each.row()) for each in found.predictions], indent=1))
+        print(_as_json([each.row() for each in found.predictions]))
     else:
         console = terminal()
         if len(found.predictions) == 1:
@@ -81,15 +77,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from sdopt.config.groups import data_sheets
-    from sdopt.errors import UsageError
     from sdopt.foresight.check import check
     from sdopt.foresight.latency import coefficients
     from sdopt.foresight.published import read_figures
     from sdopt.foresight.tables import check_tables
-    from sdopt.terminal import console as terminal
 
     if arguments.overrides or arguments.plot:
         raise UsageError("--check: takes no overrides and draws no plot")
@@ -99,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{arguments.check}: has no figures")
     found = check(figures, refusals, sheets, coefficients(), arguments.by)
     if arguments.json:
-        print(json.dumps(_finite(asdict(found)), indent=1))
+        print(_as_json(found))
         return 0
     console = terminal()
     for part in check_tables(found):
@@ -107,13 +99,11 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _finite(value: object) -> object:
-    """Returns a value with null for what JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _as_json(found: object) -> str:
+    """Returns a value as JSON, with null for what that cannot hold."""
+    from pydantic_core import to_json
+
+    return to_json(found, indent=1, inf_nan_mode="null").decode()
 
 
 if __name__ == "__main__":

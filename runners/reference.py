@@ -9,14 +9,14 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, get_type_hints
 
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.composer import composer_of
@@ -31,7 +31,7 @@ from sdopt.options.base import Optimization
 from sdopt.report.markdown import markdown
 from sdopt.study.designs import Design
 
-from . import Arguments
+from . import Arguments, end_with_code
 
 HEAD, PAGE = CONF / "README.head.md", CONF / "README.md"
 PRESETS = "experiment"
@@ -60,7 +60,7 @@ def _section(group: str) -> Iterator[str]:
     classes = {path: class_of(group, path) for path in files}
     known = list(dict.fromkeys(cls for cls in classes.values() if cls is not None))
     if group in SECTIONS and len(known) == 1:
-        yield _first_paragraphs(known[0])
+        yield str(inspect.getdoc(known[0]))
     rows = [_option_row(path, classes[path], path.stem == default) for path in files]
     promises = any(cls is not None and issubclass(cls, Optimization) for cls in known)
     headings = ("option", "what it is", *(("images", "is for") if promises else ()))
@@ -74,7 +74,7 @@ def _section(group: str) -> Iterator[str]:
         if found := list(key_rows(next(axis_of(path) for path, other in classes.items() if other is cls), cls)):
             users = ", ".join(f"`{path.stem}`" for path, other in classes.items() if other is cls)
             if issubclass(cls, Optimization | Design):
-                yield f"{users}: {_first_paragraphs(cls)}"
+                yield f"{users}: {inspect.getdoc(cls)}"
             yield markdown(("key", "type", "default", "meaning"), found, []).rstrip()
 
 
@@ -139,12 +139,7 @@ def class_of(group: str, path: Path) -> type | None:
         return None
     node = OmegaConf.load(path)
     target = node.get("_target_") if isinstance(node, DictConfig) else None
-    if target is None:
-        return SECTIONS.get(group)
-    module, _, name = str(target).rpartition(".")
-    found = getattr(import_module(module), name)
-    assert isinstance(found, type)
-    return found
+    return SECTIONS.get(group) if target is None else get_class(str(target))
 
 
 def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ...]:
@@ -228,10 +223,6 @@ def _default(field: Field[Any]) -> str:
     return {"None": "null"}.get(str(field.default), f"`{field.default}`")
 
 
-def _first_paragraphs(cls: type) -> str:
-    return inspect.getdoc(cls) or ""
-
-
 @cache
 def _attribute_docs(cls: type) -> dict[str, str]:
     """Returns the docstring below each field of a dataclass and of its bases, in one line."""
@@ -253,25 +244,20 @@ def _attribute_docs(cls: type) -> dict[str, str]:
     return found
 
 
-def main(argv: Sequence[str]) -> int:
+@end_with_code
+def main(argv: list[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
     parser = Arguments(prog="python -m runners.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 2 if the page is out of date")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
     if not HEAD.is_file():
-        print(
-            UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel"),
-            file=sys.stderr,
-        )
-        return UsageError.exit_code
+        raise UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel")
     content = page()
     if not arguments.check:
         PAGE.write_text(content, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == content:
-        return 0
-    print(f"{PAGE} is out of date; run python -m runners.reference", file=sys.stderr)
-    return UsageError.exit_code
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != content:
+        raise UsageError(f"{PAGE} is out of date; run python -m runners.reference")
+    return 0
 
 
 if __name__ == "__main__":

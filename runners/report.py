@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from sdopt.errors import UsageError, command_line, print_problems
+
 from . import Arguments, end_with_code
 
 
@@ -36,14 +38,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--check", action="store_true", help="with --readme: change nothing, and exit with 2 if the page is out of date"
     )
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     from sdopt.config.composer import tracking_of
     from sdopt.config.overrides import names_and_overrides
-    from sdopt.errors import UsageError, print_problems
     from sdopt.tracking.finding import find_results, track_report, write_report
 
     names, overrides = names_and_overrides(arguments.results)
@@ -68,7 +66,6 @@ def main(argv: list[str]) -> int:
 
 def _embed(page: Path, check: bool) -> int:
     """Updates the results in a page, or with `check` only says whether they are up to date; returns the exit code."""
-    from sdopt.errors import UsageError, command_line
     from sdopt.loadtest.record import embedded
     from sdopt.record.files import write_atomically
     from sdopt.report.embedded import embed

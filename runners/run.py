@@ -1,54 +1,51 @@
 """sdopt run: measure a study, or with -m a sweep of them."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdopt.errors import UsageError, command_line, print_problems
+from sdopt.schema import Tracking
+from sdopt.terminal import console as terminal
 
 from . import Arguments, answers, end_with_code, exit_code_of, found_in, interrupts_deferred, only_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sdopt.launching import Launched
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Runs the study or the sweep that the command line asks for; returns the exit code."""
-    from pathlib import Path
-
     flags = Arguments(add_help=False, allow_abbrev=False)
     flags.add_argument("--export", type=Path, metavar="FOLDER")
     flags.add_argument("--json", action="store_true")
     given, argv = flags.parse_known_args(argv)
-    with only_json(given.json) as say:
-        return _main(argv, given.export, say)
+    if {"-h", "--help"} & set(argv):
+        return _help()
 
-
-def _main(argv: list[str], target: "Path | None", say: "Callable[[Mapping[str, Any]], None]") -> int:
     from sdopt.config.command import CommandLine
     from sdopt.worker.forkserver import start_fork_server
 
-    if target is not None:
-        from sdopt.exchange.scores import require_new
+    with only_json(given.json) as say, ExitStack() as stack:
+        if given.export is not None:
+            from sdopt.exchange.scores import require_new
 
-        require_new(target)
-    if {"-h", "--help"} & set(argv):
-        return _help()
-    informative = CommandLine.of(argv).informative
-    if not informative:
-        # Started before heavy imports here, so that the server imports them in parallel.
-        start_fork_server()
-    with ExitStack() as stack:
+            require_new(given.export)
+        informative = CommandLine.of(argv).informative
+        if not informative:
+            # Started before heavy imports here, so that the server imports them in parallel.
+            start_fork_server()
         with interrupts_deferred():
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
-        code, folder = _run(argv, partial(launch, ready=ready), target)
-    say(answers(found_in(folder), code))
-    return code
+        code, folder = _run(argv, partial(launch, ready=ready), given.export)
+        say(answers(found_in(folder), code))
+        return code
 
 
 def _help() -> int:
@@ -66,16 +63,11 @@ def _help() -> int:
 @contextmanager
 def _starting() -> Iterator[Callable[[], None]]:
     """Shows in a terminal that the command is starting; yields a function that ends the display."""
-    from sdopt.terminal import console as terminal
-
     with terminal().status("starting: importing PyTorch and diffusers, composing the study") as status:
         yield status.stop
 
 
-def _run(
-    argv: list[str], launch: "Callable[[list[str]], Launched]", target: "Path | None"
-) -> "tuple[int, Path | None]":
-    from sdopt.errors import command_line
+def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: Path | None) -> tuple[int, Path | None]:
     from sdopt.launching import InterruptedStudy, summarise_sweep
     from sdopt.report.sweep import exit_code
 
@@ -96,18 +88,15 @@ def _run(
         _export(launched.folder, target)
     if launched.sweep:
         from sdopt.gate.judge import worst_code
-        from sdopt.terminal import console as terminal
 
         found = worst_code((summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0))
         return code or found, launched.folder
     return code or exit_code(launched.folder), launched.folder
 
 
-def _export(folder: "Path", target: "Path") -> None:
+def _export(folder: Path, target: Path) -> None:
     """Writes the images and times of a study, or of each job of a sweep, as `sdopt judge` reads them."""
-    from sdopt.errors import UsageError, print_problems
     from sdopt.exchange.scores import export
-    from sdopt.schema import Tracking
     from sdopt.tracking.finding import find_results
 
     try:

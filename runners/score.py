@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from sdopt.errors import command_line
+from sdopt.schema import Tracking
+
 from . import Arguments, end_with_code
 
 
@@ -27,16 +30,11 @@ def main(argv: list[str]) -> int:
         help=".csv or .jsonl: variant, file, and columns of scores",
     )
     parser.add_argument("--lower", default="", metavar="NAMES", help="metrics of which less is better, with commas")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
-    from sdopt.errors import command_line
     from sdopt.exchange.scores import export, import_scores
     from sdopt.record.files import write_result
     from sdopt.report.catalog import write_reports
-    from sdopt.schema import Tracking
     from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_result
 

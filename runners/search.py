@@ -5,6 +5,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.errors import print_problems
+from sdopt.terminal import console as terminal
+
 from . import Arguments, end_with_code, exit_code_of, indented, only_json, with_help
 
 if TYPE_CHECKING:
@@ -54,7 +57,7 @@ def main(argv: list[str]) -> int:
     parser.add_config_dir()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
     with only_json(arguments.json) as say:
 
         def told(record: "SearchRecord", judged: "StudyResult | None") -> "RenderableType":
@@ -88,12 +91,10 @@ def searched(
     from sdopt.config.models import with_own_models
     from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.config.paths import options_of
-    from sdopt.errors import print_problems
     from sdopt.report.terminal import shown
     from sdopt.search.command import begun, concluded, logged, prepare
     from sdopt.search.record import PAGE
     from sdopt.search.report import blocks_of, space_table
-    from sdopt.terminal import console as terminal
     from sdopt.tracking.client import TrackingError
 
     overrides = with_own_models(overrides, options_of("model", config_dir))

@@ -4,10 +4,13 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from sdopt.errors import ConflictError, UsageError, print_problems
+from sdopt.schema import Serving
+from sdopt.scratch import scratch_folder
+
 from . import Arguments, end_with_code, indented, with_help
 
 if TYPE_CHECKING:
-    from sdopt.schema import Serving
     from sdopt.variant import Variant
     from sdopt.worker.forkserver import StartContext
 
@@ -39,7 +42,7 @@ Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipe
 
 
 def _help() -> str:
-    from sdopt.config.serving import ServeCommand, serving_config
+    from sdopt.config.own import ServeCommand, serving_config
 
     from .reference import own_keys
 
@@ -55,11 +58,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--variant")
     parser.add_config_dir()
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
     if arguments.variant is not None and arguments.run is None:
         parser.error("--variant: name the run that it is of with --from")
 
-    from sdopt.errors import UsageError
     from sdopt.worker.forkserver import independent_children, start_fork_server
 
     if find_spec("prometheus_client") is None:
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> int:
     context = start_fork_server()
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
-    from sdopt.config.serving import BATCHES, serving_config
+    from sdopt.config.own import BATCHES, serving_config
     from sdopt.library.loading import measured
 
     add_working_folder()
@@ -82,16 +84,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> None:
+def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> None:
     import asyncio
     from contextlib import ExitStack
     from functools import partial
 
     from sdopt.config.groups import data_sheets
-    from sdopt.errors import ConflictError, print_problems
     from sdopt.experiment import check_models, fetch
     from sdopt.locks import reserve
-    from sdopt.scratch import scratch_folder
     from sdopt.serving.engine import Engine, unservable
     from sdopt.serving.server import listen, serve
     from sdopt.worker.machine import find_machine
@@ -134,7 +134,7 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
     print("ended", flush=True)
 
 
-def _described(variant: "Variant", serving: "Serving") -> str:
+def _described(variant: "Variant", serving: Serving) -> str:
     sizes = [shape.batch_size for shape in variant.shapes]
     batches = f"at most {serving.largest(sizes)} in a call"
     return (

@@ -4,6 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+from sdopt.errors import UsageError, print_problems
+from sdopt.terminal import console as terminal
+
 from . import Arguments, answers, end_with_code, only_json
 
 
@@ -22,19 +25,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="show every figure, reason and note, as the page does")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
     parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for an MLflow run")
-    arguments = parser.parse_intermixed_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UsageError, print_problems
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.terminal import sections_shown, shown
     from sdopt.search.record import FINAL, PAGE, RECORD
     from sdopt.statistics.summary import summary_of
-    from sdopt.terminal import console as terminal
     from sdopt.tracking.finding import find_results
 
     folder = Path(arguments.result)

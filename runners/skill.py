@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
         prog="sdopt skill", description="Print the page that tells an agent how to measure a change honestly."
     )
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of an answer (--json) instead")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
     if arguments.schema:
         print(json.dumps(printed().model_json_schema(), indent=1))
         return 0

@@ -2,16 +2,16 @@
 
 import re
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sdopt.errors import UnavailableError, UsageError, print_problems
 
 from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
-    from sdopt.report.sweep import Sweep
-    from sdopt.schema import Tracking
     from sdopt.tracking.client import Logged
 
 
@@ -29,16 +29,15 @@ def main(argv: list[str]) -> int:
         metavar="FOLDER | tracking.KEY=VALUE",
         help="folders of runs or sweeps, or above them (default: outputs); and overrides of the tracking group",
     )
-    arguments = parser.parse_args(argv).arguments
+    arguments = parser.parsed(argv).arguments
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     from sdopt.config.composer import tracking_of
     from sdopt.config.overrides import names_and_overrides
-    from sdopt.errors import UsageError, print_problems
     from sdopt.gate.judge import worst_code
+    from sdopt.record.files import read_result
+    from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
+    from sdopt.tracking.runs import log_study, log_sweep
 
     named, overrides = names_and_overrides(arguments)
     tracking = tracking_of(overrides)
@@ -48,37 +47,29 @@ def main(argv: list[str]) -> int:
     problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
-        # A job's folder may lie several folders below that of its sweep.
-        above = next((up for up in list(path.parents)[1:6] if (up / "multirun.yaml").is_file()), None)
-        logged = _logged(path.parent, partial(_log_result, path, tracking), problems)
-        if logged and above is not None:
-            sweeps[above] = None
+        with _noted(path.parent, problems):
+            _say(path.parent, log_study(read_result(path), path.parent, tracking))
+            # A job's folder may lie several folders below that of its sweep.
+            if above := next((up for up in list(path.parents)[1:6] if (up / "multirun.yaml").is_file()), None):
+                sweeps[above] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
         problems.update((problem, UsageError.exit_code) for problem in sweep.damaged)
-        _logged(folder, partial(_log_sweep, sweep, tracking), problems)
+        with _noted(folder, problems):
+            _say(folder, log_sweep(list(sweep.studies.values()), folder, written(sweep.blocks()), tracking))
     print_problems(problems)
     return worst_code(problems.values())
 
 
-def _logged(folder: Path, log: "Callable[[], Logged]", problems: dict[str, int]) -> bool:
-    """Logs one result or sweep, and says so; what is wrong with it does not keep the others from being logged.
-
-    Args:
-        folder: of the run or the sweep.
-        log: logs it.
-        problems: gets what is wrong, each line with its exit code.
-
-    Returns:
-        whether it is logged.
+@contextmanager
+def _noted(folder: Path, problems: dict[str, int]) -> Iterator[None]:
+    """Notes what is wrong with one result or sweep, each line with its exit code, so that the others are logged.
 
     Raises:
         UnavailableError: the store is at fault, and so would be for all.
     """
-    from sdopt.errors import UnavailableError, UsageError
-
     try:
-        logged = log()
+        yield
     except UnavailableError:
         raise
     except UsageError as error:
@@ -86,29 +77,13 @@ def _logged(folder: Path, log: "Callable[[], Logged]", problems: dict[str, int])
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         problems[f"{folder}: could not be logged ({reason})"] = UnavailableError.exit_code
-    else:
-        print(f"{folder}: {'logged' if logged.new else 'already logged'} as {logged.run}")
-        return True
-    return False
 
 
-def _log_result(path: Path, tracking: "Tracking") -> "Logged":
-    from sdopt.record.files import read_result
-    from sdopt.tracking.runs import log_study
-
-    return log_study(read_result(path), path.parent, tracking)
-
-
-def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> "Logged":
-    from sdopt.report.markdown import written
-    from sdopt.tracking.runs import log_sweep
-
-    return log_sweep(list(sweep.studies.values()), sweep.folder, written(sweep.blocks()), tracking)
+def _say(folder: Path, logged: "Logged") -> None:
+    print(f"{folder}: {'logged' if logged.new else 'already logged'} as {logged.run}")
 
 
 def _results(folder: Path) -> list[Path]:
-    from sdopt.errors import UsageError
-
     # MLflow keeps a copy among the artifacts of a run, by its id, without the images beside it.
     copies = re.compile(r".*/[0-9a-f]{32}/artifacts/result\.json")
     below = [path for path in sorted(folder.rglob("result.json")) if not copies.fullmatch(str(path.absolute()))]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.errors import UsageError
+
 from . import end_with_code, indented, with_help
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ def _help() -> str:
 def training_config(overrides: Sequence[str]) -> "TrainReferenceConfig":
     """Returns `conf/train_reference.yaml` with overrides applied. Raises UsageError for all wrong ones together."""
     from sdopt.config.own import own_config
-    from sdopt.errors import UsageError
     from sdopt.training.config import TrainReferenceConfig
 
     config = own_config("train-reference", TrainReferenceConfig, overrides)

@@ -5,13 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+
+from sdopt.errors import UnavailableError, UsageError, without_passwords
 
 from . import Arguments, end_with_code
-
-if TYPE_CHECKING:
-    from sdopt.schema import Tracking
 
 
 @end_with_code
@@ -24,24 +21,21 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--port", type=int, default=5000, help="port on localhost (default: 5000)")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of the tracking group")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parsed(argv)
 
-    from sdopt.worker.forkserver import prepare_environment
-
-    prepare_environment()
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UnavailableError, without_passwords
     from sdopt.tracking.client import address_of, is_server
-    from sdopt.tracking.store import ui_pages
+    from sdopt.tracking.store import require_mlflow, store_exists, ui_pages
 
     tracking = tracking_of(arguments.overrides)
-    _require_store(tracking)
+    require_mlflow()
+    if not store_exists(tracking):
+        raise UsageError(f"tracking.uri={tracking.uri}: has no logged results yet; run a study first")
     _require_port(arguments.port)
-    remote = is_server(tracking)
-    pages = {} if remote else ui_pages(tracking)
-    if remote:
+    if is_server(tracking):
         print(without_passwords(f"This tracking server has a UI of its own: {tracking.uri}"))
         return 0
+    pages = ui_pages(tracking)
     site = f"http://127.0.0.1:{arguments.port}"
     # The newest first: MLflow's own first page shows none of them.
     names = list(pages)
@@ -67,19 +61,7 @@ def main(argv: list[str]) -> int:
             server.wait()
 
 
-def _require_store(tracking: "Tracking") -> None:
-    from sdopt.errors import UsageError
-    from sdopt.tracking.client import file_of
-
-    if find_spec("mlflow") is None:
-        raise UsageError("mlflow is not installed: pip install mlflow")
-    if (file := file_of(tracking)) is not None and not file.is_file():
-        raise UsageError(f"tracking.uri={tracking.uri}: has no logged results yet; run a study first")
-
-
 def _require_port(port: int) -> None:
-    from sdopt.errors import UsageError
-
     if not 0 < port < 2**16:
         raise UsageError(f"--port {port}: must be between 1 and {2**16 - 1}")
     with socket.socket() as probe:

@@ -187,7 +187,7 @@ class Experiment:
             if result.status == "finished" and not missing_of(result).variants:
                 self._complete(result, machine)
                 return result
-        if self.config.tracking.kind == "mlflow" and (warning := require_store(self.config.tracking, result.name)):
+        if warning := require_store(self.config.tracking, result.name):
             print_problems([warning])
         if self._all_refused(plan, machine):
             self._record_skipped(result)

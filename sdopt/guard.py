@@ -180,20 +180,9 @@ class _Patient:
 PLAIN = "sdopt.plain"
 """The name of the way, for `str.encode`, in which what an encoding lacks is spelt."""
 
-_SPELT = {"×": "x", "≈": "~", "≥": ">=", "≤": "<=", "…": "...", "→": "->", "±": "+-", "–": "-", "—": "-", "−": "-"}
-_SPELT |= {
-    "“": '"',
-    "”": '"',
-    "‘": "'",
-    "’": "'",
-    "•": "*",
-    "·": "*",
-    "²": "2",
-    "µ": "u",
-    "Δ": "d",
-    "✓": "ok",
-    "✗": "no",
-}
+_SPELT = {"×": "x", "≈": "~", "≥": ">=", "≤": "<=", "…": "...", "→": "->", "±": "+-", "²": "2", "µ": "u", "Δ": "d"}
+_SPELT |= {"•": "*", "·": "*", "✓": "ok", "✗": "no", **dict.fromkeys("–—−", "-"), **dict.fromkeys("“”", '"')}
+_SPELT |= dict.fromkeys("‘’", "'")
 
 
 def _spelt(error: UnicodeError) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sdopt.config.composer import GateConfig
+from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.drift import judge_drift
@@ -39,7 +39,7 @@ class Judging:
         console: prints tables and paths.
     """
 
-    config: GateConfig
+    config: RunConfig
     against: str | None = None
     waived: Sequence[str] = ()
     output: Path | None = None

@@ -21,10 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sdopt.config.command import CommandLine, add_working_folder, run_hydra
-from sdopt.config.composed import Command
+from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
 from sdopt.config.composer import HydraComposer
-from sdopt.config.hydra_job import hide_passwords, job_folder, with_resumed
-from sdopt.config.messages import in_one_line
+from sdopt.config.compositions import in_one_line
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ENDINGS,
@@ -119,17 +118,19 @@ def launch(
         with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
             launched.folder, launched.sweep = None if command.dry else folder, command.sweep
             try:
-                if command.sweep:
+                if command.composer is None:
                     ready()  # jobs may print from other processes
                     sweep = SweepJob(_this_process())
                     command.run(sweep, folder)
                     launched.occupied = bool(sweep.occupied)
                 else:
-                    _run_one(command, folder, ["sdopt", "run", *argv], ready, brief)
+                    experiment = partial(Experiment, command=["sdopt", "run", *argv], ready=ready, brief=brief)
+                    _run_one(command, command.composer, folder, experiment)
             except (SdoptError, KeyboardInterrupt):
                 raise
             except Exception as error:
-                launched.lost = _lost_job(error, command)
+                _require_lost_job(error, command)
+                launched.lost = True
             if command.dry:
                 errors = [read_error(file.parent) for file in folder.rglob("error.json")]
                 launched.code = max((error.exit_code for error in errors if error), default=0)
@@ -138,19 +139,16 @@ def launch(
     return launched
 
 
-def _run_one(command: Command, place: Path, given: Sequence[str], ready: Callable[[], None], brief: bool) -> None:
+def _run_one(command: Command, composer: HydraComposer, place: Path, experiment: Callable[..., Experiment]) -> None:
     """Measures the study of a single run. Raises what ended it, after it is recorded in the folder."""
     errors: list[Exception] = []
-    _require_free(command)
+    _require_free(command.folder, composer.current.resume)
 
     def job(_cfg: DictConfig) -> Any:
         folder = job_folder()
         try:
             hide_passwords()
-            assert command.composer is not None
-            timeline = Timeline("Python, Hydra and their imports", process_begun())
-            experiment = partial(Experiment, command=given, ready=ready, brief=brief)
-            return _measured(command.composer, folder, timeline, experiment)
+            return _measured(composer, folder, Timeline("Python, Hydra and their imports", process_begun()), experiment)
         except Exception as error:
             _record(error, folder, in_a_sweep=False)
             # Raising here would make Hydra print the overrides of the job first.
@@ -166,19 +164,16 @@ def _require_writable(command: Command) -> None:
     """Raises UsageError if the folder of a command cannot be made."""
     above = next(path for path in (command.folder, *command.folder.absolute().parents) if os.path.lexists(path))
     if not (above.is_dir() and os.access(above, os.W_OK)):
-        key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
-        raise UsageError(f"{above}: no folder that can be written; choose another with {key}=…")
+        raise UsageError(f"{above}: no folder that can be written; choose another with {command.place}=…")
 
 
-def _require_free(command: Command) -> None:
+def _require_free(folder: Path, resume: str | None) -> None:
     """Checks a run's folder before Hydra replaces the record of the command there, with which a study is resumed.
 
     Raises:
         OccupiedError: it holds a result, and the command does not resume that; or another process writes it.
     """
-    assert command.composer is not None
-    folder = command.folder
-    if (folder / "result.json").is_file() and not command.composer.current.resume:
+    if (folder / "result.json").is_file() and not resume:
         again = command_line("run", f"resume={folder}")
         raise OccupiedError(f"{folder}: holds a result; continue it with `{again}`, or choose another")
     if folder.is_dir():
@@ -238,11 +233,11 @@ def _this_process() -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-def _lost_job(error: Exception, command: Command) -> bool:
-    """Says which job of a sweep a launcher lost, and returns True.
+def _require_lost_job(error: Exception, command: Command) -> None:
+    """Says which job of a sweep a launcher lost.
 
     Raises:
-        Exception: the error, explained, if it is another one.
+        Exception: the error, told for the user unless it is one of sdopt's own, if it is another one.
     """
     folder = command.folder
     begun = any(path.is_dir() for path in folder.iterdir()) if command.sweep and folder.is_dir() else folder.is_dir()
@@ -251,26 +246,15 @@ def _lost_job(error: Exception, command: Command) -> bool:
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         problem = f"a job of {folder} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
         print_problems([f"{problem}; `{again}` measures the rest"])
-        return True
-    other = _explained(error, command, begun)
-    if other is error:
+    elif isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
+        problem = os_problem(error, folder)
+        if not begun and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
+            problem = f"{error.filename or folder}: {error.strerror}; choose a writable folder with {command.place}=…"
+        raise (UnavailableError if begun else UsageError)(problem) from error
+    elif begun or way_out(error):
         raise error
-    raise other from error
-
-
-def _explained(error: Exception, command: Command, begun: bool) -> Exception:
-    """Translates an error that ended a command for the user; returns internal errors of sdopt unchanged."""
-    if isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
-        problem = os_problem(error, command.folder)
-        if begun:
-            return UnavailableError(problem)
-        unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
-        key = "hydra.sweep.dir" if command.sweep else "hydra.run.dir"
-        if unwritable:
-            problem = f"{error.filename or command.folder}: {error.strerror}"
-            return UsageError(f"{problem}; choose a writable folder with {key}=…")
-        return UsageError(problem)
-    return error if begun or way_out(error) else UsageError(in_one_line(error) or type(error).__name__)
+    else:
+        raise UsageError(in_one_line(error) or type(error).__name__) from error
 
 
 class InterruptedStudy(KeyboardInterrupt):

@@ -525,7 +525,9 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         choices = limits["choices"]
         return None if all(each in choices for each in chosen) else f"choose one of {', '.join(map(str, choices))}"
     if "each" in limits:
-        return _any_out_of_range(chosen, limits["each"])
+        limits = limits["each"]
+        if len(set(chosen)) < max(1, len(chosen)):
+            return "names one twice" if chosen else "must name at least one"
     bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
     if all(holds(number, bound) for number in _numbers(value) for _, holds, bound in bounds):
         return None
@@ -562,12 +564,3 @@ def wrong_label(name: str) -> str | None:
 
 _LONGEST_NAME = 120
 """Leaves room for a date and a suffix within the 255 bytes of a file name."""
-
-
-def _any_out_of_range(numbers: Sequence[Any], limits: Mapping[str, Any]) -> str | None:
-    """Returns the violated requirement of one or more distinct whole numbers; None if all are within the limits."""
-    if any(type(number) is not int for number in numbers):
-        return "must be a whole number, or a list of them"
-    if len(set(numbers)) < max(1, len(numbers)):
-        return "must name at least one" if not numbers else "names one twice"
-    return next((wrong for number in numbers if (wrong := out_of_range(number, limits))), None)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from sdopt.cli import COMMANDS, main
-from sdopt.config.hydra_job import hide_passwords
+from sdopt.config.composed import hide_passwords
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems, shell_word
 from sdopt.guard import end_with_code
 from sdopt.limits import require_limits

@@ -1,21 +1,33 @@
-"""Composes a command line once: what it asks for, and where it writes."""
+"""A command line of `sdopt run`: what it resumes, what it composes, where it writes, and what Hydra records of it."""
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.command import CommandLine, run_hydra
 from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import Compositions, composition_errors
 from sdopt.config.groups import default_options, require_overrides
-from sdopt.config.overrides import key_of, listed, parsed_override, quoted
+from sdopt.config.models import own_functions
+from sdopt.config.overrides import group_of, key_of, listed, merge_overrides, parsed_override, quoted, written_key
+from sdopt.config.parse import COMMAND_KEYS
 from sdopt.config.paths import CONF, CONFIG_NAME
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, without_passwords
+from sdopt.record.files import read_result
+from sdopt.study.resume import EXTENSIONS
+
+_OWN_CODE = ("patch", "model", "model.factory")
+"""Keys that name functions of a user's files."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +36,12 @@ class Command:
 
     Attributes:
         line: the command line.
-        sweep: whether it asks for a sweep, by `-m` or by `hydra.mode`.
         folder: the folder of the run or of the sweep.
         dry: whether it only asks for its plan.
         composer: composes the variants of a single run; None for a sweep, whose jobs have one each.
     """
 
     line: CommandLine
-    sweep: bool
     folder: Path
     dry: bool
     composer: HydraComposer | None
@@ -58,10 +68,20 @@ class Command:
             _require_place(line, sweep)
             if sweep:
                 _require_options(line, compositions)
-                return cls(line, True, folder, bool(cfg.get("dry_run")), None)
+                return cls(line, folder, bool(cfg.get("dry_run")), None)
             composed = (cfg, cfg.hydra) if single == list(line.overrides) else None
             composer = HydraComposer(line.task, [*path, *rest], composed)
-        return cls(line, False, folder, composer.current.dry_run, composer)
+        return cls(line, folder, composer.current.dry_run, composer)
+
+    @property
+    def sweep(self) -> bool:
+        """Whether it asks for a sweep, by `-m` or by `hydra.mode`."""
+        return self.composer is None
+
+    @property
+    def place(self) -> str:
+        """The key that names its folder."""
+        return "hydra.sweep.dir" if self.sweep else "hydra.run.dir"
 
     def run(self, job: Callable[[DictConfig], Any], folder: Path) -> None:
         """Runs a job by Hydra: once, or in a sweep once per combination.
@@ -74,8 +94,8 @@ class Command:
             Exception: whatever Hydra or a launcher raises, and a job that does not keep its errors to itself.
         """
         # A launcher's process may begin in another folder: for each job the sweep's folder is this one.
-        key, folder = ("hydra.sweep.dir", folder.absolute()) if self.sweep else ("hydra.run.dir", folder)
-        overrides = [*_without(self.line.overrides, key), f"{key}={quoted(str(folder))}"]
+        folder = folder.absolute() if self.sweep else folder
+        overrides = [*_without(self.line.overrides, self.place), f"{self.place}={quoted(str(folder))}"]
         flags = ["-m"] if self.line.multirun else []
         flags += ["--config-dir", str(self.line.config_dir)] if self.line.config_dir else []
         run_hydra([*flags, *overrides], job)
@@ -148,3 +168,135 @@ def _require_job(hydra: DictConfig, sweep: bool) -> None:
     subdir = Path(str(OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"]))  # type: ignore[call-overload, index]
     if subdir.is_absolute() or ".." in subdir.parts:
         raise UsageError(f"hydra.sweep.subdir={subdir}: must be a folder below hydra.sweep.dir")
+
+
+def with_resumed(argv: Sequence[str]) -> list[str]:
+    """Expands `resume=<folder>` into the command line that was recorded in the folder of a run or a sweep.
+
+    A command line without `resume` is returned as it is. Overrides of tracking, `retry_failed` and the keys that extend
+    a study win over the recorded ones.
+
+    Raises:
+        UsageError: another override is given with `resume`, or the folder holds no recorded command line.
+    """
+    named = [a for a in argv if a.lstrip("+").startswith("resume=") and a.lstrip("+") != "resume=null"]
+    if not named:
+        if any(argument.lstrip("+") == "retry_failed=true" for argument in argv):
+            raise UsageError(
+                "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
+            )
+        return list(argv)
+    folder = _folder_of(named[0].partition("=")[2])
+    beside = [argument for argument in argv if argument != named[0]]
+    kept = [
+        argument
+        for argument in beside
+        if group_of(written_key(argument)) in ("tracking", "retry_failed") or written_key(argument) in EXTENSIONS
+    ]
+    own_code = [argument for argument in beside if own_functions([argument]) and written_key(argument) in _OWN_CODE]
+    passed = (*kept, *own_code, "-m", "--multirun")
+    refused = [argument for argument in beside if argument not in passed]
+    if refused:
+        raise UsageError(
+            [
+                f"{argument}: cannot be changed together with resume, which continues the study of its folder; only "
+                f"tracking, retry_failed and the keys that extend a study can be given ({', '.join(EXTENSIONS)})"
+                for argument in refused
+            ]
+        )
+    sweep = folder / "multirun.yaml"
+    source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
+    task, hydra, added = _recorded(source, folder)
+    _require_named(task, own_code)
+    folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
+    ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
+    return [
+        *(["-m"] if sweep.is_file() else []),
+        *(part for path in added for part in ("--config-dir", path)),
+        *(override for override in merge_overrides(_as_measured(task, folder), kept) if key_of(override) not in ours),
+        *(override for override in hydra if key_of(override) not in ours),
+        *(override for override in kept if key_of(override) in ours),
+        f"{folder_key}={quoted(str(folder))}",
+        f"resume={quoted(str(folder))}",
+    ]
+
+
+def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
+    """Checks that the command names each function of one's own that a recorded command would run again.
+
+    Raises:
+        UsageError: a folder, which may come from anybody, would decide which code runs.
+    """
+    said = own_functions(given)
+    if lacking := [function for function in own_functions(recorded) if function not in said]:
+        factories = own_functions(override for override in recorded if group_of(key_of(override)) == "model")
+        key = "model" if lacking[0] in factories else "patch"
+        raise UsageError(
+            f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in "
+            f"{key}={lacking[0]}, so that a folder never decides what runs"
+        )
+
+
+def _folder_of(value: str) -> Path:
+    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has."""
+    folder = Path(value).expanduser()
+    if not folder.exists():
+        with suppress(UsageError):
+            folder = Path(str(parsed_override(f"resume={value}").value())).expanduser()
+    return folder
+
+
+def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Reads the overrides of a command, those of Hydra's own keys, and the folders that it added.
+
+    Raises:
+        UsageError: the file is missing, or was not written by Hydra.
+    """
+    name = source.relative_to(folder)
+    if not source.is_file():
+        raise UsageError(
+            f"resume={folder}: has no {name}, which records what was run there; name the folder of a run or of a sweep"
+        )
+    try:
+        recorded: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=False)
+        overrides, sources = recorded["hydra"]["overrides"], recorded["hydra"]["runtime"]["config_sources"]
+        task, hydra = (
+            [str(override) for override in overrides["task"]],
+            [str(override) for override in overrides["hydra"]],
+        )
+        return task, hydra, [str(item["path"]) for item in sources if item["provider"] == "command-line"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UsageError(
+            f"resume={folder}: {name}, which records what was run there, is damaged ({reason}); "
+            "run the command again in another folder"
+        ) from error
+
+
+def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
+    """Returns the overrides of a run, with the values that its result has for the keys that extend a study.
+
+    Hydra records a command line before sdopt has accepted the extension, so the recorded values may be wrong.
+    """
+    if not (folder / "result.json").is_file():
+        return list(overrides)
+    config = read_result(folder).config.flat()
+    recorded = {key: "null" if config[key] is None else config[key] for key in EXTENSIONS}
+    return [f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o for o in overrides]
+
+
+def job_folder() -> Path:
+    """Returns the folder that Hydra made for the running job."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def hide_passwords() -> None:
+    """Takes the passwords of addresses out of what Hydra has recorded of the running job, and of its sweep."""
+    recorded = [*(job_folder() / ".hydra").glob("*.yaml"), Path(HydraConfig.get().sweep.dir) / "multirun.yaml"]
+    for file in recorded:
+        with suppress(FileNotFoundError):
+            text = file.read_text(encoding="utf-8")
+            if (hidden := without_passwords(text)) != text:
+                beside = file.with_name(f"{file.name}.{os.getpid()}")  # jobs may do so at once
+                beside.write_text(hidden, encoding="utf-8")
+                beside.replace(file)

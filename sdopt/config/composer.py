@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import NONE, as_choice, as_override, listed
-from sdopt.schema import Gate, Tracking
+from sdopt.schema import Tracking
 from sdopt.study.designs import difference
 from sdopt.variant import Variant
 
@@ -354,24 +354,15 @@ def _search_path(config_dir: Path | None) -> list[str]:
     return [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
 
 
-@dataclass(frozen=True)
-class GateConfig:
-    """The sections that judging an existing result needs."""
-
-    gate: Gate
-    tracking: Tracking
-
-
-def gate_of(overrides: Sequence[str]) -> GateConfig:
-    """Returns the chosen gate (`default` if none is chosen) and the tracking section.
+def gate_of(overrides: Sequence[str]) -> RunConfig:
+    """Returns the configuration with the chosen gate (`default` if none is chosen), for commands that measure nothing.
 
     Raises:
-        UsageError: they are not valid, or a key is given that has no effect on what was measured.
+        UsageError: it is not valid, or a key is given that has no effect on what was measured.
     """
     _require_sections(overrides, "gate", "tracking")
     with composer_of(with_gate(overrides)) as composer:
-        run = composer.current
-    return GateConfig(run.gate, run.tracking)
+        return composer.current
 
 
 def _require_sections(overrides: Sequence[str], *sections: str) -> None:

@@ -1,26 +1,35 @@
 """Composes the configuration of a command that has a file of its own in `conf/`, beside that of `sdopt run`."""
 
-import difflib
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from sdopt.config.messages import in_one_line
+from sdopt.config.compositions import in_one_line
+from sdopt.config.groups import optimization_options
+from sdopt.config.overrides import group_of, key_of
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
+from sdopt.schema import Serving
 
 T = TypeVar("T")
 
+BATCHES = "workload.batch_size=[1,2,4,8]"
+"""The batch sizes of a server where nobody names others."""
 
-def own_node(command: str, kind: type, overrides: Sequence[str]) -> DictConfig:
-    """Returns the file of a command with overrides applied, untyped.
+_SERVED = (
+    *("model", "scheduler", "hardware", "task", "patch", "protocol.timeout_s"),
+    *(f"workload.{key}" for key in ("batch_size", "guidance_scale", "negative_prompt", "size", "steps")),
+)
+"""Sections, and keys of others, that a server reads beside the options."""
+
+
+def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
+    """Returns the file of a command with overrides applied, typed and within its ranges.
 
     Args:
         command: as on the command line, `train-reference`; its file is `conf/train_reference.yaml`.
@@ -28,36 +37,19 @@ def own_node(command: str, kind: type, overrides: Sequence[str]) -> DictConfig:
         overrides: the overrides of the command line.
 
     Raises:
-        UsageError: an override names no key, or cannot be read.
-    """
-    try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            return compose(command.replace("-", "_"), list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(_explain(error, command, kind)) from error
-
-
-def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
-    """Returns the typed configuration of a command; see `own_node`.
-
-    Raises:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are
             reported together.
     """
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            node = compose(command.replace("-", "_"), list(overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(in_one_line(error, command, lambda: _keys(kind))) from error
     problems: list[str] = []
-    config: T = build_typed("", own_node(command, kind, overrides), kind, problems)
+    config: T = build_typed("", node, kind, problems)
     if problems:
         raise UsageError(problems)
     return config
-
-
-def _explain(error: Exception, command: str, kind: type) -> str:
-    unknown = re.match(r"Could not override '([^']+)'", str(error))
-    if unknown is None:
-        return in_one_line(error)
-    near = difflib.get_close_matches(unknown[1], list(_keys(kind)), n=2)
-    advice = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{unknown[1]}: unknown key; {advice}`sdopt {command} --help` lists all"
 
 
 def _keys(section: Any, prefix: str = "") -> Iterator[str]:
@@ -66,3 +58,49 @@ def _keys(section: Any, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{name}"
         if is_dataclass(kind):
             yield from _keys(kind, f"{prefix}{name}.")
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """The file of `sdopt serve` as a whole."""
+
+    serving: Serving
+
+
+def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
+    """Returns `conf/serve.yaml` with the overrides of a command line applied, and the overrides of what is served.
+
+    Raises:
+        UsageError: an override names no key, is out of its range, or would have no effect on a server.
+    """
+    # `engine=ray` alone is what one types.
+    overrides = [f"serving.{override}" if override.startswith("engine=") else override for override in overrides]
+    own = [override for override in overrides if group_of(key_of(override)) == "serving"]
+    others = [override for override in overrides if override not in own]
+    serving = own_config("serve", ServeCommand, own).serving
+    problems = list(without_effect(others))
+    if serving.engine == "local":
+        given = [override for override in own if key_of(override) in ("serving.replicas", "serving.most_replicas")]
+        problems += [f"{override}: has no effect on one machine; choose engine=ray" for override in given]
+    elif serving.port == 0:
+        problems.append("serving.port=0: Ray's proxies need a port that is named")
+    if problems:
+        raise UsageError(problems)
+    return serving, others
+
+
+def without_effect(overrides: Sequence[str], more: Sequence[str] = ()) -> Iterator[str]:
+    """Yields a line for each override that nothing which is served depends on.
+
+    Args:
+        overrides: those of what is served.
+        more: further sections and keys that a command reads.
+    """
+    known = {*_SERVED, *more, *(group for group, _ in optimization_options())}
+    for override in overrides:
+        key = key_of(override)
+        section = group_of(key)
+        if not (key in known or section in known or override.startswith("+")):
+            keys = [name for name in (*_SERVED, *more) if name.startswith(f"{section}.")]
+            choice = f"; of this section it reads {', '.join(keys)}" if keys else ""
+            yield f"{override}: has no effect on a server; leave it out{choice}"

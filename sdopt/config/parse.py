@@ -27,7 +27,6 @@ from sdopt.schema import (
     Model,
     Protocol,
     Quality,
-    Rule,
     Scheduler,
     Task,
     Tracking,
@@ -100,7 +99,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     optimizations: dict[str, Optimization] = {}
     for key, kind in SECTIONS.items():
         if key in cfg:
-            sections[key] = (_gate if kind is Gate else build_typed)(key, cfg[key], kind, problems)
+            sections[key] = build_typed(key, cfg[key], kind, problems)
         else:
             problems.append(f"{key}: this group must be chosen; it cannot be removed")
     for key in map(str, cfg):
@@ -245,21 +244,3 @@ def _wrong_contract(option: Optimization) -> str | None:
     if promised in list(Contract):
         return None
     return f"unknown contract ({promised}); choose one of {', '.join(Contract)}"
-
-
-def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:
-    """Builds a gate and types its rules one by one: OmegaConf leaves the items of a list within a mapping untyped."""
-    if not isinstance(node, DictConfig):
-        build_typed(path, node, kind, problems)  # says what is wrong
-        return None
-    gate: Gate | None = build_typed(
-        path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems
-    )
-    rules: dict[str, list[Rule]] = {}
-    for contract, listed in (node.get("rules") or {}).items():
-        if not OmegaConf.is_list(listed):
-            problems.append(f"{path}.rules.{contract}: must be a list of rules")
-            continue
-        made = [build_typed(f"{path}.rules.{contract}[{i}]", rule, Rule, problems) for i, rule in enumerate(listed)]
-        rules[str(contract)] = [rule for rule in made if rule is not None]
-    return None if gate is None else replace(gate, rules=rules)

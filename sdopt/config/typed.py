@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf, StringNode
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.options.base import Optimization
 from sdopt.schema import out_of_range
@@ -20,28 +20,42 @@ _BUILT: dict[tuple[str, type, str], Any] = {}
 """The objects built so far, by path, class and content: the variants of a study have most of their nodes in common."""
 
 
-def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
+def build_typed(path: str, node: Any, kind: Any, problems: list[str]) -> Any:
     """Builds the dataclass of a node, key by key, so that every problem is found and names its key.
 
     Args:
         path: the path of the node in the configuration; empty for the root.
         node: the configuration node at that path.
-        kind: the dataclass, or its base class if the node names it with `_target_`.
+        kind: the dataclass, or its base class if the node names it with `_target_`; or a list or a mapping of some.
         problems: receives the errors.
 
     Returns:
         The object, or None if there are problems.
     """
-    if not isinstance(node, DictConfig):
-        problems.append(f"{path}: must be a group of keys, not {node!r}")
-        return None
     found: list[str] = []
     made = _build(path, node, kind, found)
     problems += found
     return None if found else made
 
 
-def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
+def _build(path: str, node: Any, kind: Any, problems: list[str]) -> Any:
+    of = get_args(kind)
+    if not of:
+        return _build_one(path, node, kind, problems)
+    if node is None:
+        return get_origin(kind)()
+    if get_origin(kind) is dict and OmegaConf.is_dict(node):
+        return {str(key): _build(f"{path}.{key}", node[key], of[1], problems) for key in node}
+    if get_origin(kind) is not dict and OmegaConf.is_list(node):
+        return get_origin(kind)(_build(f"{path}[{i}]", item, of[0], problems) for i, item in enumerate(node))
+    problems.append(f"{path}: must be a {'mapping' if get_origin(kind) is dict else 'list'}, not {node!r}")
+    return None
+
+
+def _build_one(path: str, node: Any, kind: Any, problems: list[str]) -> Any:
+    if not isinstance(node, DictConfig):
+        problems.append(f"{path}: must be a group of keys, not {node!r}")
+        return None
     values: Any = OmegaConf.to_container(node, resolve=False)
     target = values.pop("_target_", None)
     cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
@@ -69,15 +83,11 @@ def _build_anew(path: str, node: DictConfig, cls: Any, values: Mapping[Any, Any]
     OmegaConf.set_readonly(schema, False)
     within = _set_fields(schema, cls, path, node, values, problems)
     required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
-    lacking = [_full(path, name) for name in required - set(values)]
-    problems += [f"{full}: must be given, as in {full}=…" for full in sorted(lacking)]
+    lacking = sorted(_full(path, name) for name in required - set(values))
+    problems += [f"{full}: must be given, as in {full}=…" for full in lacking]
     if problems:
         return None
-    try:
-        given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
-    except OmegaConfBaseException as error:  # a dataclass in a list lacks a key
-        problems.append(f"{_full(path, error.full_key or '')}: must be given")
-        return None
+    given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
     return cls(**given, **within)
 
 
@@ -109,7 +119,7 @@ def _set_fields(
     """Merges a node's values into the schema of its class, each checked by type and range.
 
     Returns:
-        The fields that are dataclasses themselves, built: a schema would take them without their ranges.
+        The fields that hold dataclasses, built: a schema would take them without their ranges.
     """
     limits = {field.name: field.metadata for field in fields(cls)}
     hints = get_type_hints(cls)
@@ -120,8 +130,8 @@ def _set_fields(
             problems.append(f"{full}: unknown key; the keys are {', '.join(limits) or 'none'}")
         elif OmegaConf.is_missing(node, key):
             problems.append(f"{full}: must be given, as in {full}=…")
-        elif (kind := _dataclass_within(hints[key])) is not None and value is not None:
-            within[key] = build_typed(full, node[key], kind, problems)
+        elif (kind := _structure(hints[key])) and (value is not None or NoneType not in get_args(hints[key])):
+            within[key] = _build(full, node[key], kind, problems)
         else:
             problems += _set_field(schema, key, full, node, limits[key])
     return within
@@ -137,8 +147,6 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
         numbers = "each" in limits and not (node[key] is None and schema[key] is None)
         schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
-    except MissingMandatoryValue:  # in a dataclass in a list; building the object reports it
-        return []
     except OmegaConfBaseException as error:
         if "each" in limits and isinstance(node[key], str):
             return [f"{full}={node[key]}: must be a whole number, or a list of them"]
@@ -158,7 +166,9 @@ def _numbers(given: Any) -> Any:
     return found["values"] if is_list else found["values"][0]
 
 
-def _dataclass_within(annotation: Any) -> Any:
-    """Returns the dataclass in an annotation, as `Sheet` in `Sheet | None`; None if there is none."""
-    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    return next((kind for kind in kinds if is_dataclass(kind)), None)
+def _structure(annotation: Any) -> Any:
+    """Returns an annotation, without `| None`, that is a dataclass or a list or mapping of them; None for others."""
+    within = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        return next(filter(None, map(_structure, within)), None)
+    return annotation if is_dataclass(annotation) or any(map(_structure, within)) else None

@@ -94,43 +94,35 @@ def optimize(
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
     cls, before, process = type(pipe), Snapshot.of(pipe), ProcessChanges()
-    try:
-        with process.noted(applying=True):
-            assembly = _apply(pipe, plan, prompts, before)
-    except Exception:
-        process.put_back()
-        raise
-    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts), process=process))
-    return pipe
-
-
-def _apply(pipe: "DiffusionPipeline", plan: Plan, prompts: Sequence[str], before: Snapshot) -> Assembly:
-    """Applies the options of a plan; if one fails, restores the pipeline, or adds to the error that it cannot be."""
     assembly = Assembly(pipe, plan.options)
     try:
-        pipe.scheduler = plan.scheduler
-        _apply_at_loading(pipe, plan)
-        assembly.apply()
-        if prompts:
-            assembly.prepare_inputs(prompts)
+        with process.noted(applying=True):
+            _apply(assembly, plan, prompts)
     except Exception as error:
+        process.put_back()
         begun = dict(islice(plan.options.items(), len(assembly.proofs) + 1))
         if _lost(begun, plan.choices, before):
             error.add_note("The pipeline has been changed and cannot be restored: load it again.")
         else:
             before.restore(pipe)
         raise
-    return assembly
+    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts), process=process))
+    return pipe
 
 
-def _apply_at_loading(pipe: "DiffusionPipeline", plan: Plan) -> None:
-    """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
+def _apply(assembly: Assembly, plan: Plan, prompts: Sequence[str]) -> None:
+    """Applies the options of a plan: first what they ask for at loading, then they themselves."""
+    pipe = assembly.pipe
+    pipe.scheduler = plan.scheduler
     # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
     if plan.dtype is not None:
         pipe.to(dtype=plan.dtype)
     for name, part in plan.parts.items():
         setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
+    assembly.apply()
+    if prompts:
+        assembly.prepare_inputs(prompts)
 
 
 def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any) -> Report:

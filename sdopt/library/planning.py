@@ -87,7 +87,8 @@ def plan_for(
     # What a file from the hub holds is known only now.
     _require(ctx, options, variant.choices, [])
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
-    parts = _parts(pipe, options, model, dtype or denoiser_of(pipe).dtype)
+    others = dtype or denoiser_of(pipe).dtype
+    parts = {name: part for option in options.values() for name, part in option.parts_for(pipe, model, others).items()}
     return Plan(options, variant.choices, ctx, scheduler, dtype, parts)
 
 
@@ -182,10 +183,3 @@ def _require(
             found.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
     if problems or found:
         raise ConflictError([*problems, *found])
-
-
-def _parts(
-    pipe: "DiffusionPipeline", options: Mapping[str, Optimization], model: LoadedModel, dtype: torch.dtype
-) -> dict[str, Any]:
-    """Returns the parts that replace a pipeline's own, which is not changed yet."""
-    return {name: part for option in options.values() for name, part in option.parts_for(pipe, model, dtype).items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from sdopt.config.composer import composer_of, tracking_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
-from sdopt.config.serving import BATCHES
+from sdopt.config.own import BATCHES
 from sdopt.errors import ConflictError, command_line, print_problems
 from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config
@@ -25,8 +25,8 @@ from sdopt.scratch import scratch_folder
 from sdopt.serving.engine import unservable
 from sdopt.tracking import client
 from sdopt.tracking.client import NOTE, ROLE, Run
-from sdopt.tracking.projection import note_of
-from sdopt.tracking.store import ask, require_mlflow, require_store
+from sdopt.tracking.runs import note_of
+from sdopt.tracking.store import ask, require_store
 from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine, find_machine
@@ -70,10 +70,8 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
         if chosen.dry_run:
             return record
         measure = partial(_measure, load, rows, refused, record, machine, context, say)
-    if tracking.kind == "mlflow":
-        require_mlflow()
-        if warning := require_store(tracking, load.title):
-            print_problems([warning])
+    if warning := require_store(tracking, load.title):
+        print_problems([warning])
     folder.mkdir(parents=True)
     try:
         measure()

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from sdopt.config.composer import load_of
 from sdopt.config.overrides import group_of, key_of
-from sdopt.config.own import own_config
+from sdopt.config.own import own_config, serving_config, without_effect
 from sdopt.config.paths import options_of
-from sdopt.config.serving import serving_config, without_effect
 from sdopt.errors import UsageError
 from sdopt.schema import SEEDS, Serving, bounded, wrong_name
 from sdopt.traffic.figures import early_stopping, wanted_share

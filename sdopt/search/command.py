@@ -29,9 +29,8 @@ from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Run
-from sdopt.tracking.projection import common_tags, note_of, time_of
-from sdopt.tracking.runs import digest_of
-from sdopt.tracking.store import ask, require_mlflow, require_store
+from sdopt.tracking.runs import common_tags, digest_of, note_of, time_of
+from sdopt.tracking.store import ask, require_store
 from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine, find_machine
 
@@ -115,10 +114,8 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: b
         UsageError: a storage cannot be written, or an earlier call's files and trials do not belong together.
     """
     config, tracking = prepared.config, prepared.baseline.tracking
-    if tracking.kind == "mlflow":
-        require_mlflow()
-        if warning := require_store(tracking, config.title):
-            say(warning)
+    if warning := require_store(tracking, config.title):
+        say(warning)
     name = f"{config.title}-{_identity(prepared)}"
     folder = Path(config.folder) / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from omegaconf import OmegaConf
-
-from sdopt.config.own import own_node
-from sdopt.config.typed import build_typed
+from sdopt.config.own import own_config
 from sdopt.errors import UsageError
 from sdopt.record.choices import as_override
 from sdopt.schema import bounded, wrong_name
@@ -25,7 +22,7 @@ INTERVALS = "_intervals"
 class Part:
     """One part of the suite, which runs in a process of its own."""
 
-    name: str
+    name: str = ""
     """Its key in `parts`, and its folder."""
     kind: str = bounded(choices=KINDS)
     """`doctor` describes the machine and its ceilings; `tests` runs the tests that need a GPU; `noise` is a study of
@@ -82,13 +79,13 @@ class SuiteConfig:
     on_cpu: list[str] = field(default_factory=list)
     """Overrides of every study on a CPU, which win over its own."""
 
-    parts: tuple[Part, ...] = ()
-    """All parts, in order of value."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """All parts by name, in order of value."""
 
     @property
     def chosen(self) -> list[Part]:
         """The parts that this call is to run."""
-        chosen = [part for part in self.parts if not self.only or part.name in self.only]
+        chosen = [part for part in self.parts.values() if not self.only or part.name in self.only]
         if not self.intervals:
             return chosen
         return [
@@ -105,40 +102,20 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are
             reported together.
     """
-    node = own_node("gpu-suite", SuiteConfig, overrides)
-    OmegaConf.set_struct(node, False)
-    problems: list[str] = []
-    given = node.get("parts")
-    parts: list[Part] = []
-    if not OmegaConf.is_dict(given):
-        problems.append("parts: must be a mapping of parts by name")
-    else:
-        for key in map(str, given):
-            if wrong := wrong_name(key):
-                problems.append(f"parts.{key}: {wrong}")
-            elif not OmegaConf.is_dict(given[key]):
-                problems.append(f"parts.{key}: must be a group of keys, not {given[key]!r}")
-            else:
-                given[key].name = key
-                part = build_typed(f"parts.{key}", given[key], Part, problems)
-                parts += [_with_equals_signs(part)] if part else []
-                problems += _idle_keys(part) if part else []
-    plain = OmegaConf.masked_copy(node, [str(key) for key in node if key != "parts"])
-    config: SuiteConfig | None = build_typed("", plain, SuiteConfig, problems)
-    if config is not None:
-        if config.archive is not None and not config.archive.endswith(SUFFIX):
-            problems.append(f"archive={config.archive}: must end in {SUFFIX}")
-        if config.intervals and all(p.kind not in _STUDIES for p in parts if p.name in (config.only or [p.name])):
-            problems.append(f"intervals=true: none of only={config.only} is a study or options")
-        known = [part.name for part in parts]
-        problems += [
-            f"only: unknown part '{name}'; choose from {', '.join(known)}"
-            for name in config.only
-            if name not in known and not problems
-        ]
-    if problems or config is None:
+    config = own_config("gpu-suite", SuiteConfig, overrides)
+    parts = {key: _with_equals_signs(replace(part, name=key)) for key, part in config.parts.items()}
+    problems = [f"parts.{key}: {wrong}" for key in parts if (wrong := wrong_name(key))]
+    problems += [problem for part in parts.values() for problem in _idle_keys(part)]
+    if config.archive is not None and not config.archive.endswith(SUFFIX):
+        problems.append(f"archive={config.archive}: must end in {SUFFIX}")
+    if unknown := [name for name in config.only if name not in parts]:
+        known = ", ".join(parts)
+        problems += [f"only: unknown part '{name}'; choose from {known}" for name in unknown]
+    elif config.intervals and all(parts[name].kind not in _STUDIES for name in config.only or parts):
+        problems.append(f"intervals=true: none of only={config.only} is a study or options")
+    if problems:
         raise UsageError(problems)
-    return replace(config, parts=tuple(parts))
+    return replace(config, parts=parts)
 
 
 def _with_equals_signs(part: Part) -> Part:

@@ -1,5 +1,7 @@
 """What a part of each kind runs, and what it has found; a study of some options, each alone."""
 
+import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,11 +17,15 @@ from sdopt.config.paths import options_of
 from sdopt.doctor.options import compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.statistics.outcomes import Standing
-from sdopt.suite import findings as found
+from sdopt.record.files import read_result
+from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.statistics.figures import Figures, figures_of, ratio_text
+from sdopt.statistics.noise import noise_of
+from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
+from sdopt.statistics.words import gib_text
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.process import Run
-from sdopt.suite.record import Finding
+from sdopt.suite.record import Ending, Finding
 from sdopt.variant import Variant
 
 ENDS_WELL = {"tests": (0, 1, 5)}
@@ -72,7 +78,7 @@ class Job:
             self.folder.mkdir(parents=True, exist_ok=True)
             return run(self.command, self.folder / "doctor.json")
         if self.kind == "tests":
-            ended = found.tests_in(self.log).items()
+            ended = tests_in(self.log).items()
             done = [test for test, outcome in ended if outcome == "PASSED" or not self.retry]
             return run([*self.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
         if (self.folder / "result.json").is_file():
@@ -92,14 +98,14 @@ class Job:
         if self.kind in ("doctor", "tests"):
             with suppress(OSError, ValueError, KeyError):
                 doctor = self.kind == "doctor"
-                return found.machine_findings(self.folder / "doctor.json") if doctor else found.test_findings(self.log)
+                return machine_findings(self.folder / "doctor.json") if doctor else test_findings(self.log)
             return []
-        result = found.result_in(self.folder)
+        result = result_in(self.folder)
         if self.kind == "options":
-            return [*self.left_out, *found.option_findings(result, self.tried)]
+            return [*self.left_out, *option_findings(result, self.tried)]
         if result is None:
             return []
-        return found.noise_findings(result) if self.kind == "noise" else found.study_findings(result)
+        return noise_findings(result) if self.kind == "noise" else study_findings(result)
 
 
 def obstacle_to(part: Part, device: Device) -> str:
@@ -221,10 +227,10 @@ def option_study(
             continue
         own = [name, *settings.get(name, ())]
         tried.append(name)
-        rows[found.row_of(name)] = [fit.beside, *own] if fit.beside else own
+        rows[row_of(name)] = [fit.beside, *own] if fit.beside else own
         if fit.beside:
-            beside[found.row_of(name)] = fit.beside
-    references = {other: f"with {found.row_of(other)}" for other in beside.values()}
+            beside[row_of(name)] = fit.beside
+    references = {other: f"with {row_of(other)}" for other in beside.values()}
     variants = {BASELINE: [], **{name: [other] for other, name in references.items()}, **rows}
     edges = [(name, references[beside[name]] if name in beside else BASELINE) for name in variants if name != BASELINE]
     listed = {name: ", ".join(f'"{override}"' for override in given) for name, given in variants.items()}
@@ -233,3 +239,111 @@ def option_study(
     study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
     overrides = (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if rows else ()
     return OptionStudy(overrides, tuple(left_out), tuple(tried))
+
+
+_TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+
+
+def machine_findings(diagnosis: Path) -> list[Finding]:
+    """Returns the machine and its ceilings, from the output of `sdopt doctor --json`. Raises ValueError, OSError."""
+    found = json.loads(diagnosis.read_text(encoding="utf-8"))
+    device, packages = found["device"], found["packages"]
+    facts = [f"driver {device['driver']}"] if device["driver"] else []
+    facts += [f"Python {found['python']}", *(f"{name} {packages[name]}" for name in ("torch",) if name in packages)]
+    findings = [Finding(device["name"], found["start_method"], ", ".join([*facts, found["platform"]]))]
+    for ceiling in found["ceilings"]:
+        if ceiling["failure"]:
+            findings.append(Finding(ceiling["kind"], "failed", ceiling["failure"]))
+        else:
+            findings.append(Finding(ceiling["kind"], "ok", f"{ceiling['rate']:.4g} {ceiling['unit']}"))
+    runs = [option["runs"] for option in found["options"]]
+    return [
+        *findings,
+        Finding("options", "ok", f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"),
+    ]
+
+
+def tests_in(log: Path) -> dict[str, str]:
+    """Returns the outcome of each test in a log of pytest, by its id; {} if there is none."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
+
+
+def test_findings(log: Path) -> list[Finding]:
+    """Returns the number of tests by outcome, and each failed test; also for stopped and collect-only runs."""
+    lines, ended = log.read_text(encoding="utf-8", errors="replace").splitlines(), tests_in(log)
+    if collected := next((line for line in lines if re.match(r"\d+(/\d+)? tests? collected", line)), None):
+        return [Finding("tests", "not run", f"without a GPU: {collected}")]
+    counts = {state: list(ended.values()).count(state) for state in dict.fromkeys(ended.values())}
+    found = [Finding("tests", "", ", ".join(f"{n} {state.lower()}" for state, n in counts.items()) or "none ran")]
+    return found + [Finding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")]
+
+
+def noise_findings(result: StudyResult) -> list[Finding]:
+    """Returns how much identical processes differed."""
+    noise = noise_of(result)
+    if noise is None:
+        return []
+    labels = {
+        "between_rounds": "standard deviation between the rounds of one process",
+        "between_processes": "standard deviation between processes, beyond that of their rounds",
+        "of_ratio": "standard deviation of the speed-up of one process over an equal one",
+        "first_round": "the first round takes longer by",
+        "memory": "the largest peak memory is larger than the smallest by",
+    }
+    of = f"{noise.processes} equal processes, {noise.rounds} rounds, {noise.schedule}"
+    return [
+        Finding(of, "ok", ""),
+        *(
+            Finding(text, "ok", "exactly 0" if noise.figures[name] == 0 else f"{100 * noise.figures[name]:.2f} %")
+            for name, text in labels.items()
+            if name in noise.figures
+        ),
+    ]
+
+
+def row_of(option: str) -> str:
+    """Returns the name of an option's variant in a study of options."""
+    return option.replace("=", " ")
+
+
+def option_findings(result: StudyResult | None, tried: Sequence[str]) -> list[Finding]:
+    """Returns what the study shows of each option, and why it shows nothing of those in `tried` that are left."""
+    shown = [] if result is None else outcomes_of(result)
+    found = [Finding(option_of(outcome), str(outcome.standing), outcome.why) for outcome in shown]
+    rows = {} if result is None else {row.name: row for row in result.variants}
+    known = {finding.name for finding in found}
+    return found + [_nothing_of(option, rows.get(row_of(option))) for option in tried if option not in known]
+
+
+def _nothing_of(option: str, row: VariantResult | None) -> Finding:
+    if row is None or row.status in (Status.PENDING, Status.INTERRUPTED):
+        return Finding(option, str(Ending.NOT_RUN), "the part ended before it was measured")
+    if row.status is Status.TIMEOUT:
+        return Finding(option, str(Ending.NOT_RUN), f"time limit: {row.reason}")
+    return Finding(option, str(row.status), row.reason)
+
+
+def study_findings(result: StudyResult) -> list[Finding]:
+    """Returns a line for each row of a study's table."""
+    return [_row(row) for row in figures_of(result)]
+
+
+def _row(row: Figures) -> Finding:
+    parts = [] if row.latency is None else [f"{row.latency.estimate:.4g} s per call"]
+    if (ratio := row.speedup) is not None:
+        floor = "" if ratio.floor is None else f", two identical baselines {ratio.floor:.3f}×"
+        parts.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
+    if row.headline_memory is not None:
+        parts.append(gib_text(row.headline_memory[1]))
+    if row.variant.reason:
+        parts.append(row.variant.reason)
+    return Finding(row.variant.name, str(row.variant.status), "; ".join(parts))
+
+
+def result_in(folder: Path) -> StudyResult | None:
+    """Returns the result in a run's folder; None if there is none that can be read."""
+    try:
+        return read_result(folder)
+    except UsageError:
+        return None

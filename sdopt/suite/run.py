@@ -12,8 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.statistics.outcomes import Standing
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig
-from sdopt.suite.findings import result_in
-from sdopt.suite.parts import ENDS_WELL, Job, job_of, obstacle_to
+from sdopt.suite.parts import ENDS_WELL, Job, job_of, obstacle_to, result_in
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 
@@ -61,8 +60,7 @@ def run_suite(suite: Suite) -> Record:
     record = read_record(suite.folder) or Record(suite.device.name, sdopt.__version__)
     if record.device != suite.device.name:
         raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
-    names = [part.name for part in suite.config.parts]
-    order = [*names, *(name + INTERVALS for name in names)]
+    order = [*suite.config.parts, *(name + INTERVALS for name in suite.config.parts)]
     for part in suite.config.chosen:
         before = record.entry(part.name)
         if not _is_due(suite, before):

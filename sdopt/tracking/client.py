@@ -615,14 +615,11 @@ def _fill(client: "MlflowClient", run: str, content: Run) -> None:
 
 
 def _upload(client: "MlflowClient", run: str, path: str, content: bytes | Path) -> None:
-    """Logs an artifact under a path."""
-    folder, _, name = path.rpartition("/")
+    """Logs a text, or a file, as an artifact under a path."""
     if isinstance(content, Path):
-        client.log_artifact(run, str(content), folder or None)
-        return
-    with tempfile.TemporaryDirectory() as below:
-        (Path(below) / name).write_bytes(content)
-        client.log_artifact(run, str(Path(below) / name), folder or None)
+        client.log_artifact(run, str(content), path.rpartition("/")[0] or None)
+    else:
+        client.log_text(run, content.decode(), path)
 
 
 def _sent(send: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

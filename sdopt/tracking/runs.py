@@ -1,38 +1,38 @@
-"""Logs studies, variants and sweeps as MLflow runs, from `result.json`; `projection` derives what the runs hold.
+"""Logs studies, variants and sweeps as MLflow runs, from `result.json`, and derives what the runs hold.
 
 A study is a run whose note is the result table; each variant is a run below it. Everything can be logged again
 from the file; what is there already is not logged twice.
 """
 
+import getpass
 import hashlib
+import json
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
 from sdopt.errors import UnavailableError, UsageError
+from sdopt.quality.metrics import is_imported
+from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, parse_result, to_json
-from sdopt.record.records import StudyResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report import catalog
-from sdopt.report.catalog import HTML, MARKDOWN
+from sdopt.report.catalog import HTML, MARKDOWN, markdown_table
 from sdopt.report.page.gallery import has_images
+from sdopt.report.verdicts import verdict_markdown, verdicts_of
 from sdopt.schema import Tracking
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.figures import floor_range
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.statistics.scale import Decision
+from sdopt.statistics.summary import PSNR, Summary, summary_of
 from sdopt.tracking import client
-from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, Logged, Picture, Run
-from sdopt.tracking.projection import (
-    config_yaml,
-    judged_tags,
-    logged_metrics,
-    newest_note,
-    note_of,
-    run_name,
-    study_metrics,
-    study_parameters,
-    study_tags,
-    time_of,
-    variant_run,
-    verdict_tags,
-)
+from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, Picture, Run
 from sdopt.tracking.store import ask, store_exists
 
 _SWEEP = "sdopt.sweep"
@@ -174,3 +174,258 @@ def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
         if content is not None:
             found[report.file] = content
     return found
+
+
+# What runs hold ------------------------------------------------------------------------------------------------------
+
+_NOTE_LIMIT = 8000
+
+_TAG_LIMIT = 5000
+
+_NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
+"""What the key of an image in MLflow cannot hold."""
+
+
+def time_of(moment: str | None, fallback: str) -> int:
+    """Returns a recorded time in milliseconds since 1970, as MLflow needs it."""
+    return int(1000 * datetime.fromisoformat(moment or fallback).timestamp())
+
+
+def note_of(text: str) -> str:
+    """Returns a note, cut to the length that MLflow accepts."""
+    if len(text) <= _NOTE_LIMIT:
+        return text
+    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
+
+
+def newest_note(summary: Summary, name: str) -> str:
+    """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
+    return note_of(f"**{name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures.")
+
+
+def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
+    """Returns the common tags of a study's run and its variants' runs: work, machine, software and user."""
+    environment = result.environment
+    versions = {"sdopt": environment.sdopt_version, **environment.packages}
+    return {
+        **{key: str(value)[:_TAG_LIMIT] for key, value in (result.config.tracking.tags or {}).items()},
+        STUDY: result.id,
+        "study": result.name,
+        **{name: str(value) for name, value in study_parameters(result, config).items()},
+        "device": str(environment.device["name"]),
+        **{name: versions[name] for name in ("torch", "diffusers", "sdopt") if name in versions},
+        "mlflow.user": _user(),
+        "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
+        "mlflow.source.type": "LOCAL",
+        **({"mlflow.source.git.commit": environment.sdopt_commit} if environment.sdopt_commit else {}),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return "unknown"
+
+
+def study_tags(summary: Summary) -> dict[str, str]:
+    """Returns the tags of a study's run; its note begins with the answer."""
+    result = summary.result
+    counts, floors = count_rounds(result), floor_range(result)
+    environment = result.environment
+    disturbed = bool(counts and counts.undecided)
+    return common_tags(result, result.config) | {
+        ROLE: "study",
+        "sdopt.design": result.design,
+        "sdopt.status": result.status,
+        "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.sessions": str(len(result.sessions)),
+        "sdopt.disturbed": str(disturbed).lower(),
+        **({"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))} if floors else {}),
+        **({"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"} if counts else {}),
+        **judged_tags(summary),
+    }
+
+
+def judged_tags(summary: Summary) -> dict[str, str]:
+    """Returns the tags of a study's run that change when a gate judges later."""
+    result = summary.result
+    verdicts = [verdict_markdown(summary, result.judgements)] if result.judgements else []
+    own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
+    return {
+        NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),
+        "answer": summary.sentence[:_TAG_LIMIT],
+        **({"gate.name": result.gate} if result.judgements else {}),
+    }
+
+
+def study_metrics(summary: Summary) -> dict[str, float]:
+    """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
+    best = next((row for row in summary.rows if row.recommended and row.speedup), None)
+    found = {"options/tried": float(len(summary.candidates)), "options/recommended": 0.0}
+    found["options/recommended"] = float(sum(row.recommended for row in summary.candidates))
+    if any(row.decision for row in summary.candidates):
+        found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
+    if best is not None and best.speedup is not None:
+        found["speedup"] = best.speedup.interval.estimate
+        found |= {MEMORY_RATIO.name: best.memory.interval.estimate} if best.memory else {}
+        score = best.figures.scores.get(PSNR)
+        found |= {f"quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
+    return found
+
+
+def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> Run:
+    """Returns the run of a variant; of its images only those of the first prompts, to look at.
+
+    Raises:
+        UsageError: the result names an image that is not in its folder.
+    """
+    result = summary.result
+    started, ended = time_of(result.started, result.started), time_of(result.finished, result.started)
+    several = len(result.shapes) > 1
+    # If there is one shape, a variant's may differ from the study's.
+    shapes = result.shapes if several else variant.config.shapes[:1]
+    views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
+    files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
+    shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
+    pictures = [
+        Picture(f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index)
+        for record, file in files[:shown]
+        if file.is_file()  # a record may be kept without its images
+    ]
+    evidence = [
+        {
+            "replicate": m.replicate,
+            "session": m.session,
+            **({"shape": shape.name} if several else {}),
+            "axis": e.axis,
+            "option": e.option,
+            "engaged": e.engaged,
+            **e.facts,
+        }
+        for shape, at in views
+        for m in at.measurements
+        for e in m.shapes[0].evidence
+    ]
+    # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
+    rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
+    return Run(
+        name=variant.name,
+        tags=variant_tags(summary, variant),
+        status="FINISHED" if variant.status.measured else "FAILED",
+        started=started + rank,
+        ended=ended,
+        parameters=variant_parameters(result, variant),
+        metrics=logged_metrics(summary, variant),
+        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
+        pictures=pictures,
+    )
+
+
+def variant_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
+    """Returns the tags of a variant's run."""
+    return {
+        **verdict_tags(summary, variant),  # MLflow's columns are in this order
+        **common_tags(summary.result, variant.config),
+        **variant.choices,
+        ROLE: variant.role,
+        VARIANT: variant.name,
+        "status": str(variant.status),
+        "contract": variant.contract,
+        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
+    }
+
+
+def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
+    """Returns the tags of a variant's run with its verdicts, and what it gains on top of other variants."""
+    row = summary.row(variant.name)
+    if row is None or row.is_baseline:
+        return {}
+    steps = "; ".join(step.text for step in row.steps if step.text)
+    return {
+        **{name: found for name, found in verdicts_of(row).items() if name not in ("variant", "status")},
+        "because": row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade"),
+        **({"step": steps[:_TAG_LIMIT]} if steps else {}),
+        **({"gate.name": summary.result.gate} if row.decision else {}),
+    }
+
+
+def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
+    """Returns only a few parameters, because MLflow prints all of them above each image; `config.yaml` has the rest.
+
+    Images and times that came as files tell none.
+    """
+    if result.is_imported:
+        return {}
+    sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
+    return {
+        "model": config.model.name,
+        "size": ", ".join(map(str, sizes)),
+        "steps": config.workload.steps,
+        "batch": ", ".join(map(str, batches)),
+    }
+
+
+def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
+    """Returns the choices and keys in which variants of the study differ, with this variant's values."""
+    others = [other for other in result.variants if other is not variant]
+    choices = {
+        axis: option
+        for axis, option in variant.choices.items()
+        if any(other.choices.get(axis) != option for other in others)
+    }
+    named = tuple(f"{axis}." for axis in variant.choices)
+    keys = [_flat(other.config).items() for other in result.variants]
+    own = {
+        key: value
+        for key, value in _flat(variant.config).items()
+        if not f"{key}.".startswith(named) and any((key, value) not in other for other in keys)
+    }
+    return choices | own
+
+
+def _flat(config: RecordedConfig) -> dict[str, Any]:
+    """Returns a configuration by full names, without the study's own keys, which are the same in all its variants."""
+    return {key: value for key, value in config.flat().items() if key.partition(".")[0] != "study"}
+
+
+def config_yaml(result: StudyResult) -> str:
+    """Returns the whole configuration of a study as YAML, with the versions of the software."""
+    document = json.loads(to_json(result))
+    sections = document["config"] | {"packages": document["environment"]["packages"]}
+    return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
+
+
+_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/cold_start_s")
+"""The figures of a variant that are metrics in MLflow, beside those of its images; `table.csv` and `result.json` have
+all. MLflow draws a chart of each metric."""
+
+
+def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
+    """Returns the few figures of a variant that its run has as metrics, those over the baseline with their bounds."""
+    row = summary.row(variant.name)
+    figures = row.figures if row else summary.first[variant.name]
+    bounds = [f"{SPEEDUP.name}_{end}" for end in ("low", "high")]
+    metric, _ = row.distance if row else ("", "")
+    flat = figures.flat
+    # Somebody took the trouble to bring these.
+    images = [f"quality/{name}" for name in (metric, *variant.quality) if name == metric or is_imported(name)]
+    found = {name: flat[name] for name in (*_LOGGED, *bounds, "energy/per_image_j", *images) if name in flat}
+    peak = figures.headline_memory
+    found |= {"memory_gib": peak[1]} if peak and variant.status.measured else {}
+    if row is not None and row.decision is not None:
+        found["gate/passed"] = float(row.decision is Decision.PASS)
+    for at in figures.further if variant.status.measured else ():
+        found |= {with_shape(name, at.shape.name): ratio.interval.estimate for name, ratio in at.overall.items()
+                  if ratio.measure.claim}  # fmt: skip
+    return found
+
+
+def run_name(result: StudyResult, folder_name: str) -> str:
+    """Returns the name of a study's run; in a sweep, the job's number and what the job measured.
+
+    The run of a variant has the variant's name.
+    """
+    if not folder_name.isdecimal():
+        return f"{result.name} {folder_name}"
+    return f"{folder_name}: {', '.join(row.name for row in result.candidates) or result.baseline}"

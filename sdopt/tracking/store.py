@@ -176,6 +176,9 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     Raises:
         UsageError: only the user can change what keeps a result from being logged.
     """
+    if tracking.kind == "none":
+        return None
+    require_mlflow()
     _require_usable(tracking)
     file = file_of(tracking)
     try:

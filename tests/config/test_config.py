@@ -16,8 +16,8 @@ from sdopt.config.command import CommandLine
 from sdopt.config.composed import Command
 from sdopt.config.composer import HydraComposer, composer_of, tracking_of
 from sdopt.config.groups import optimization_options
+from sdopt.config.own import serving_config
 from sdopt.config.paths import CONF
-from sdopt.config.serving import serving_config
 from sdopt.errors import UsageError
 from sdopt.options import Optimization
 from sdopt.options.compiler import Eager, Inductor

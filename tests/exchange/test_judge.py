@@ -22,7 +22,7 @@ from sdopt.record.files import read_result
 from sdopt.record.verdicts import Verdict
 from sdopt.reference import MODEL
 from sdopt.statistics.summary import summary_of
-from sdopt.tracking.projection import logged_metrics
+from sdopt.tracking.runs import logged_metrics
 from tests.command import SMOKE, Finished, sdopt
 
 COUNT = 8

@@ -408,16 +408,23 @@ class TestUndo:
         drawn(pipe)
         assert len(calls) == 2
 
-    def test_a_lora_in_the_weights_is_seen(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", lora="fused")
-        with pytest.raises(UsageError, match="the weights of unet were changed; load the pipeline"):
-            sdopt.undo(pipe)
-
-    def test_weights_that_wait_elsewhere_stay_there(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, memory=["group_offload"])
-        with pytest.raises(
-            UsageError, match="memory=group_offload has moved the weights of the pipeline; load the pipeline"
-        ):
+    @pytest.mark.parametrize(
+        ("words", "groups", "lost"),
+        [
+            ((), {"precision": "bf16", "attention": "vanilla"}, "the weights of unet were changed"),
+            (
+                (f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"),
+                {"lora": "fused"},
+                "the weights of unet were changed",
+            ),
+            ((), {"memory": ["group_offload"]}, "memory=group_offload has moved the weights of the pipeline"),
+        ],
+    )
+    def test_takes_nothing_back_where_not_all_can_be_and_says_what_is_lost(
+        self, pipe: StableDiffusionPipeline, words: tuple[str, ...], groups: dict[str, Any], lost: str
+    ) -> None:
+        sdopt.optimize(pipe, *words, **groups)
+        with pytest.raises(UsageError, match=f"{lost}; load the pipeline again"):
             sdopt.undo(pipe)
         drawn(pipe)
         assert sdopt.prove(pipe).engaged
@@ -438,9 +445,3 @@ class TestUndo:
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert pipe.unet is own
         assert np.array_equal(drawn(deepcopy(pipe)), before)
-
-    def test_says_what_is_lost(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, precision="bf16", attention="vanilla")
-        with pytest.raises(UsageError, match="the weights of unet were changed; load the pipeline again"):
-            sdopt.undo(pipe)
-        assert sdopt.prove(pipe).engaged, "nothing is taken back where not all can be"

@@ -28,7 +28,7 @@ from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.published import Reproduction
 from sdopt.statistics.scale import Decision, Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.tracking.projection import verdict_tags
+from sdopt.tracking.runs import verdict_tags
 from tests.command import ROOT
 
 RECORDS = ROOT / "outputs" / "records" / "amd-epyc"

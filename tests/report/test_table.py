@@ -19,7 +19,7 @@ from sdopt.report.quality import quality_columns, quality_heading
 from sdopt.report.tables import quality_table, ranking
 from sdopt.report.terminal import sections_shown, shown
 from sdopt.statistics.summary import summary_of
-from sdopt.tracking.projection import study_tags
+from sdopt.tracking.runs import study_tags
 from tests.records import reconfigure, retime
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]

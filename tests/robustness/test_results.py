@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sdopt as library
-from sdopt.config.hydra_job import with_resumed
+from sdopt.config.composed import with_resumed
 from sdopt.errors import UsageError
 from sdopt.record.files import parse_result, read_error
 from sdopt.record.records import StudyResult

@@ -18,7 +18,7 @@ from sdopt.statistics.noise import noise_of
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import seconds_text
-from sdopt.tracking.projection import logged_metrics
+from sdopt.tracking.runs import logged_metrics
 from tests.command import Finished
 from tests.records import known, reconfigure
 

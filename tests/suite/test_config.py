@@ -19,12 +19,12 @@ from tests.fixtures import CPU
 
 H200 = planned_device(data_sheets()["h200"])
 SUITE = suite_config([])
-STUDIES = [part for part in SUITE.parts if part.kind in ("noise", "study")]
+STUDIES = [part for part in SUITE.parts.values() if part.kind in ("noise", "study")]
 SOME_STUDIES = [
     pytest.param(part, marks=[] if number % 3 == 0 else pytest.mark.slow, id=part.name)
     for number, part in enumerate(STUDIES)
 ]
-PARTS = {part.name: part for part in SUITE.parts}
+PARTS = SUITE.parts
 _ROW_S = 11
 """About what a row of two short calls takes on a card, most of it to load and to trace."""
 FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]

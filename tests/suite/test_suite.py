@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.noise import noise_of
 from sdopt.suite import run as running
 from sdopt.suite.config import Part, suite_config
-from sdopt.suite.findings import machine_findings, option_findings
-from sdopt.suite.findings import test_findings as findings_of_tests
+from sdopt.suite.parts import machine_findings, option_findings
+from sdopt.suite.parts import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
 from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
@@ -231,7 +231,7 @@ class TestArchive:
     def test_of_another_device_is_refused(self, folder: Path, tmp_path: Path) -> None:
         archive = tmp_path / "suite.tar.xz"
         pack(folder, archive)
-        other = replace(suite(tmp_path / "made", parts=(), archive=str(archive)), device=replace(CPU, name="Another"))
+        other = replace(suite(tmp_path / "made", archive=str(archive)), device=replace(CPU, name="Another"))
         with pytest.raises(UsageError, match=f"holds the record of {re.escape(CPU.name)}; choose another file"):
             run_suite(other)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["card", "suite.tar.xz"]
@@ -251,8 +251,8 @@ class TestArchive:
         assert not list(folder.parent.iterdir())
 
 
-def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
-    config = replace(suite_config([]), **changed)  # type: ignore[arg-type]
+def suite(folder: Path, budget_s: float = 100.0, parts: Sequence[Part] = (), **changed: object) -> Suite:
+    config = replace(suite_config([]), parts={part.name: part for part in parts}, **changed)  # type: ignore[arg-type]
     return Suite(config, CPU, folder, time.monotonic() + budget_s, lambda said: None)
 
 
@@ -369,7 +369,7 @@ class TestGoingOn:
         if content is not None:
             (tmp_path / "suite.json").write_text(content)
         with pytest.raises(UsageError, match=said):
-            run_suite(suite(tmp_path, parts=()))
+            run_suite(suite(tmp_path))
 
 
 class TestProcess:

@@ -24,8 +24,7 @@ from sdopt.schema import Tracking
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client, store
 from sdopt.tracking.client import Run, TrackingError
-from sdopt.tracking.projection import logged_metrics, study_metrics
-from sdopt.tracking.runs import log_study
+from sdopt.tracking.runs import log_study, logged_metrics, study_metrics
 from tests.command import SMOKE, Finished, Process, eventually, start
 from tests.tracking import postgres
 
