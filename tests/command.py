@@ -102,11 +102,15 @@ def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None, pages: bool = F
     return Finished(code, printed.getvalue(), err.getvalue(), cwd)
 
 
-def refused(cwd: Path, *arguments: str) -> Finished:
-    """Runs the command with a mistake in it, which ends it with exit code 2 and a line for each problem."""
+def refused(cwd: Path, *arguments: str, says: str = "") -> Finished:
+    """Runs the command with a mistake in it, which ends it with exit code 2 and a line for each problem.
+
+    With `says`, which is a part of what it says, nothing is measured either.
+    """
     finished = sdopt(cwd, *arguments)
-    assert finished.code == 2, finished.shown
+    assert (finished.code, says in finished.shown) == (2, True), finished.shown
     assert "Traceback" not in finished.err
+    assert not says or not list(cwd.rglob("result.json"))
     return finished
 
 

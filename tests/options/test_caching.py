@@ -1,7 +1,7 @@
 """The options of the group `caching`: what they leave out, what they prove, and that no image depends on the last."""
 
 import json
-from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.measure.trace import trace_call
-from sdopt.options.caching import Caching, SpectralForecast, _branches
+from sdopt.options.caching import SpectralForecast, _branches
 from sdopt.options.compiler.aot import digest
 from sdopt.options.compiler.base import Tensors
 from sdopt.options.skipping import DeepCache, FirstBlock
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from tests.fixtures import CPU, Compose, Load
+from tests.fixtures import CPU, Load
 from tests.options.hosts import evidence, image, proved
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
@@ -41,17 +40,11 @@ def slow(name: str) -> Any:
     return pytest.param(name, marks=[pytest.mark.slow, *([needs_tomesd] if name == "tome" else [])])
 
 
-class TestConflicts:
-    def test_none_for_any_of_them_with_a_few_steps(self, variant: Compose) -> None:
-        for option in OPTIONS:
-            if option != "tome" or find_spec("tomesd"):
-                assert variant(f"caching={option}", STEPS).conflicts(CPU) == []
-
-
 class TestEveryOption:
     @pytest.mark.parametrize("option", EVERY)
     def test_proves_itself_and_no_image_depends_on_the_last(self, session: Load, option: str) -> None:
         loaded = session(f"caching={option}", STEPS)
+        assert loaded._variant.conflicts(CPU) == []
         assert loaded._variant.contract is Contract.LOSSY
         assert loaded._variant.optimizations["caching"].claims == {"latency"}
         assert isinstance(loaded._pipe.unet, UNet2DConditionModel)
@@ -94,15 +87,6 @@ class TestEveryOption:
         assert not evidence(loaded, "caching").engaged
 
 
-class TestUndone:
-    def test_state_that_is_not_reset(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The contrapositive of what a second image does not depend on."""
-        loaded = session("caching=deepcache", STEPS)
-        first = image(loaded)
-        monkeypatch.setattr(Caching, "context", lambda *_: nullcontext())
-        assert not np.array_equal(image(loaded), first)
-
-
 def small_unet(name: str) -> UNet2DConditionModel:
     """A UNet with the blocks and layers of a published architecture, and few channels."""
     if name == "emoji":
@@ -141,17 +125,23 @@ def predictions(unet: UNet2DConditionModel, steps: int, side: int) -> list[torch
     return found
 
 
-class TestDeepCache:
-    @pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
-    def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
-        unet = small_unet(name)
-        [expected] = predictions(unet, 1, side)
-        branches = _branches(unet.config)
-        assert len(branches) == sum(len(block.resnets) + 1 for block in unet.down_blocks)
-        for branch in branches:
-            unet.forward = DeepCache(unet, 3, *branch)
-            assert torch.equal(predictions(unet, 1, side)[0], expected), branch
+GUIDED, UNGUIDED = (SimpleNamespace(do_classifier_free_guidance=guided) for guided in (True, False))
 
+
+@pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
+def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
+    unet = small_unet(name)
+    [expected] = predictions(unet, 1, side)
+    branches = _branches(unet.config)
+    assert len(branches) == sum(len(block.resnets) + 1 for block in unet.down_blocks)
+    kinds = [partial(DeepCache, unet, 3, *branch) for branch in branches]
+    for made in (*kinds, partial(FirstBlock, GUIDED, unet, 0.1)):
+        unet.forward = made()
+        assert torch.equal(predictions(unet, 1, side)[0], expected), made
+        del unet.forward
+
+
+class TestDeepCache:
     @needs_published
     @pytest.mark.parametrize("name", ["emoji", "sd15", slow("sd21"), "sdxl"])
     def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
@@ -174,23 +164,11 @@ class TestDeepCache:
                 assert torch.equal(mine, theirs), number
             del unet.forward
 
-    def test_one_step_of_three_is_whole(self, session: Load) -> None:
-        loaded = session("caching=deepcache", "workload.steps=7")
-        found = proved(loaded, "caching")
-        assert found.engaged
-        assert found.facts == {"whole": 3, "outer": 4, "runs_of_the_first_layer": 7, "runs_of_the_middle": 3}
-
     def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
         unet = small_unet("emoji")
         unet.forward = DeepCache(unet, 3, 0, 0)
         with pytest.raises(UsageError, match="cannot pass mid_block_additional_residual on"):
             unet(torch.randn(1, 8, 8, 8), 1, torch.randn(1, 4, 144), mid_block_additional_residual=torch.zeros(1))
-
-    def test_steps_are_counted_from_the_start_of_each_image_with_any_scheduler(self, session: Load) -> None:
-        """PNDM calls the denoiser once more than there are steps."""
-        loaded = session("caching=deepcache", "scheduler=plms", "workload.steps=4")
-        facts = proved(loaded, "caching").facts
-        assert (facts["whole"], facts["outer"]) == (2, 3)
 
     def test_compiled_packages_of_its_steps_are_not_taken_for_each_other(self) -> None:
         unet, inputs = small_unet("emoji"), (torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 4, 144))
@@ -200,32 +178,8 @@ class TestDeepCache:
         unet.set_attn_processor(AttnProcessor())
         assert len({*found, digest(Tensors(steps[0], (inputs,), {}))}) == 5
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("overrides", [[], ["compiler.fullgraph=true"]])
-    def test_compiles_to_two_graphs_without_a_break(self, session: Load, overrides: list[str]) -> None:
-        eager = image(session("caching=deepcache", STEPS))
-        torch._dynamo.reset()
-        loaded = session("caching=deepcache", "compiler=inductor", STEPS, *overrides)
-        assert np.abs(image(loaded) - eager).max() < 0.02
-        assert counters["stats"]["unique_graphs"] == 2
-        assert not counters["graph_break"]
-        for item in loaded.prove().evidence:
-            assert item.engaged, item
-        assert np.array_equal(image(loaded), image(loaded))
-        assert counters["stats"]["unique_graphs"] == 2
-
-
-GUIDED, UNGUIDED = (SimpleNamespace(do_classifier_free_guidance=guided) for guided in (True, False))
-
 
 class TestFirstBlock:
-    @pytest.mark.parametrize(("name", "side"), [("emoji", 16), ("sd15", 18), ("sd21", 16), ("sdxl", 18)])
-    def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
-        unet = small_unet(name)
-        [expected] = predictions(unet, 1, side)
-        unet.forward = FirstBlock(GUIDED, unet, 0.1)
-        assert torch.equal(predictions(unet, 1, side)[0], expected)
-
     def test_what_has_changed_enough_runs_again(self) -> None:
         unet = small_unet("emoji")
         expected = predictions(unet, 5, 16)
@@ -312,6 +266,22 @@ def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int) -> N
     assert found["compiler"].facts["graphs"] == graphs
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen", ["caching=deepcache", "caching=deepcache compiler.fullgraph=true", "caching=guidance_interval"]
+)
+def test_inductor_makes_two_graphs_without_a_break(session: Load, chosen: str) -> None:
+    eager = image(session(chosen.split(maxsplit=1)[0], STEPS))
+    torch._dynamo.reset()
+    loaded = session("compiler=inductor", *chosen.split(), STEPS)
+    assert np.abs(image(loaded) - eager).max() < 0.02
+    for item in loaded.prove().evidence:
+        assert item.engaged, item
+    assert np.array_equal(image(loaded), image(loaded))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+
+
 class _Positional:
     """Calls a UNet whose forward the published implementation has wrapped."""
 
@@ -322,56 +292,27 @@ class _Positional:
         return self._unet(*args, **kwargs)
 
 
-class TestGuidanceInterval:
-    def test_halves_the_batch_outside(self, session: Load) -> None:
-        loaded = session("caching=guidance_interval", STEPS)
-        trace = trace_call(loaded._pipe, loaded._call, cuda=False)
-        found = loaded._assembly.proofs["caching"](trace)
-        assert found.facts == {"guided": 7, "unguided": 3, "batches": [1, 2]}
-        assert trace.denoiser.batches[1] * 7 == trace.denoiser.batches[2] * 3
-
-    def test_between_the_ends_is_the_baseline(self, session: Load) -> None:
-        """Where all but the last of ten steps are guided, less changes than where all but the first are not."""
-        plain = image(session(STEPS))
-        nearly = image(session("caching=guidance_interval", "caching.start=0", "caching.stop=0.85", STEPS))
-        never = image(session("caching=guidance_interval", "caching.start=0", "caching.stop=0.05", STEPS))
-        assert 0 < np.abs(nearly - plain).mean() < np.abs(never - plain).mean()
-
-    def test_without_any_is_a_call_without_guidance(self, session: Load) -> None:
-        """From the second step on: the first one is always within."""
-        loaded = session("caching=guidance_interval", STEPS)
-        loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: False)
-        alone = session("workload.guidance_scale=1", STEPS)
-        assert np.abs(image(loaded) - image(alone)).max() < 1e-4
-
-    @pytest.mark.slow
-    def test_compiles_to_a_graph_for_each_batch(self, session: Load) -> None:
-        torch._dynamo.reset()
-        loaded = session("caching=guidance_interval", "compiler=inductor", STEPS)
-        image(loaded)
-        assert counters["stats"]["unique_graphs"] == 2
-        assert not counters["graph_break"]
-        for item in loaded.prove().evidence:
-            assert item.engaged, item
+def test_guidance_interval_without_any_is_a_call_without_guidance(session: Load) -> None:
+    """From the second step on: the first one is always within."""
+    loaded = session("caching=guidance_interval", STEPS)
+    loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: False)
+    alone = session("workload.guidance_scale=1", STEPS)
+    assert np.abs(image(loaded) - image(alone)).max() < 1e-4
 
 
-class TestPyramidAttention:
-    def test_computes_attention_on_some_steps_only(self, session: Load) -> None:
-        loaded = session("caching=pyramid_attention", STEPS)
-        found = proved(loaded, "caching")
-        layers = sum(name.endswith("attn1.to_out.1") for name, _ in loaded._pipe.unet.named_modules())
-        # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8.
-        assert found.facts == {"self_attention": 7 * layers, "cross_attention": 6 * layers}
+def test_pyramid_attention_computes_attention_on_some_steps_only(session: Load) -> None:
+    loaded = session("caching=pyramid_attention", STEPS)
+    found = proved(loaded, "caching")
+    layers = sum(name.endswith("attn1.to_out.1") for name, _ in loaded._pipe.unet.named_modules())
+    # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8.
+    assert found.facts == {"self_attention": 7 * layers, "cross_attention": 6 * layers}
 
 
 @needs_tomesd
-class TestTokenMerging:
-    def test_other_seeds_draw_other_images(self, session: Load) -> None:
-        first, second = (image(session("caching=tome", f"caching.seed={seed}", STEPS)) for seed in (0, 1))
-        assert not np.array_equal(first, second)
-
-    def test_the_processs_own_random_numbers_do_not_matter(self, session: Load) -> None:
-        torch.manual_seed(1)
-        first = image(session("caching=tome", STEPS))
-        torch.manual_seed(2)
-        assert np.array_equal(image(session("caching=tome", STEPS)), first)
+def test_token_merging_depends_on_its_seed_and_not_on_the_process(session: Load) -> None:
+    drawn = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)
+        drawn.append(image(session("caching=tome", f"caching.seed={seed}", STEPS)))
+    assert np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 CASES = {
     "every target": ["compiler=inductor", "compiler.targets=[text_encoder,denoiser,decoder]"],
     "regional": ["compiler=regional"],
+    "regional, two of five steps whole": ["compiler=regional", "caching=deepcache", "workload.steps=5"],
     "any shape": ["compiler=inductor_dynamic"],
     "whole step": ["compiler=whole_step"],
     "whole step of Euler": ["compiler=whole_step", "scheduler=euler"],
@@ -45,32 +46,30 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "sdopt" / "aot"
 
 
+@pytest.fixture
+def dynamo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchDynamo, which decides what is compiled anew and what runs eagerly, without Inductor behind it."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+
+
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
 def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path, overrides: list[str]) -> None:
     for package in {"compiler=openvino", "compiler=onnxruntime"} & set(overrides):
         pytest.importorskip(package.partition("=")[2])
-    compiled = session(*overrides, TWO_STEPS)
+    compiled = session(TWO_STEPS, *overrides)
     ours, plain = (
-        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
+        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(TWO_STEPS, *work(overrides))))
     )
     found = evidence(compiled, "compiler")
     assert found.engaged, found
     assert compiled._variant.contract is Contract.EQUIVALENT
     assert compiled_so_far()[0] > 0
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
-    restore(compiled)
-    assert not evidence(compiled, "compiler").engaged
-
-
-@pytest.mark.usefixtures("packages")
-def test_blocks_are_compiled_in_steps_that_leave_some_out(session: Load, tmp_path: Path) -> None:
-    """Of five steps, two run the whole UNet."""
-    work = ["caching=deepcache", "workload.steps=5"]
-    compiled = session("compiler=regional", *work)
-    ours, plain = (latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work))))
-    assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
-    assert all(item.engaged for item in compiled.prove().evidence), compiled.prove().evidence
     restore(compiled)
     assert not evidence(compiled, "compiler").engaged
 
@@ -102,6 +101,7 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
     assert not torch.equal(latents(other, tmp_path / "third"), first)
 
 
+@pytest.mark.usefixtures("dynamo_alone")
 @pytest.mark.parametrize(
     ("attention", "square", "anew"),
     [("default", False, 0), ("default", True, 1), ("sliced", False, 1), ("sliced_max", False, 1)],
@@ -109,12 +109,6 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
 def test_any_shape_is_refuted_where_sizes_are_constants(
     session: Load, monkeypatch: pytest.MonkeyPatch, attention: str, square: bool, anew: int
 ) -> None:
-    """With TorchDynamo alone, which decides what is compiled anew."""
-    torch._dynamo.reset()
-    compile_with = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda module, mode, dynamic: compile_with(module, backend="eager", dynamic=dynamic)
-    )
     if square:
         monkeypatch.setattr(InductorDynamic, "context", lambda *_: nullcontext())
     host = session("compiler=inductor_dynamic", f"attention={attention}", TWO_STEPS)
@@ -123,49 +117,31 @@ def test_any_shape_is_refuted_where_sizes_are_constants(
     assert found.engaged is (anew == 0)
 
 
+SHAPES = "workload.steps=2 workload.size=[64,96] workload.batch_size=[1,2]"
+GUIDED_IN_PART = "caching=guidance_interval workload.steps=3 workload.batch_size=[1,2]"
+
+
+@pytest.mark.usefixtures("dynamo_alone")
 @pytest.mark.parametrize(
-    ("option", "graphs"), [("inductor_dynamic", [1, 0, 0, 0]), ("inductor compiler.dynamic=false", [1, 1, 1, 1])]
+    ("chosen", "graphs"),
+    [
+        (f"compiler=inductor_dynamic {SHAPES}", [1, 0, 0, 0]),
+        (f"compiler=inductor compiler.dynamic=false {SHAPES}", [1, 1, 1, 1]),
+        # For one image, batches of 2 and 1; for two, batches of 4 and 2.
+        (f"compiler=inductor compiler.dynamic=false {GUIDED_IN_PART}", [2, 1]),
+    ],
 )
-def test_what_a_new_shape_compiles_is_counted(
-    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch, option: str, graphs: list[int]
-) -> None:
-    """With TorchDynamo alone, which decides what is compiled anew."""
-    torch._dynamo.reset()
-    compile_with = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
-    )
-    shapes = ["workload.size=[64,96]", "workload.batch_size=[1,2]"]
-    chosen = composer([*SMOKE, TWO_STEPS, *shapes, *f"compiler={option}".split()])
-    host = PipelineHost(chosen.variant(None), CPU)
+def test_what_a_new_shape_compiles_is_counted(composer: type[HydraComposer], chosen: str, graphs: list[int]) -> None:
+    host = PipelineHost(composer([*SMOKE, *chosen.split()]).variant(None), CPU)
     host.prepare()
-    assert [host.time_once(place).compiled.graphs for place in range(4)] == graphs
-    assert [host.time_once(place).compiled.graphs for place in range(4)] == [0] * 4
-    assert all(evidence.engaged for place in range(4) for evidence in host.prove(place).evidence)
+    for expected in (graphs, [0] * len(graphs)):
+        assert [host.time_once(place).compiled.graphs for place in range(len(graphs))] == expected
+    assert all(evidence.engaged for place in range(len(graphs)) for evidence in host.prove(place).evidence)
 
 
-def test_shapes_share_the_graph_of_a_batch_without_guidance(
-    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With TorchDynamo alone: for one image, batches of 2 and 1; for two, batches of 4 and 2."""
-    torch._dynamo.reset()
-    compile_with = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
-    )
-    chosen = "compiler=inductor compiler.dynamic=false caching=guidance_interval workload.steps=3"
-    host = PipelineHost(composer([*SMOKE, *chosen.split(), "workload.batch_size=[1,2]"]).variant(None), CPU)
-    host.prepare()
-    assert [host.time_once(place).compiled.graphs for place in range(2)] == [2, 1]
-
-
-def test_calls_after_dynamos_limit_are_seen(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TorchDynamo alone, which decides what runs eagerly: a limit of one graph leaves out the other batch size."""
-    torch._dynamo.reset()
-    compile_with = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
-    )
+@pytest.mark.usefixtures("dynamo_alone")
+def test_calls_after_dynamos_limit_are_seen(session: Load) -> None:
+    """A limit of one graph leaves out the other batch size."""
     chosen = ("compiler=inductor", "compiler.dynamic=false", "caching=guidance_interval", "workload.steps=3")
     host = session(*chosen)
     with torch._dynamo.config.patch(recompile_limit=1):

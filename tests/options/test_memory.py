@@ -1,28 +1,36 @@
-"""The options of the group `memory`: what they need, what they prove, and what they change of the images."""
+"""The options of the group `memory`, and weights that wait elsewhere: on a CPU on disk; a CPU stands in for a GPU."""
 
 import gc
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import accelerate
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderTiny
+from diffusers import AutoencoderTiny, DiffusionPipeline
 from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
+from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.memory import VaeSlicing, VaeTiling
+from sdopt.options.offload import GroupOffload, _size
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.record.samples import Evidence
+from sdopt.reference import MODEL
+from sdopt.scratch import own_folder
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.fixtures import CPU, Compose, Load
+from tests.options.hosts import evidence, latents
+from tests.pipelines.test_hub import COMMIT, offline
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
 BATCH = ("workload.batch_size=2", "workload.prompt_count=2")
@@ -35,82 +43,18 @@ def pixels(session: PipelineHost, folder: Path, batch: int = 0) -> np.ndarray:
     return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
 
 
-def evidence(session: PipelineHost) -> dict[str, Evidence]:
-    return {item.axis: item for item in session.prove().evidence if item.axis.startswith("memory")}
-
-
-class TestSequentialGuidance:
-    OPTION = "memory=[sequential_guidance]"
-
-    def test_draws_the_same_image_on_half_of_the_samples(self, session: Load, inputs: dict[str, list[str]]) -> None:
-        for work in (["workload.steps=3"], ["workload.steps=3", *inputs["inpaint"]], ["scheduler=euler", *BATCH]):
-            halved, plain = session(self.OPTION, *work), session(*work)
-            ours, theirs = (host._call(output_type="np").images for host in (halved, plain))
-            assert np.abs(ours - theirs).max() < 1e-4
-            [found] = evidence(halved).values()
-            assert found.engaged, found
-            assert found.facts["samples"] == found.facts["images"] == halved._variant.workload.batch_size
-
-    def test_beside_a_forecast(self, session: Load) -> None:
-        loaded = session(self.OPTION, "caching=spectrum", "workload.steps=10")
-        assert all(item.engaged for item in loaded.prove().evidence), loaded.prove().evidence
-
-
-class TestProof:
-    def test_slices(self, session: Load) -> None:
-        found = evidence(session("memory=vae_slicing", *BATCH))
-        assert found["memory.vae_slicing"].engaged
-        assert found["memory.vae_slicing"].option == "vae_slicing"
-        assert found["memory.vae_slicing"].facts == {"batch": 2, "at_a_time": 1, "decoder_calls": 2}
-
-    def test_tiles(self, session: Load) -> None:
-        found = evidence(session("memory=vae_tiling", LARGE))
-        assert found["memory.vae_tiling"].engaged
-        assert found["memory.vae_tiling"].facts == {"image": 96, "tile": 64, "decoder_calls": 4}
-
-    def test_of_the_tiny_autoencoder(self, session: Load) -> None:
-        loaded = session("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64", *BATCH, LARGE)
-        pipe = loaded._pipe
-        pipe.vae = AutoencoderTiny.from_pretrained(PACKAGED / "tiny_autoencoder")
-        for option in loaded._variant.optimizations.values():
-            if isinstance(option, VaeSlicing | VaeTiling):
-                axis = next(a for a, o in loaded._variant.optimizations.items() if o is option)
-                loaded._assembly.proofs[axis] = option.apply(pipe)
-        assert [item.engaged for item in evidence(loaded).values()] == [True, True]
-
-    @pytest.mark.parametrize("part", ["slicing", "tiling"])
-    def test_that_was_taken_away(self, session: Load, part: str) -> None:
-        loaded = session("memory=[vae_slicing,vae_tiling]", *BATCH, LARGE)
-        getattr(loaded._pipe.vae, f"disable_{part}")()
-        found = {axis: item.engaged for axis, item in evidence(loaded).items()}
-        assert found == {"memory.vae_slicing": part != "slicing", "memory.vae_tiling": part != "tiling"}
-
-    def test_one_image_is_no_slice_and_one_tile_no_tiling(self, session: Load) -> None:
-        found = evidence(session("memory=[vae_slicing,vae_tiling]"))
-        assert [item.engaged for item in found.values()] == [False, False]
+def test_proof_of_the_tiny_autoencoder(session: Load) -> None:
+    loaded = session("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64", *BATCH, LARGE)
+    pipe = loaded._pipe
+    pipe.vae = AutoencoderTiny.from_pretrained(PACKAGED / "tiny_autoencoder")
+    for option in loaded._variant.optimizations.values():
+        if isinstance(option, VaeSlicing | VaeTiling):
+            axis = next(a for a, o in loaded._variant.optimizations.items() if o is option)
+            loaded._assembly.proofs[axis] = option.apply(pipe)
+    assert [item.engaged for item in loaded.prove().evidence if item.axis.startswith("memory")] == [True, True]
 
 
 class TestTinyVae:
-    def test_decodes(self, session: Load) -> None:
-        found = evidence(session("memory=tiny_vae"))["memory.tiny_vae"]
-        assert found.engaged
-        assert found.facts == {"class": "AutoencoderTiny", "decoder_parameters": 78115, "calls": 1, "group_norms": 0}
-
-    def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
-        own = ("workload.steps=10", "workload.size=64")
-        difference = pixels(session("memory=tiny_vae", *own), tmp_path) - pixels(session(*own), tmp_path)
-        assert 0.5 < np.abs(difference).mean() < 16
-
-    @pytest.mark.parametrize("precision", ["bf16", "autocast_fp16"])
-    def test_takes_the_type_of_the_others(self, session: Load, precision: str) -> None:
-        loaded = session("memory=tiny_vae", f"precision={precision}")
-        assert loaded._pipe.vae.dtype == loaded._pipe.unet.dtype
-        assert evidence(loaded)["memory.tiny_vae"].engaged
-
-    def test_encodes_too(self, session: Load, inputs: dict[str, list[str]]) -> None:
-        for task in ("img2img", "inpaint"):
-            assert evidence(session("memory=tiny_vae", *inputs[task], "workload.steps=2"))["memory.tiny_vae"].engaged
-
     def test_of_an_untrained_model_is_untrained(self, variant: Compose) -> None:
         sd15 = variant("memory=tiny_vae", "model=sd15", "model.weights=random")
         assert sd15.conflicts(CPU) == []
@@ -124,8 +68,7 @@ class TestTinyVae:
     def test_of_a_published_model_comes_from_the_hub(
         self, variant: Compose, model: str, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        offline(monkeypatch, tmp_path)
         chosen = variant("memory=tiny_vae", f"model={model}", "model.weights=hub")
         assert chosen.conflicts(CPU) == []
         with pytest.raises(UsageError, match=f"memory.tiny_vae.hub_id=madebyollin/{repository}: not complete in the"):
@@ -134,12 +77,11 @@ class TestTinyVae:
     def test_from_the_hub_is_read_from_its_cache(
         self, variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        commit = "0123456789abcdef0123456789abcdef01234567"
         repository = tmp_path / "models--somebody--tiny"
-        snapshot = repository / "snapshots" / commit
+        snapshot = repository / "snapshots" / COMMIT
         shutil.copytree(PACKAGED / "tiny_autoencoder", snapshot)
         (repository / "refs").mkdir()
-        (repository / "refs" / "main").write_text(commit)
+        (repository / "refs" / "main").write_text(COMMIT)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         chosen = variant("memory=tiny_vae", "memory.tiny_vae.hub_id=somebody/tiny")
         assert chosen.conflicts(CPU) == []
@@ -149,13 +91,6 @@ class TestTinyVae:
 
 
 class TestPrecomputedEmbeddings:
-    def test_leave_no_text_encoder_to_run(self, session: Load) -> None:
-        loaded = session("memory=precomputed_embeddings")
-        found = evidence(loaded)["memory.precomputed_embeddings"]
-        assert found.engaged
-        assert found.facts == {"text_encoders": 0, "calls": 0}
-        assert "prompt" not in loaded._assembly.changed(loaded._inputs[0])
-
     def test_are_freed(self, session: Load) -> None:
         def alive() -> int:
             gc.collect()
@@ -186,31 +121,9 @@ class TestPrecomputedEmbeddings:
     def test_of_two_text_encoders(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
         model = ("model=folder", f"model.path={small_xl}", "model.size=64", "workload.steps=2")
         plain, embedded = session(*model), session(*model, "memory=precomputed_embeddings")
-        assert evidence(embedded)["memory.precomputed_embeddings"].engaged
+        assert evidence(embedded, "precomputed_embeddings").engaged
         assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
         assert 0 < embedded.count_operations() < plain.count_operations()
-
-
-class TestLayerwiseCasting:
-    @pytest.mark.parametrize("precision", ["fp32", "autocast_fp16"])
-    def test_stores_in_8_bits_and_computes_in_more(self, session: Load, precision: str) -> None:
-        loaded = session("memory=layerwise_casting", f"precision={precision}")
-        for item in loaded.prove().evidence:
-            assert item.engaged, item
-        facts = evidence(loaded)["memory.layerwise_casting"].facts
-        assert facts["stored"] == {"Conv2d": 39, "Linear": 80}
-        assert facts["left_alone"] == {"GroupNorm": 24, "LayerNorm": 21}
-        assert "float8_e4m3fn" not in facts["products"]
-
-
-class TestContracts:
-    def test_slices_differ_by_rounding_and_tiles_by_more(self, session: Load, tmp_path: Path) -> None:
-        def images(option: str) -> np.ndarray:
-            return pixels(session(f"memory=[{option}]", *BATCH, LARGE), tmp_path)
-
-        plain = images("")
-        assert np.abs(images("vae_slicing") - plain).max() <= 2
-        assert 0.1 < np.abs(images("vae_tiling") - plain).mean() < 32
 
 
 class TestStudy:
@@ -233,3 +146,116 @@ class TestStudy:
         # Both sides are lossy: what is added promises more.
         assert sides(both, tiling).contract is Contract.EQUIVALENT
         assert sides(both, tiling).claimed == ["memory_ratio"]
+
+
+OPTIONS = ("model_offload", "sequential_offload", "group_offload")
+
+
+@pytest.fixture
+def cpu_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate makes no parameter of a tensor that it moves to `cpu:0`, as diffusers calls the one device."""
+    offload = accelerate.cpu_offload
+    monkeypatch.setattr(
+        accelerate, "cpu_offload", lambda network, _device, **given: offload(network, torch.device("cpu"), **given)
+    )
+
+
+def test_a_quantized_weight_rests_where_its_own_tensors_are() -> None:
+    """Diffusers moves those alone: what the weight says of itself stays as it was when it was last brought."""
+    quantization = pytest.importorskip("torchao.quantization")
+    network = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
+    quantization.quantize_(network, quantization.Int8WeightOnlyConfig(version=2))
+    assert 64 * 32 <= _size(network) < 2 * 64 * 32
+    assert _size(network, "cpu") == _size(network)
+    weight: Any = network[0].weight
+    names, _ = weight.__tensor_flatten__()
+    for name in names:
+        setattr(weight, name, getattr(weight, name).to("meta"))
+    assert weight.device.type == "cpu"
+    assert _size(network, "cpu") == 0
+
+
+class TestGroups:
+    """From disk, on a CPU."""
+
+    def test_let_a_text_encoder_go(self) -> None:
+        pipe = DiffusionPipeline.from_pretrained(MODEL)
+        layer = weakref.ref(next(m for m in pipe.text_encoder.modules() if isinstance(m, torch.nn.Linear)))
+        proof = GroupOffload().apply(pipe)
+        pipe.text_encoder = None
+        gc.collect()
+        assert layer() is None
+        assert not proof(Trace()).engaged, "nothing was brought yet"
+
+    def test_of_two_networks_with_the_same_names(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
+        model = ("model=folder", f"model.path={small_xl}", "workload.size=64")
+        loaded = session(*model, "memory=group_offload")
+        assert evidence(loaded, "offload").engaged
+        assert torch.equal(latents(loaded, tmp_path / "offloaded"), latents(session(*model), tmp_path / "plain"))
+
+    def test_files_go_with_the_pipeline(self, session: Load) -> None:
+        before = set(own_folder().glob("offload-*"))
+        loaded = session("memory=group_offload")
+        [folder] = set(own_folder().glob("offload-*")) - before
+        assert len(list(folder.rglob("*.safetensors"))) > 100
+        del loaded
+        gc.collect()
+        assert not folder.exists()
+
+
+class TestSequential:
+    @pytest.mark.parametrize(
+        "others",
+        [
+            ["memory=[sequential_offload,layerwise_casting,precomputed_embeddings,tiny_vae]"],
+            ["precision=autocast_fp16", "attention=sliced", "grad_mode=inference_mode", "layout=channels_last"],
+        ],
+    )
+    def test_brings_every_layer(self, session: Load, cpu_for_a_gpu: None, others: list[str]) -> None:
+        loaded = session("memory=sequential_offload", *others)
+        for item in loaded.prove().evidence:
+            assert item.engaged, item
+        assert evidence(loaded, "offload").facts["resting_on_device_gib"] == 0
+
+    def test_draws_the_same(self, session: Load, cpu_for_a_gpu: None, tmp_path: Path) -> None:
+        drawn = latents(session("memory=sequential_offload"), tmp_path / "offloaded")
+        assert torch.equal(drawn, latents(session(), tmp_path / "plain"))
+
+    def test_that_was_taken_away(self, session: Load, cpu_for_a_gpu: None) -> None:
+        loaded = session("memory=sequential_offload")
+        loaded._pipe.remove_all_hooks()
+        accelerate.hooks.remove_hook_from_module(loaded._pipe.vae, recurse=True)
+        found = evidence(loaded, "offload")
+        assert not found.engaged
+        assert found.facts["resting_on_device_gib"] > 0
+
+
+class TestModels:
+    def test_whose_weights_are_quantized_are_moved_while_they_are_traced(self, session: Load) -> None:
+        """PyTorch swaps such weights for others, which nothing may refer to; on a CPU they move to where they are."""
+        pytest.importorskip("torchao")
+        loaded = session("memory=model_offload", "precision=int8_torchao")
+        [precision] = [item for item in loaded.prove().evidence if item.axis == "precision"]
+        assert precision.engaged, precision
+
+    def test_forget_text_encoders_that_were_freed(self, session: Load) -> None:
+        loaded = session("memory=[model_offload,precomputed_embeddings]")
+        assert {hook.model for hook in loaded._pipe._all_hooks} == {loaded._pipe.unet, loaded._pipe.vae}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("option", OPTIONS)
+def test_on_cuda_weights_wait_on_the_host(session: Load, tmp_path: Path, option: str) -> None:
+    from sdopt.hardware.probe import probe_device
+
+    device = probe_device("cuda")
+    loaded = session(f"memory={option}", device=device)
+    found = evidence(loaded, "offload")
+    assert found.engaged, found
+    offloaded = loaded.time_once(memory=True).memory  # before there are the weights of another on the card
+    plain = session(device=device)
+    assert torch.equal(latents(loaded, tmp_path / "offloaded"), latents(plain, tmp_path / "plain"))
+    resident = plain.time_once(memory=True).memory
+    assert offloaded is not None
+    assert resident is not None
+    assert 0 < (offloaded.cuda_peak_allocated_gib or 0) < (resident.cuda_peak_allocated_gib or 0)

@@ -2,12 +2,9 @@
 
 from contextlib import nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
@@ -15,8 +12,6 @@ from sdopt.contract import Contract
 from sdopt.hardware.ceilings import tf32
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import Trace
-from sdopt.worker.draws import timed_draw
-from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import card, evidence
 
@@ -95,39 +90,8 @@ class TestEveryOption:
         assert variant("attention=math", "precision=bf16").contract is Contract.LOSSY
 
 
-def image(session: PipelineHost, folder: Path) -> np.ndarray:
-    [record] = session.generate(0, timed_draw(session._variant), folder).records
-    return np.asarray(Image.open(folder / record.path), dtype=float)
-
-
-def test_images_keep_the_promises_of_options(session: Load, tmp_path: Path) -> None:
-    reference = image(session(), tmp_path)
-    for override, contract, most in (
-        ("grad_mode=inference_mode", Contract.EXACT, 0),
-        ("grad_mode=enabled", Contract.EXACT, 0),
-        ("attention=math", Contract.EQUIVALENT, 2),
-        ("attention=vanilla", Contract.EQUIVALENT, 2),
-        ("attention=sliced", Contract.EQUIVALENT, 2),
-        ("attention=sliced_max", Contract.EQUIVALENT, 2),
-        ("attention=fused_qkv", Contract.EQUIVALENT, 2),
-        ("layout=channels_last", Contract.EQUIVALENT, 2),
-        ("precision=bf16", Contract.LOSSY, 255),
-    ):
-        loaded = session(override)
-        assert loaded._variant.contract is contract, override
-        difference = np.abs(image(loaded, tmp_path) - reference)
-        assert difference.max() <= most, override
-        assert difference.mean() < 32, override
-        assert contract is not Contract.LOSSY or difference.mean() > 0
-
-
 class TestUndone:
     """The contrapositive: a change that is not in force is not proved."""
-
-    def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:
-        """The model has four heads: without guidance, four rows at once are all there are."""
-        loaded = session("attention=sliced", "attention.slice_size=4", "workload.guidance_scale=1")
-        assert not evidence(loaded, "attention").engaged
 
     @pytest.mark.parametrize("option", ["autocast_fp16", "fp16_autocast"])
     def test_autocast_taken_away(self, session: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +165,6 @@ class TestContexts:
         assert proof(trace).engaged is compiled
         trace.denoiser.operators["aten::_scaled_dot_product_flash_attention_for_cpu"] = 1
         assert not proof(trace).engaged
-
-
-def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
-    loaded = session("compiler=inductor")
-    assert not evidence(loaded, "compiler").engaged
 
 
 @pytest.mark.gpu

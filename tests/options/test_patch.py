@@ -1,4 +1,4 @@
-"""Functions of a user's own file are an option like any other."""
+"""Functions of a user's own file: options like any other, and a pipeline that one builds like any other model."""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,14 @@ from sdopt.library import load
 from sdopt.options.patch import Patch
 from sdopt.record.records import Status
 from sdopt.statistics.outcomes import Standing, outcomes_of
-from tests.command import SMOKE, sdopt
+from tests.command import SMALL, SMOKE, refused, sdopt
 from tests.fakes import fake_workers
 
 CODE = """
 import torch
+from diffusers import StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
+
+from sdopt.reference import MODEL
 
 def steps(pipe):
     forward = pipe.unet.forward
@@ -39,6 +42,29 @@ def fails(pipe):
     raise RuntimeError("my mistake")
 
 other = 3
+
+class Own(StableDiffusionPipeline):
+    pass
+
+def make():
+    return StableDiffusionPipeline.from_pretrained(MODEL)
+
+def own():
+    return Own(**make().components, requires_safety_checker=False)
+
+def number():
+    return 3
+
+def breaks():
+    raise RuntimeError("my mistake")
+
+def noisy():
+    pipe = make()
+    pipe.unet.conv_in.bias.data[0] = float("nan")
+    return pipe
+
+def other_task():
+    return StableDiffusionImg2ImgPipeline.from_pretrained(MODEL)
 """
 
 
@@ -97,12 +123,18 @@ def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: P
         ("patch=yours.py:steps", "cannot be read"),
         ("patch=[mine.py:steps,mine.py:nothing]", "defines no function nothing"),
         ("patch=function", "names the functions"),
+        ("model=mine.py:nothing", "defines no function nothing"),
+        ("model=yours.py:make", "cannot be read"),
+        ("model=mine.py:number", "returns a int"),
+        ("model=mine.py:breaks", "RuntimeError: my mistake"),
+        ("model=mine.py:other_task", "choose task=img2img"),
+        ("model=mine.py:make workload.size=null", "64×64 pixels, and model.size=512: add model.size=64"),
+        ("model=mine.py:noisy", "holds numbers in unet.conv_in.bias that are not finite"),
+        ("model=factory", "model.factory: must be given"),
     ],
 )
-def test_what_is_not_there_is_refused_before_it_starts(code: Path, override: str, said: str) -> None:
-    done = sdopt(code, "run", override, *SMOKE)
-    assert (done.code, said in done.err) == (2, True), done.err
-    assert "Traceback" not in done.err
+def test_what_cannot_be_measured_is_refused_before_it_starts(code: Path, override: str, said: str) -> None:
+    refused(code, "run", *SMOKE, "layout=channels_last", *override.split(), says=said)
 
 
 def test_several_are_called_in_order(tmp_path: Path) -> None:
@@ -117,3 +149,41 @@ def test_several_are_called_in_order(tmp_path: Path) -> None:
     trace: Any = None
     assert pipe.calls == ["a", "b"]
     assert found(trace).engaged
+
+
+WORK = ("layout=channels_last", "workload.prompts=[a red apple]", "workload.guidance_scale=4.5")
+
+
+def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> None:
+    (other := code / "other").mkdir()
+    (own := code / "own").mkdir()
+    plain = sdopt(other, "run", *SMOKE, *WORK)
+    done = sdopt(own, "run", *SMOKE, *WORK, "model=factory", "model.factory=../mine.py:own")
+    assert (plain.code, done.code) == (0, 0), done.shown
+    images = [
+        [(row.name, (each.folder / row.images[0].path).read_bytes()) for row in each.result.variants[:2]]
+        for each in (plain, done)
+    ]
+    assert images[0] == images[1]
+    row = done.result.candidates[0]
+    assert row.status is Status.OK
+    assert row.config.model.factory == f"{own}/../mine.py:own"
+    assert {"model", "options"} <= {*row.inputs}
+    with pytest.raises(UsageError, match="runs code"):
+        load(done.folder, row.name)
+    more = ("run", f"resume={done.folder}", "protocol.replicates=2")
+    refused = sdopt(own, *more)
+    assert (refused.code, f"model={row.config.model.factory}" in refused.err) == (2, True), refused.err
+    with fake_workers():
+        assert sdopt(own, *more, "model.factory=../mine.py:own").code == 0
+    (code / "mine.py").write_text(CODE + "\nchanged = True\n")
+    changed = sdopt(own, "run", f"resume={done.folder}", "protocol.replicates=3", "model=../mine.py:own")
+    assert (changed.code, "contents of its options" in changed.err) == (2, True), changed.err
+
+
+def test_other_commands_take_it_or_say_why_not(code: Path) -> None:
+    planned = sdopt(code, "plan", "model=mine.py:make", "hardware=t4")
+    assert (planned.code, "a function builds it" in planned.shown) == (2, True), planned.shown
+    with fake_workers():
+        found = sdopt(code, "search", "model=mine.py:make", "search.groups=[layout]", "gate=none", *SMALL)
+    assert found.code in (0, 3), found.err

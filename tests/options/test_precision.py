@@ -47,34 +47,32 @@ class TestOptions:
         assert stored.claims == {"memory"}
 
 
-class TestTorchAo:
-    def test_leaves_layers_alone_that_it_would_multiply_on_the_host(self) -> None:
-        """As those of a LoRA of rank 4: a product of 8-bit numbers on a GPU takes sides of multiples of 8."""
-        pytest.importorskip("torchao")
-        layers = torch.nn.ModuleDict(
-            {"to_q": torch.nn.Linear(64, 64), "lora_A": torch.nn.Linear(64, 4), "lora_B": torch.nn.Linear(4, 64)}
-        )
-        layers["time_emb_proj"] = torch.nn.Linear(64, 64)
-        option = TorchAo()
-        option._quantize(layers)
-        assert [name for name, layer in layers.items() if option._is_quantized(layer)] == ["to_q"]
+def test_torch_ao_leaves_layers_alone_that_it_would_multiply_on_the_host() -> None:
+    """As those of a LoRA of rank 4: a product of 8-bit numbers on a GPU takes sides of multiples of 8."""
+    pytest.importorskip("torchao")
+    layers = torch.nn.ModuleDict(
+        {"to_q": torch.nn.Linear(64, 64), "lora_A": torch.nn.Linear(64, 4), "lora_B": torch.nn.Linear(4, 64)}
+    )
+    layers["time_emb_proj"] = torch.nn.Linear(64, 64)
+    option = TorchAo()
+    option._quantize(layers)
+    assert [name for name, layer in layers.items() if option._is_quantized(layer)] == ["to_q"]
 
 
-class TestSdnq:
-    @pytest.mark.parametrize("cuda", [True, False])
-    def test_lets_triton_allocate_memory_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
-        """A kernel of SDNQ that describes its matrices on the card raises an error without it."""
-        allocators: list[Any] = []
-        sdnq, triton = ModuleType("sdnq"), ModuleType("triton")
-        monkeypatch.setattr(sdnq, "sdnq_post_load_quant", lambda *_, **__: None, raising=False)
-        monkeypatch.setattr(triton, "set_allocator", allocators.append, raising=False)
-        monkeypatch.setitem(sys.modules, "sdnq", sdnq)
-        monkeypatch.setitem(sys.modules, "triton", triton)
-        monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: object())
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-        monkeypatch.setattr(os, "environ", dict(os.environ))
-        Sdnq()._quantize(torch.nn.Linear(64, 64))
-        assert len(allocators) == cuda
+@pytest.mark.parametrize("cuda", [True, False])
+def test_sdnq_lets_triton_allocate_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    """A kernel of SDNQ that describes its matrices on the card raises an error without it."""
+    allocators: list[Any] = []
+    sdnq, triton = ModuleType("sdnq"), ModuleType("triton")
+    monkeypatch.setattr(sdnq, "sdnq_post_load_quant", lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(triton, "set_allocator", allocators.append, raising=False)
+    monkeypatch.setitem(sys.modules, "sdnq", sdnq)
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setattr("sdopt.options.quantization.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    Sdnq()._quantize(torch.nn.Linear(64, 64))
+    assert len(allocators) == cuda
 
 
 class TestProof:
@@ -90,22 +88,6 @@ class TestProof:
         assert found.facts["kernels"]["aten::_int_mm"] >= quantized["Linear"]
         assert "int8" in found.facts["arithmetic"]
         assert f"{quantized['Linear']} of 80 Linear" in found.summary
-
-    @pytest.mark.parametrize(("package", "kind"), [("torchao", "fp8"), ("sdnq", "int8")])
-    def test_of_weights_alone(self, session: Load, package: str, kind: str) -> None:
-        pytest.importorskip(package)
-        found = evidence(session(f"precision={kind}_{package}", "precision.activations=false"), "precision")
-        assert found.engaged, found
-        assert found.facts["arithmetic"] == ["bfloat16"]
-        assert not any(found.facts["kernels"].values())
-
-    def test_of_weights_in_4_bits(self, session: Load) -> None:
-        pytest.importorskip("sdnq")
-        found = evidence(session("precision=uint4_sdnq"), "precision")
-        assert found.engaged, found
-        assert found.facts["quantized"]["Conv2d"] > 20
-        assert "layers in uint4; no product in 8 bits" in found.summary
-        assert "uint4" not in found.facts["arithmetic"]
 
     def test_a_part_of_low_rank_brings_4_bits_nearer_to_the_weights(self, session: Load) -> None:
         """It starts from random numbers, which are the same each time."""
@@ -135,11 +117,14 @@ class TestProof:
         assert "0 of 39 Conv2d" in found.summary
 
     @pytest.mark.parametrize("package", OPTIONS)
-    def test_of_products_that_did_not_run(self, session: Load, package: str) -> None:
-        """Weights are stored in 8 bits, and yet every product ran in another type."""
-        loaded = session(f"precision=int8_{package}")
+    @pytest.mark.parametrize("activations", [True, False])
+    def test_of_products_in_another_type_than_they_should_be(
+        self, session: Load, package: str, activations: bool
+    ) -> None:
+        loaded = session(f"precision=int8_{package}", f"precision.activations={activations}")
         trace = Trace()
-        trace.denoiser.product_dtypes["bfloat16"] = 100
+        trace.denoiser.product_dtypes["bfloat16"] = 100 * activations
+        trace.denoiser.operators["aten::_int_mm"] = 2 * (not activations)
         assert not loaded._assembly.proofs["precision"](trace).engaged
 
     @pytest.mark.parametrize("package", OPTIONS)
@@ -150,48 +135,39 @@ class TestProof:
             proofs = session(*chosen, f"caching={caching}")._assembly.proofs
             assert proofs["precision"](Trace()).engaged
 
-    @pytest.mark.parametrize("package", OPTIONS)
-    def test_of_products_that_should_not_have_run(self, session: Load, package: str) -> None:
-        loaded = session(f"precision=int8_{package}", "precision.activations=false")
-        trace = Trace()
-        trace.denoiser.operators["aten::_int_mm"] = 2
-        assert not loaded._assembly.proofs["precision"](trace).engaged
 
+@pytest.mark.parametrize("weights", ["int8", "uint4"])
+def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load, weights: str) -> None:
+    pytest.importorskip("sdnq")
+    option = ["memory=[quantized_text_encoders]", f"memory.quantized_text_encoders.weights={weights}"]
+    quantized, plain = session(*option), session()
 
-class TestTextEncoders:
-    @pytest.mark.parametrize("weights", ["int8", "uint4"])
-    def test_hold_fewer_bytes_and_show_it(self, session: Load, weights: str) -> None:
-        pytest.importorskip("sdnq")
-        option = ["memory=[quantized_text_encoders]", f"memory.quantized_text_encoders.weights={weights}"]
-        quantized, plain = session(*option), session()
+    def size(host: PipelineHost) -> int:
+        network = host._pipe.text_encoder
+        layers = getattr(network, "text_model", network).encoder.parameters()
+        return sum(weight.numel() * weight.element_size() for weight in layers)
 
-        def size(host: PipelineHost) -> int:
-            network = host._pipe.text_encoder
-            layers = getattr(network, "text_model", network).encoder.parameters()
-            return sum(weight.numel() * weight.element_size() for weight in layers)
-
-        found = evidence(quantized, "memory")
-        assert found.engaged, found
-        assert found.facts == {"quantized": 18, "left_alone": 0, "calls": found.facts["calls"]}
-        assert size(quantized) < size(plain) * (0.3 if weights == "int8" else 0.25)
-        encoder = quantized._pipe.text_encoder
-        name, layer = next((n, m) for n, m in encoder.named_modules() if hasattr(m, "sdnq_dequantizer"))
-        encoder.set_submodule(name, torch.nn.Linear(layer.in_features, layer.out_features))
-        assert not evidence(quantized, "memory").engaged
+    found = evidence(quantized, "memory")
+    assert found.engaged, found
+    assert found.facts == {"quantized": 18, "left_alone": 0, "calls": found.facts["calls"]}
+    assert size(quantized) < size(plain) * (0.3 if weights == "int8" else 0.25)
+    encoder = quantized._pipe.text_encoder
+    name, layer = next((n, m) for n, m in encoder.named_modules() if hasattr(m, "sdnq_dequantizer"))
+    encoder.set_submodule(name, torch.nn.Linear(layer.in_features, layer.out_features))
+    assert not evidence(quantized, "memory").engaged
 
 
 @pytest.mark.gpu
-class TestOnCuda:
-    @pytest.mark.parametrize("kind", ["int8", "fp8"])
-    @pytest.mark.parametrize(
-        "package",
-        # SDNQ tries out kernels for a minute, and needs a part of its own in `gpu-suite`.
-        [pytest.param("torchao"), pytest.param("sdnq", marks=pytest.mark.slow)],
-    )
-    def test_products_run_in_8_bits(self, on_cuda: Load, package: str, kind: str) -> None:
-        pytest.importorskip(package)
-        found = evidence(on_cuda(f"precision={kind}_{package}"), "precision")
-        assert found.engaged, found
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    "package",
+    # SDNQ tries out kernels for a minute, and needs a part of its own in `gpu-suite`.
+    [pytest.param("torchao"), pytest.param("sdnq", marks=pytest.mark.slow)],
+)
+def test_on_cuda_products_run_in_8_bits(on_cuda: Load, package: str, kind: str) -> None:
+    pytest.importorskip(package)
+    found = evidence(on_cuda(f"precision={kind}_{package}"), "precision")
+    assert found.engaged, found
 
 
 @pytest.fixture
@@ -199,23 +175,7 @@ def xl(small_xl: Path) -> list[str]:  # noqa: F811
     return ["model=folder", f"model.path={small_xl}", "model.size=64"]
 
 
-def fix(xl: list[str]) -> list[str]:
-    """The small model's own VAE stands for the one that fits into half precision."""
-    return [*xl, "precision=fp16_vae_fix", f"precision.path={xl[1].partition('=')[2]}/vae"]
-
-
 class TestFullVae:
-    @pytest.mark.parametrize(("task", "weights"), [("txt2img", "float16"), ("inpaint", "bfloat16")])
-    def test_is_stored_and_computed_in_float32(
-        self, session: Load, inputs: dict[str, list[str]], task: str, weights: str
-    ) -> None:
-        loaded = session("precision=fp16_vae_fp32", f"precision.weights={weights}", *inputs[task], "workload.steps=2")
-        found = evidence(loaded, "precision")
-        assert found.engaged, found
-        assert found.facts["weights"] == [weights]
-        assert found.facts["vae_weights"] == found.facts["vae_products"] == ["float32"]
-        assert found.facts["diffusers_would_upcast"] is False
-
     @pytest.mark.parametrize("task", ["txt2img", "img2img"])
     def test_of_sdxl_is_not_cast_by_diffusers(
         self, session: Load, xl: list[str], inputs: dict[str, list[str]], task: str
@@ -237,16 +197,16 @@ class TestFullVae:
         assert vae.dtype == torch.float32
 
 
-class TestFixedVae:
-    def test_decodes_in_half_precision(self, session: Load, xl: list[str]) -> None:
-        found = evidence(session(*fix(xl)), "precision")
-        assert found.engaged, found
-        assert found.facts["vae_weights"] == found.facts["vae_products"] == ["float16"]
-
-    def test_without_it_diffusers_decodes_in_float32(self, session: Load, xl: list[str]) -> None:
-        loaded = session(*fix(xl))
-        loaded._pipe.vae.register_to_config(force_upcast=True)
-        with pytest.warns(FutureWarning, match="upcast_vae"):
-            found = evidence(loaded, "precision")
-        assert not found.engaged
-        assert found.facts["vae_products"] == ["float32"]
+def test_a_fixed_vae_decodes_in_half_precision_and_without_it_diffusers_in_float32(
+    session: Load, xl: list[str]
+) -> None:
+    """The small model's own VAE stands for the one that fits into half precision."""
+    loaded = session(*xl, "precision=fp16_vae_fix", f"precision.path={xl[1].partition('=')[2]}/vae")
+    found = evidence(loaded, "precision")
+    assert found.engaged, found
+    assert found.facts["vae_weights"] == found.facts["vae_products"] == ["float16"]
+    loaded._pipe.vae.register_to_config(force_upcast=True)
+    with pytest.warns(FutureWarning, match="upcast_vae"):
+        found = evidence(loaded, "precision")
+    assert not found.engaged
+    assert found.facts["vae_products"] == ["float32"]

@@ -25,7 +25,7 @@ from sdopt.quality.features import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
 from sdopt.schema import Model, Scheduler, Task
-from tests.command import SMOKE, sdopt, start
+from tests.command import SMOKE, refused, sdopt, start
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MINE = "model.hub_id=somebody/small-emoji"
@@ -46,6 +46,12 @@ def cache(tmp_path: Path) -> Path:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(COMMIT)
     return hub
+
+
+def offline(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Turns the network off, with a folder as the hub's cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def add_clip(cache: Path) -> None:
@@ -74,8 +80,7 @@ class TestCache:
     def test_a_published_clip_scores_without_being_named(
         self, cache: Path, composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        offline(monkeypatch, cache)
         work = ("model.weights=hub", MINE, "model.name=small", "quality=default", "quality.prompt_count=3")
         composed = composer([*SMOKE, *work])
         assert awaits_clip(composed)
@@ -95,13 +100,9 @@ class TestCache:
         assert composer([*SMOKE, "quality=default"]).current.quality.features is None  # emoji has its own
 
     def test_without_the_model_is_a_usage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        finished = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE)
-        assert finished.code == 2
-        assert finished.err.startswith("sdopt: model.hub_id=somebody/small-emoji: not complete in the local cache")
-        assert "Traceback" not in finished.err
-        assert not list(tmp_path.rglob("result.json"))
+        offline(monkeypatch, tmp_path / "empty")
+        said = "model.hub_id=somebody/small-emoji: not complete in the local cache"
+        refused(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, says=said)
         planned = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true")
         assert planned.code == 0, planned.err
         assert not list(tmp_path.rglob("*.log")), "no worker was started"
@@ -110,8 +111,7 @@ class TestCache:
     def test_what_would_be_downloaded_is_what_a_pipeline_needs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        offline(monkeypatch, tmp_path / "empty")
         sizes = {
             "model_index.json": 1,
             "unet/config.json": 20,
@@ -131,8 +131,7 @@ class TestCache:
         assert download_bytes(replace(model, variant="fp16")) == 1 + 20 + 500 + 1500
 
     def test_with_a_file_missing(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        offline(monkeypatch, cache)
         model = Model(weights="hub", hub_id="somebody/small-emoji")
         assert hub_folder(model, fetch=False) == hub_folder(model, fetch=True)
         fetch_models([model, model])
@@ -177,22 +176,11 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("refusing")
-class TestRefusal:
-    @pytest.mark.parametrize(
-        ("repository", "said"),
-        [
-            ("somebody/gated", "gated; accept its terms at https://huggingface.co/somebody/gated"),
-            ("somebody/nothing", "unknown repository; to see private ones, log in with `hf auth login`"),
-        ],
-    )
-    def test_says_what_to_do(self, repository: str, said: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            fetch_models([Model(weights="hub", hub_id=repository)])
-        assert caught.value.problems[0].startswith(f"model.hub_id={repository}: ")
-        assert said in caught.value.problems[0]
-
-    def test_all_at_once(self) -> None:
-        with pytest.raises(UsageError) as caught:
-            fetch_models([Model(weights="hub", hub_id=name) for name in ("a/gated", "b/nothing", "not a name")])
-        assert len(caught.value.problems) == 3
-        assert "written owner/name" in caught.value.problems[2]
+def test_refusal_says_what_to_do_for_all_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        fetch_models([Model(weights="hub", hub_id=name) for name in ("a/gated", "b/nothing", "not a name")])
+    gated, unknown, misnamed = caught.value.problems
+    assert gated.startswith("model.hub_id=a/gated: ")
+    assert "gated; accept its terms at https://huggingface.co/a/gated" in gated
+    assert "unknown repository; to see private ones, log in with `hf auth login`" in unknown
+    assert "written owner/name" in misnamed

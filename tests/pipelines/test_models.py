@@ -1,7 +1,9 @@
-"""Where models come from: architectures, random weights, folders, single files; and how schedulers take them."""
+"""Where models come from: architectures, random weights, folders, files; schedulers; and at their full size (slow)."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,16 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
 from sdopt.pipelines.sampling import scheduler_class
-from sdopt.pipelines.weights import load_tokenizer
+from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.record.records import Status
 from sdopt.schema import Model, Scheduler, Task
+from tests.command import sdopt
+from tests.fixtures import Compose, operations_of
+from tests.pipelines.single_file import edit, original_layout
 
 Composers = type[HydraComposer]
 EMOJI = PACKAGED / "emoji"
@@ -32,8 +39,8 @@ def parameters(name: str, component: str) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def load(**model: Any) -> Any:
-    return load_pipeline(Model(**model), Scheduler(), Task(), "cpu", {"dtype": torch.float32})
+def load(dtype: torch.dtype = torch.float32, **model: Any) -> Any:
+    return load_pipeline(Model(**model), Scheduler(), Task(), "cpu", {"dtype": dtype})
 
 
 def problem(composer: Composers, *overrides: str) -> str:
@@ -73,18 +80,9 @@ class TestArchitectures:
         assert variant.guidance_scale == (5.0 if name == "sdxl" else 7.5)
         assert variant.prompts[0].startswith("a lighthouse")
 
-    def test_predict_what_they_were_trained_for(self) -> None:
-        files = {name: ARCHITECTURES / name / "scheduler" / "scheduler_config.json" for name in FULL}
-        kinds = {name: json.loads(file.read_text())["prediction_type"] for name, file in files.items()}
-        assert kinds == {"sd15": "epsilon", "sd21": "v_prediction", "sd21_base": "epsilon", "sdxl": "epsilon"}
-
     def test_each_has_an_option_and_each_option_its_architecture(self) -> None:
-        options = {path.stem for path in (CONF / "model").glob("*.yaml")} - {
-            "emoji",
-            "folder",
-            "factory",
-            "altdiffusion",
-        }
+        options = {path.stem for path in (CONF / "model").glob("*.yaml")}
+        options -= {"emoji", "folder", "factory", "altdiffusion"}
         options -= {"sd_turbo", "sdxl_turbo"}  # distilled from others, whose architecture they have
         assert options == set(FULL) == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")}
 
@@ -116,8 +114,7 @@ class TestTokenizer:
 class TestRandomWeights:
     def test_are_the_same_in_every_type_and_every_time(self) -> None:
         single, again, half = (
-            load_pipeline(Model(weights="random"), Scheduler(), Task(), "cpu", {"dtype": dtype})
-            for dtype in (torch.float32, torch.float32, torch.bfloat16)
+            load(dtype, weights="random") for dtype in (torch.float32, torch.float32, torch.bfloat16)
         )
         for name in ("unet", "vae", "text_encoder"):
             theirs = dict(getattr(half, name).named_parameters())
@@ -154,14 +151,6 @@ class TestRandomWeights:
         pipe.vae.decode(found / pipe.vae.config.scaling_factor)
         assert 1 < largest < torch.finfo(torch.float16).max / 10
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_are_finite_in_half_precision(self, dtype: torch.dtype) -> None:
-        pipe = load_pipeline(Model(weights="random"), Scheduler(), Task(), "cpu", {"dtype": dtype})
-        noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0)).to(dtype)
-        found = pipe(TEXT, num_inference_steps=2, latents=noise, output_type="latent").images
-        assert found.isfinite().all()
-        assert pipe.vae.decode(found / pipe.vae.config.scaling_factor).sample.isfinite().all()
-
     def test_see_the_prompt(self) -> None:
         """A pipeline that ignored it would hide what an option does to the text encoder."""
         pipe = load(weights="random")
@@ -177,52 +166,35 @@ def small_xl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an SDXL in everything but its widths, with random weights."""
     folder = tmp_path_factory.mktemp("xl") / "small"
     shutil.copytree(ARCHITECTURES / "sdxl", folder)
-    changes: dict[str, dict[str, Any]] = {
-        "unet": {
-            "block_out_channels": [32, 32, 64],
-            "attention_head_dim": [2, 2, 4],
-            "cross_attention_dim": 80,
-            "transformer_layers_per_block": [1, 1, 1],
-            "addition_time_embed_dim": 8,
-            "projection_class_embeddings_input_dim": 48 + 6 * 8,
-            "sample_size": 8,
-        },
-        "vae": {"block_out_channels": [16, 16, 32, 32], "norm_num_groups": 8, "layers_per_block": 1, "sample_size": 64},
-        "text_encoder": {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_attention_heads": 2,
-            "num_hidden_layers": 2,
-            "projection_dim": 32,
-        },
-        "text_encoder_2": {
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_attention_heads": 2,
-            "num_hidden_layers": 2,
-            "projection_dim": 48,
-        },
-    }
-    for name, change in changes.items():
-        file = folder / name / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    few: dict[str, Any] = {"num_attention_heads": 2, "num_hidden_layers": 2}
+    edit(folder / "text_encoder" / "config.json", hidden_size=32, intermediate_size=64, projection_dim=32, **few)
+    edit(folder / "text_encoder_2" / "config.json", hidden_size=48, intermediate_size=96, projection_dim=48, **few)
+    vae = {"block_out_channels": [16, 16, 32, 32], "norm_num_groups": 8, "layers_per_block": 1, "sample_size": 64}
+    edit(folder / "vae" / "config.json", **vae)
+    edit(
+        folder / "unet" / "config.json",
+        block_out_channels=[32, 32, 64],
+        attention_head_dim=[2, 2, 4],
+        cross_attention_dim=80,
+        transformer_layers_per_block=[1, 1, 1],
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=48 + 6 * 8,
+        sample_size=8,
+    )
     from diffusers import StableDiffusionXLPipeline
 
     build_pipeline(folder, StableDiffusionXLPipeline, "cpu", torch.float32).save_pretrained(folder)
     return folder
 
 
-class TestTwoTextEncoders:
-    def test_pool_at_the_end_of_the_text(self, small_xl: Path) -> None:
-        pipe = load(name="folder", weights="path", path=str(small_xl))
-        ids = pipe.tokenizer_2(
-            ["fox", "a fox asleep"], padding="max_length", max_length=77, return_tensors="pt"
-        ).input_ids
-        ends = (ids == 49407).int().argmax(dim=1)
-        assert 0 < ends[0] < ends[1] < 76
-        output = pipe.text_encoder_2(ids)
-        expected = pipe.text_encoder_2.text_projection(output.last_hidden_state[torch.arange(2), ends])
-        assert torch.allclose(output.text_embeds, expected, atol=1e-5)
+def test_two_text_encoders_pool_at_the_end_of_the_text(small_xl: Path) -> None:
+    pipe = load(name="folder", weights="path", path=str(small_xl))
+    ids = pipe.tokenizer_2(["fox", "a fox asleep"], padding="max_length", max_length=77, return_tensors="pt").input_ids
+    ends = (ids == 49407).int().argmax(dim=1)
+    assert 0 < ends[0] < ends[1] < 76
+    output = pipe.text_encoder_2(ids)
+    expected = pipe.text_encoder_2.text_projection(output.last_hidden_state[torch.arange(2), ends])
+    assert torch.allclose(output.text_embeds, expected, atol=1e-5)
 
 
 class TestFolders:
@@ -236,48 +208,31 @@ class TestFolders:
         assert model.variant == "fp16"
         pipe = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
         assert torch.equal(latents(pipe), latents(load()))
-        assert "try model.variant=null" in problem(
-            composer, "model=folder", f"model.path={EMOJI}", "model.variant=fp16"
-        )
+        wrong = ("model=folder", f"model.path={EMOJI}", "model.variant=fp16")
+        assert "try model.variant=null" in problem(composer, *wrong)
 
     def test_of_another_architecture_than_is_named(self, composer: Composers) -> None:
         found = problem(composer, "model=sdxl", "model.weights=path", f"model.path={EMOJI}")
         assert "not of the architecture model=sdxl: a StableDiffusionPipeline with 144 text channels" in found
 
 
-class TestWeights:
-    @pytest.mark.parametrize(
-        ("overrides", "said"),
-        [
-            (
-                ["model=sd15", "model.weights=packaged"],
-                "model.name=sd15: packaged models are emoji; choose model.weights=hub",
-            ),
-            (["model.weights=hub"], "model.hub_id: model.weights=hub needs a repository"),
-            (
-                ["model=folder", "model.path=null", "model.weights=random"],
-                "model.weights=random: the architecture of 'folder'",
-            ),
-            (["model=sdxl", "model.weights=path"], "model.path: model.weights=path needs the folder"),
-            (["model.path=x"], "model.path=x: there is no such file or folder"),
-            (["model=x.safetensors"], "model=x.safetensors: there is no such file or folder; the named models are"),
-            (["model.path=x", "model.weights=hub"], "model.path=x: only applies to model.weights=path"),
-            (
-                ["model=sd15", "model.weights=random", "model.revision=v"],
-                "model.revision=v: only applies to model.weights=hub",
-            ),
-            (
-                ["model.weights=random", "model.variant=fp16"],
-                "model.variant=fp16: only applies to a repository or a folder",
-            ),
-            (
-                ["model=sdxl", "model.weights=download"],
-                "model.weights=download: choose one of packaged, hub, path, random",
-            ),
-        ],
-    )
-    def test_that_a_model_does_not_offer(self, composer: Composers, overrides: list[str], said: str) -> None:
-        assert problem(composer, *overrides).startswith(said)
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("model=sd15 model.weights=packaged", "model.name=sd15: packaged models are emoji; choose model.weights=hub"),
+        ("model.weights=hub", "model.hub_id: model.weights=hub needs a repository"),
+        ("model=folder model.path=null model.weights=random", "model.weights=random: the architecture of 'folder'"),
+        ("model=sdxl model.weights=path", "model.path: model.weights=path needs the folder"),
+        ("model.path=x", "model.path=x: there is no such file or folder"),
+        ("model=x.safetensors", "model=x.safetensors: there is no such file or folder; the named models are"),
+        ("model.path=x model.weights=hub", "model.path=x: only applies to model.weights=path"),
+        ("model=sd15 model.weights=random model.revision=v", "model.revision=v: only applies to model.weights=hub"),
+        ("model.weights=random model.variant=fp16", "model.variant=fp16: only applies to a repository or a folder"),
+        ("model=sdxl model.weights=download", "model.weights=download: choose one of packaged, hub, path, random"),
+    ],
+)
+def test_weights_that_a_model_does_not_offer(composer: Composers, overrides: str, said: str) -> None:
+    assert problem(composer, *overrides.split()).startswith(said)
 
 
 def test_a_file_of_an_architecture_that_sdopt_does_not_have(composer: Composers, tmp_path: Path) -> None:
@@ -313,3 +268,89 @@ def test_every_scheduler_finds_what_a_perfect_denoiser_predicts(
         predicted = velocity if config["prediction_type"] == "v_prediction" else noise
         sample = scheduler.step(predicted, step, sample).prev_sample
     assert (sample - clean).abs().mean() < 0.1
+
+
+HALF_LARGEST = torch.finfo(torch.float16).max
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
+def test_activations_are_far_from_the_limit_of_half_precision(name: str) -> None:
+    """Every module's output, in the first steps and for latents as large as fifty of them can make: see `_draw`."""
+    pipe = load(torch.bfloat16, name=name, weights="random")
+    largest: dict[str, float] = {}
+
+    def note(path: str) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor):
+                largest[path] = max(largest.get(path, 0.0), output.abs().max().item())
+
+        return hook
+
+    networks = {key: network for key, network in pipe.components.items() if isinstance(network, torch.nn.Module)}
+    for key, network in networks.items():
+        for path, module in network.named_modules():
+            module.register_forward_hook(note(f"{key}.{path}"))
+    noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
+    size = {"height": 64, "width": 64, "output_type": "latent", "guidance_scale": 7.5}
+    pipe("a red fox", num_inference_steps=2, latents=noise, **size)
+    # Deterministic sampling adds, over all steps, at most the noise's range times what is predicted: below 15 times 10.
+    found = pipe("a red fox", num_inference_steps=1, latents=noise * 150, **size).images
+    pipe.vae.decode(found / pipe.vae.config.scaling_factor)
+    assert len(largest) > 500
+    assert not any(math.isnan(value) for value in largest.values())
+    assert max(value for path, value in largest.items() if not path.startswith("vae")) < HALF_LARGEST / 20
+    assert max(largest.values()) < HALF_LARGEST / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "tflop"), [("sd15", 0.803), ("sd21", 2.149), ("sdxl", 6.761)])
+def test_operations_are_the_published_ones(variant: Compose, name: str, tflop: float) -> None:
+    """Of one forward pass per sample; two samples a step with guidance."""
+    chosen = variant(f"model={name}", "model.weights=random")
+    index = json.loads((ARCHITECTURES / name / "model_index.json").read_text())
+
+    class Pipe:
+        config = index
+        tokenizer = type("Tokenizer", (), {"model_max_length": 77})
+        scheduler = type("Steps", (), {"set_timesteps": lambda self, steps: None, "timesteps": range(1)})()
+
+    for component in ("unet", "vae", "text_encoder", "text_encoder_2"):
+        if component in index:
+            setattr(Pipe, component, empty_network(ARCHITECTURES / name / component, *index[component]))
+    pipe: Any = Pipe()
+    counted = operations_of(pipe, chosen)
+    assert counted["denoiser"] == pytest.approx(2 * tflop, rel=1e-3)
+    decoder = {"sd15": 2.51, "sd21": 5.75, "sdxl": 10.47}[name]
+    assert counted["vae_decoder"] == pytest.approx(decoder, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_a_single_file_is_read_with_the_configurations_in_the_package(tmp_path: Path) -> None:
+    """Stable Diffusion 1.5 as it was published: no hub, every parameter in its place."""
+    random = load(torch.bfloat16, name="sd15", weights="random")
+    original_layout(random, tmp_path / "sd15.safetensors")
+    model = Model(name="sd15", weights="path", path=str(tmp_path / "sd15.safetensors"))
+    require_model(model)
+    with pytest.raises(UsageError, match="not of the architecture model=sd21"):
+        require_model(replace(model, name="sd21"))
+    pipe = load(torch.bfloat16, name="sd15", weights="path", path=model.path)
+    for name in ("unet", "vae", "text_encoder"):
+        theirs = dict(getattr(random, name).named_parameters())
+        ours = dict(getattr(pipe, name).named_parameters())
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert pipe.tokenizer.model_max_length == 77
+
+
+@pytest.mark.slow
+def test_stable_diffusion_finishes_on_a_cpu(tmp_path: Path) -> None:
+    finished = sdopt(
+        tmp_path,
+        *("run", "model=sd15", "model.weights=random", "workload.steps=1", "workload.size=256", "protocol=smoke"),
+        *("quality=none", "tracking=none", "hardware=cpu", "workload.prompt_count=1"),
+    )
+    assert finished.code == 0, finished.err
+    assert [row.status for row in finished.result.variants] == [Status.OK] * 2
+    assert "Random weights" in finished.shown
+    assert (finished.result.variants[0].tflop_per_image or 0) > 0.5

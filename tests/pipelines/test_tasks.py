@@ -1,4 +1,4 @@
-"""Image-to-image and inpainting: inputs, noise, stages, operations, with one text encoder and with two."""
+"""Image-to-image and inpainting, with one text encoder and with two; initial noise from files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.measure.stages import observed
+from sdopt.pipelines.latents import read_latents
 from sdopt.pipelines.tasks import inputs_of, remarks_on
 from sdopt.record.records import Status
 from sdopt.schema import Model, Task, Workload
@@ -35,8 +37,6 @@ def model(request: pytest.FixtureRequest) -> list[str]:
 
 
 def images(session: PipelineHost, folder: Path, batches: int = 1) -> list[np.ndarray]:
-    from PIL import Image
-
     folder.mkdir(parents=True)
     records = [
         record
@@ -57,9 +57,8 @@ class TestTasks:
     @pytest.mark.parametrize("task", TASKS)
     def test_run_their_stages(self, session: Load, inputs: Inputs, model: list[str], task: str) -> None:
         loaded = session(*model, *inputs[task], "workload.steps=4", "task.strength=0.5")
-        assert {"vae_encoder": {"img2img": 1, "inpaint": 2}[task], "denoiser": 2, "vae_decoder": 1}.items() <= calls_of(
-            loaded
-        ).items()
+        encoded = {"img2img": 1, "inpaint": 2}[task]
+        assert {"vae_encoder": encoded, "denoiser": 2, "vae_decoder": 1}.items() <= calls_of(loaded).items()
         samples = loaded.time_stages().stages_s
         assert len(samples["denoiser_step"]) == 2
         assert samples["vae_encoder"][0] > 0
@@ -103,11 +102,6 @@ class TestTasks:
             loaded._call()
             first[precision] = seen[0]
         assert (first["bf16"] - first["fp32"]).abs().mean() < 0.03 * first["fp32"].std()
-
-    def test_repeat_with_the_same_seed(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
-        loaded = session(*inputs["img2img"], "workload.steps=2")
-        once, again = (images(loaded, tmp_path / name)[0] for name in ("once", "again"))
-        assert np.array_equal(once, again)
 
     def test_image_to_image_begins_with_the_image(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
         """The less strength, the nearer to the input."""
@@ -157,11 +151,6 @@ class TestConfiguration:
         with pytest.raises(UsageError) as caught:
             composer(["workload.steps=2", *inputs[task], *overrides])
         assert caught.value.problems[0].startswith(said)
-
-    def test_of_a_file_that_is_no_image(self, composer: type[HydraComposer], tmp_path: Path) -> None:
-        (tmp_path / "image.png").write_text("no image")
-        with pytest.raises(UsageError, match="cannot be read as an image"):
-            composer(["task=img2img", f"task.image={tmp_path / 'image.png'}"])
 
     @pytest.mark.parametrize(
         ("drawn", "said"),
@@ -224,14 +213,9 @@ class TestConfiguration:
         assert job.variant("other", inputs["img2img"]).other_work(job.variant("plain"))
 
 
-@pytest.mark.parametrize("task", [pytest.param("img2img", marks=pytest.mark.slow), "inpaint"])
-def test_a_study_of_a_task(tmp_path: Path, inputs: Inputs, task: str) -> None:
-    variants = """{baseline: [], gradients: ["grad_mode=enabled"]}"""
-    finished = sdopt(
-        tmp_path,
-        *("run", *SMOKE, *inputs[task], "task.strength=0.6", "workload.steps=4", "study=explicit"),
-        f"study.variants={variants}",
-    )
+def test_a_study_of_a_task(tmp_path: Path, inputs: Inputs) -> None:
+    work = ("task.strength=0.6", "workload.steps=4", "grad_mode=enabled")
+    finished = sdopt(tmp_path, "run", *SMOKE, *inputs["inpaint"], *work)
     assert finished.code == 0, finished.err
     result = finished.result
     assert [row.status for row in result.variants] == [Status.OK] * 3, [row.reason for row in result.variants]
@@ -252,3 +236,99 @@ def test_sdxl_is_studied_as_the_others_are(tmp_path: Path, small_xl: Path) -> No
     rows: Any = finished.result.variants
     assert [row.status for row in rows] == [Status.OK] * 5, [row.reason for row in rows]
     assert rows[0].tflop_per_image > 0
+
+
+SHAPE = (8, 8, 8)
+"""Of the packaged model's latents, at its own size."""
+OWN = "workload.size=null"
+
+
+def saved(folder: Path, latents: object, name: str = "latents.pt") -> Path:
+    path = folder / name
+    if path.suffix == ".safetensors":
+        save_file({"latents": latents}, path)
+    else:
+        torch.save(latents, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["latents.pt", "latents.safetensors"])
+def test_one_latent_serves_all_images(tmp_path: Path, session: Load, name: str) -> None:
+    latent = torch.randn(1, *SHAPE)
+    path = saved(tmp_path, latent, name)
+    made = session(OWN, f"workload.latents={path}", "workload.batch_size=2", "workload.prompt_count=3")
+    for number in range(2):
+        drawn = made._prompts_and_noise(number, timed_draw(made._variant))["latents"]
+        torch.testing.assert_close(drawn, latent.expand(2, -1, -1, -1))
+
+
+def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
+    """Images of a prompt stand together; the last batch of three prompts in twos is filled up with the first."""
+    latents = torch.randn(7, *SHAPE)
+    path = saved(tmp_path, latents)
+    made = session(
+        OWN,
+        *(f"workload.latents={path}", "workload.images_per_prompt=2"),
+        *("workload.prompt_count=3", "workload.batch_size=2"),
+    )
+    torch.testing.assert_close(made._prompts_and_noise(0, timed_draw(made._variant))["latents"], latents[[0, 1, 2, 3]])
+    torch.testing.assert_close(made._prompts_and_noise(1, timed_draw(made._variant))["latents"], latents[[4, 5, 0, 1]])
+
+
+def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
+    noise = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(0))
+    drawn, given = session(OWN), session(OWN, f"workload.latents={saved(tmp_path, noise)}")
+    images = [
+        made._call(inputs=made._prompts_and_noise(0, timed_draw(made._variant)), output_type="pt").images
+        for made in (drawn, given)
+    ]
+    torch.testing.assert_close(images[0], images[1])
+
+
+@pytest.mark.parametrize(
+    ("latents", "said"),
+    [
+        (torch.randn(1, 4, 128, 128), "holds latents of 4×128×128; this model and size need 8×8×8"),
+        (torch.randn(2, *SHAPE), "holds 2 latents; give one for all images, or one for each of at least 3"),
+        (torch.randn(*SHAPE), r"must be floats \(n, channels, height / 8, width / 8\), not torch\.float32 \(8, 8, 8\)"),
+        (torch.zeros(1, *SHAPE, dtype=torch.int64), "must be floats"),
+        (torch.zeros(0, *SHAPE), "must be floats"),
+        (torch.full((1, *SHAPE), float("nan")), "some values are NaN or infinite"),
+        (torch.full((1, *SHAPE), torch.inf), "some values are NaN or infinite"),
+        ({"a": torch.zeros(1), "b": torch.zeros(1)}, "must hold one tensor, and holds 2 values"),
+        ([1, 2], "must hold one tensor"),
+        (Path("anything but a tensor"), r"cannot be read as tensors \("),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path: Path, variant: Compose, latents: object, said: str) -> None:
+    path = saved(tmp_path, latents)
+    with pytest.raises(UsageError, match=rf"workload\.latents={path}: {said}"):
+        variant(f"workload.latents={path}", "workload.prompt_count=3")
+
+
+@pytest.mark.parametrize("name", ["latents.pt", "latents.safetensors", "latents.npy"])
+def test_files_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    said = "give a .safetensors or a .pt file" if name.endswith("npy") else "cannot be read as tensors"
+    with pytest.raises(UsageError, match=said):
+        read_latents(str(tmp_path / name))
+    for content in (b"", b"a", b"\x08" + b"\0" * 7 + b'{"a": 1}', b"PK\x03\x04" + b"\0" * 40, b"no tensors here"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=said):
+            read_latents(str(tmp_path / name))
+
+
+def test_the_size_of_the_workload_counts(tmp_path: Path, variant: Compose) -> None:
+    path = saved(tmp_path, torch.randn(1, 8, 16, 16))
+    assert variant(f"workload.latents={path}", "workload.size=128").workload.latents == str(path)
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ("workload.seed=3", r"workload\.seed=3: has no effect on noise that workload\.latents gives"),
+        ("task=img2img", r"workload\.latents=.*: task=img2img starts from its image"),
+    ],
+)
+def test_what_does_not_go_with_given_latents(tmp_path: Path, variant: Compose, beside: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        variant(f"workload.latents={saved(tmp_path, torch.randn(1, *SHAPE))}", beside)

@@ -1,7 +1,6 @@
 """Weights against the networks that they are for, before a worker starts: files, names, shapes, parts that fit."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +21,18 @@ from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model, Scheduler, Task
-from tests.command import SMOKE, sdopt
+from tests.command import SMOKE, refused
 from tests.pipelines.single_file import edit, original_layout, original_names
 
 EMOJI = PACKAGED / "emoji"
 UNET = "unet/diffusion_pytorch_model.safetensors"
 VAE = "vae/diffusion_pytorch_model.safetensors"
 TEXT = "text_encoder/model.safetensors"
+NAME = "diffusion_pytorch_model"
 LAYER = "up_blocks.1.attentions.0.transformer_blocks.0.norm1.weight"
 
 Tensors = dict[str, torch.Tensor]
+Change = Callable[[Tensors], Any]
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def refusal(path: Path, variant: str | None = None) -> str:
     return "\n".join(caught.value.problems)
 
 
-def rewrite(file: Path, change: Callable[[Tensors], Any]) -> None:
+def rewrite(file: Path, change: Change) -> None:
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, {"format": "pt"})
@@ -91,39 +92,6 @@ def shard(file: Path, form: str, index: str | None) -> None:
 
 
 class TestFolder:
-    @pytest.mark.parametrize(
-        ("file", "lost"), [(UNET, LAYER), (VAE, "decoder.conv_out.bias"), (TEXT, "encoder.layers.1.mlp.fc1.bias")]
-    )
-    def test_that_lost_a_tensor(self, folder: Path, file: str, lost: str) -> None:
-        rewrite(folder / file, lambda tensors: tensors.pop(lost))
-        found = refusal(folder)
-        assert f"{file}: lacks the tensor {lost}" in found
-
-    @pytest.mark.parametrize(
-        ("file", "name", "value"),
-        [
-            (UNET, LAYER, float("nan")),
-            (VAE, "encoder.conv_in.weight", float("-inf")),
-            (TEXT, "encoder.layers.1.mlp.fc1.bias", float("nan")),
-        ],
-    )
-    def test_with_numbers_that_are_not_finite(self, folder: Path, file: str, name: str, value: float) -> None:
-        rewrite(folder / file, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
-        assert f"{file}: holds numbers in {name} that are not finite" in refusal(folder)
-
-    def test_cut_short(self, folder: Path) -> None:
-        (folder / VAE).write_bytes((folder / VAE).read_bytes()[:-1])
-        assert f"{VAE} is not a complete safetensors file" in refusal(folder)
-
-    def test_with_zeros_where_a_download_ended(self, folder: Path) -> None:
-        def cut(tensors: Tensors) -> None:
-            for name in list(tensors)[-len(tensors) // 4 :]:
-                tensors[name].zero_()
-
-        rewrite(folder / UNET, cut)
-        said = refusal(folder)
-        assert re.search(rf"{UNET}: holds nothing but zeros in \d+ matrices, such as \S+, as a download", said)
-
     def test_with_what_its_network_does_not_have(self, folder: Path) -> None:
         """As of a latent consistency model whose configuration was exchanged: it would be left out."""
         name = "time_embedding.cond_proj.weight"
@@ -142,12 +110,6 @@ class TestFolder:
         edit(folder / "text_encoder" / "config.json", num_hidden_layers=2)  # skips the last layer, as some do
         check(folder)
 
-    def test_quantized(self, folder: Path) -> None:
-        edit(folder / "unet" / "config.json", quantization_config={"quant_method": "bitsandbytes"})
-        assert "unet/ is quantized" in refusal(folder)
-        rewrite(folder / VAE, lambda t: t.update({"decoder.conv_out.weight": t["decoder.conv_out.weight"].char()}))
-        assert f"{VAE} holds quantized weights, such as decoder.conv_out.weight (I8)" in refusal(folder)
-
     def test_of_parts_of_two_models(self, folder: Path) -> None:
         file = folder / "text_encoder" / "config.json"
         edit(file, hidden_size=96, num_attention_heads=2)
@@ -158,10 +120,6 @@ class TestFolder:
             {"format": "pt"},
         )
         assert "text_encoder/ gives 96 channels, and unet/ takes 144" in refusal(folder)
-
-    def test_with_a_tokenizer_that_gives_too_much(self, folder: Path) -> None:
-        edit(folder / "tokenizer" / "tokenizer_config.json", model_max_length=77)
-        assert "text_encoder/ has places for 24 tokens, and tokenizer/ gives it 77" in refusal(folder)
 
     def test_for_inpainting_only(self, folder: Path) -> None:
         def widen(tensors: Tensors) -> None:
@@ -190,34 +148,59 @@ class TestFolder:
         assert pipe.image_encoder is pipe.safety_checker is None
 
 
-UNKNOWN = [
-    ["my_module", "UNet"],
-    ["diffusers", 3],
-    ["os", "system"],
-    "UNet",
-    None,
-    [],
-    [None, None],
-    ["transformers", "B"],
-]
+UNKNOWN: list[Any] = [["my_module", "UNet"], ["diffusers", 3], ["os", "system"], ["transformers", "B"], [None, None]]
+UNKNOWN += ["UNet", None, []]
 """What is no class of the libraries."""
+
+
+def lose(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+def spoil(name: str, value: float) -> Change:
+    return lambda tensors: tensors[name].view(-1)[-1:].fill_(value)
+
+
+def end_early(tensors: Tensors) -> None:
+    for name in list(tensors)[-len(tensors) // 4 :]:
+        tensors[name].zero_()
+
+
+def rename(tensors: Tensors) -> None:
+    for name in list(tensors):
+        tensors[f"x.{name}"] = tensors.pop(name)
+
+
+def quantize(tensors: Tensors) -> None:
+    tensors["decoder.conv_out.weight"] = tensors["decoder.conv_out.weight"].char()
+
+
+LAST, FIRST, BIAS = "decoder.conv_out.bias", "encoder.conv_in.weight", "encoder.layers.1.mlp.fc1.bias"
 
 
 class TestParts:
     @pytest.mark.parametrize(
         ("file", "damage", "said"),
         [
+            (UNET, lose(LAYER), f"{UNET}: lacks the tensor {LAYER}"),
+            (VAE, lose(LAST), f"{VAE}: lacks the tensor {LAST}"),
+            (TEXT, lose(BIAS), f"{TEXT}: lacks the tensor {BIAS}"),
+            (UNET, spoil(LAYER, float("nan")), f"{UNET}: holds numbers in {LAYER} that are not finite"),
+            (VAE, spoil(FIRST, float("-inf")), f"{VAE}: holds numbers in {FIRST} that are not finite"),
+            (TEXT, spoil(BIAS, float("nan")), f"{TEXT}: holds numbers in {BIAS} that are not finite"),
+            (UNET, end_early, "holds nothing but zeros in"),
+            (UNET, rename, f"{UNET}: holds weights of another network"),
+            (VAE, b"\x08", f"{VAE} is not a complete safetensors file"),
+            (VAE, quantize, f"{VAE} holds quantized weights, such as decoder.conv_out.weight (I8)"),
+            ("unet/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "unet/ is quantized"),
+            (
+                "tokenizer/tokenizer_config.json",
+                {"model_max_length": 77},
+                "24 tokens, and tokenizer/ gives it 77",
+            ),
             *(("model_index.json", {"unet": value}, f"names {json.dumps(value)} as its unet") for value in UNKNOWN),
-            (
-                "model_index.json",
-                {"unet": ["diffusers", "NoSuchModel"]},
-                "unet/: no NoSuchModel can be made of its con",
-            ),
-            (
-                "model_index.json",
-                {"_class_name": "FluxPipeline"},
-                "is a FluxPipeline; sdopt runs StableDiff",
-            ),
+            ("model_index.json", {"unet": ["diffusers", "NoSuchModel"]}, "unet/: no NoSuchModel can be made"),
+            ("model_index.json", {"_class_name": "FluxPipeline"}, "is a FluxPipeline; sdopt runs StableDiff"),
             ("model_index.json", b"{", "model_index.json cannot be read"),
             ("model_index.json", b"[]", "is a None"),
             ("unet/config.json", {"block_out_channels": "wide"}, "unet/: no UNet2DConditionModel can be made"),
@@ -234,7 +217,9 @@ class TestParts:
         ],
     )
     def test_that_are_damaged_or_missing(self, folder: Path, file: str, damage: Any, said: str) -> None:
-        if isinstance(damage, dict):
+        if callable(damage):
+            rewrite(folder / file, damage)
+        elif isinstance(damage, dict):
             edit(folder / file, **damage)
         elif damage is None:
             (folder / file).unlink()
@@ -242,35 +227,20 @@ class TestParts:
             (folder / file).write_bytes(damage)
         assert said in refusal(folder)
 
-    def test_with_weights_of_something_else(self, folder: Path) -> None:
-        save_file({f"x.{name}": tensor for name, tensor in load_file(folder / VAE).items()}, folder / UNET)
-        assert f"{UNET}: holds weights of another network" in refusal(folder)
-
     def test_the_command_says_so_before_a_worker_starts(self, folder: Path, tmp_path: Path) -> None:
         check(folder)
         edit(folder / "unet" / "config.json", down_block_types=["NoBlock"])
-        finished = sdopt(tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}")
-        assert finished.code == 2
-        assert "unet/: no UNet2DConditionModel can be made of its configuration" in finished.err
-        assert "Traceback" not in finished.err
-        assert not list(tmp_path.rglob("result.json"))
+        said = "unet/: no UNet2DConditionModel can be made of its configuration"
+        refused(tmp_path, "run", *SMOKE, "model=folder", f"model.path={folder}", says=said)
 
 
 class TestShards:
     @pytest.mark.parametrize(
         ("variant", "form", "index"),
         [
-            (None, "diffusion_pytorch_model-{}.safetensors", "diffusion_pytorch_model.safetensors.index.json"),
-            (
-                "fp16",
-                "diffusion_pytorch_model.fp16-{}.safetensors",
-                "diffusion_pytorch_model.safetensors.index.fp16.json",
-            ),
-            (
-                "fp16",
-                "diffusion_pytorch_model-{}.fp16.safetensors",
-                "diffusion_pytorch_model.safetensors.fp16.index.json",
-            ),
+            (None, f"{NAME}-{{}}.safetensors", f"{NAME}.safetensors.index.json"),
+            ("fp16", f"{NAME}.fp16-{{}}.safetensors", f"{NAME}.safetensors.index.fp16.json"),
+            ("fp16", f"{NAME}-{{}}.fp16.safetensors", f"{NAME}.safetensors.fp16.index.json"),
         ],
     )
     def test_by_all_names_that_diffusers_reads(self, folder: Path, variant: str | None, form: str, index: str) -> None:
@@ -283,21 +253,18 @@ class TestShards:
         last.unlink()
         assert f"lacks 1 of the 2 files in its {index}, such as {last.name}" in refusal(folder, variant)
 
-    def test_of_a_text_encoder(self, folder: Path) -> None:
+    def test_of_two_savings_or_without_their_index(self, folder: Path) -> None:
+        """Diffusers takes the tensor of the file that it reads last, whatever the index says."""
         shard(folder / TEXT, "model-{}.safetensors", "model.safetensors.index.json")
         check(folder)
-
-    def test_of_two_savings(self, folder: Path) -> None:
-        """Diffusers takes the tensor of the file that it reads last, whatever the index says."""
-        shard(folder / UNET, "diffusion_pytorch_model-{}.safetensors", f"{NETWORK_WEIGHTS}.index.json")
-        first, last = (folder / "unet" / f"diffusion_pytorch_model-0000{n}-of-00002.safetensors" for n in (1, 2))
+        index = f"{NETWORK_WEIGHTS}.index.json"
+        shard(folder / UNET, f"{NAME}-{{}}.safetensors", index)
+        first, last = (folder / "unet" / f"{NAME}-0000{n}-of-00002.safetensors" for n in (1, 2))
         name = min(load_file(first))
         rewrite(last, lambda tensors: tensors.update({name: load_file(first)[name]}))
         assert f"{last.name} holds {name} too, which" in refusal(folder)
-
-    def test_without_their_index(self, folder: Path) -> None:
-        shard(folder / UNET, "diffusion_pytorch_model-{}.safetensors", None)
-        assert "shards without diffusion_pytorch_model.safetensors.index.json" in refusal(folder)
+        (folder / "unet" / index).unlink()
+        assert f"shards without {index}" in refusal(folder)
 
 
 class TestVariants:
@@ -315,20 +282,19 @@ class TestVariants:
         assert [name in wanted for name in names] == [False, True, True]
 
 
-class TestVaeGivenApart:
-    @pytest.mark.parametrize("from_hub", [False, True])
-    def test_that_lost_a_tensor(
-        self, composer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_hub: bool
-    ) -> None:
-        folder = Path(shutil.copytree(TINY_AUTOENCODER, tmp_path / "tiny"))
-        monkeypatch.setattr("sdopt.options.memory.hub_network", lambda *_, **__: folder)
-        given = "hub_id=somebody/tiny" if from_hub else f"path={folder}"
-        chosen = ["memory=tiny_vae", f"memory.tiny_vae.{given}"]
-        device = probe_device("cpu")
-        assert not composer(chosen).variant("x", chosen).conflicts(device)
-        rewrite(folder / NETWORK_WEIGHTS, lambda tensors: tensors.pop("decoder.layers.0.weight"))
-        [found] = composer(chosen).variant("x", chosen).conflicts(device)
-        assert "lacks the tensor decoder.layers.0.weight" in found
+@pytest.mark.parametrize("from_hub", [False, True])
+def test_a_vae_given_apart_lost_a_tensor(
+    composer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_hub: bool
+) -> None:
+    folder = Path(shutil.copytree(TINY_AUTOENCODER, tmp_path / "tiny"))
+    monkeypatch.setattr("sdopt.options.memory.hub_network", lambda *_, **__: folder)
+    given = "hub_id=somebody/tiny" if from_hub else f"path={folder}"
+    chosen = ["memory=tiny_vae", f"memory.tiny_vae.{given}"]
+    device = probe_device("cpu")
+    assert not composer(chosen).variant("x", chosen).conflicts(device)
+    rewrite(folder / NETWORK_WEIGHTS, lambda tensors: tensors.pop("decoder.layers.0.weight"))
+    [found] = composer(chosen).variant("x", chosen).conflicts(device)
+    assert "lacks the tensor decoder.layers.0.weight" in found
 
 
 class TestPaths:
@@ -354,6 +320,13 @@ class TestPaths:
         file = tmp_path / "style.safetensors"
         save_file({"lora_unet_a.lora_down.weight": torch.zeros(4, 4)}, file)
         assert f"give it as lora=loaded lora.path={file}" in refusal(file)
+
+
+def add(name: str, *shape: int) -> Change:
+    return lambda tensors: tensors.update({name: torch.zeros(shape or (1, 1))})
+
+
+OF_UNET, OF_VAE = "model.diffusion_model.", "first_stage_model."
 
 
 class TestSingleFile:
@@ -386,59 +359,45 @@ class TestSingleFile:
             require_model(Model("sd15", "path", str(single)))
 
     @pytest.mark.parametrize(
-        ("lost", "named"),
+        ("change", "said"),
         [
-            ("model.diffusion_model.output_blocks.2.1.norm.weight", "up_blocks.1.attentions.0.norm.weight"),
-            ("first_stage_model.decoder.mid.attn_1.q.weight", "decoder.mid_block.attentions.0.to_q.weight"),
-            ("cond_stage_model.transformer.text_model.final_layer_norm.bias", "final_layer_norm.bias"),
+            (lose(f"{OF_UNET}output_blocks.2.1.norm.weight"), "lacks the tensor up_blocks.1.attentions.0.norm.weight"),
+            (
+                lose(f"{OF_VAE}decoder.mid.attn_1.q.weight"),
+                "lacks the tensor decoder.mid_block.attentions.0.to_q",
+            ),
+            (
+                lose("cond_stage_model.transformer.text_model.final_layer_norm.bias"),
+                "lacks the tensor final_layer_norm",
+            ),
+            (add(f"{OF_UNET}time_embed.cond_proj.weight"), "does not have"),
+            (add(f"{OF_UNET}middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight"), "holds quantized"),
+            (add("control_model.input_blocks.0.0.weight"), "of a further network"),
+            (add("somebody.adds.this.weight"), "of a further network"),
+            (add(f"{OF_UNET}input_blocks.0.0.weight", 96, 17, 3, 3), "takes 17 channels"),
+            (add(f"{OF_UNET}input_blocks.0.0.weight", 96, 17, 3, 3), "for inpainting only"),
+            (add(f"{OF_UNET}input_blocks.0.0.weight", 96, 16, 3, 3), "edits an image"),
+            (spoil(f"{OF_VAE}{LAST}", float("nan")), f"holds numbers in {OF_VAE}{LAST} that are not finite"),
         ],
     )
-    def test_that_lost_a_tensor(self, original: Tensors, tmp_path: Path, lost: str, named: str) -> None:
-        file = tmp_path / "merged.safetensors"
-        save_file({name: tensor for name, tensor in original.items() if name != lost}, file)
-        assert f"merged.safetensors: lacks the tensor {named}" in refusal(file)
-
-    @pytest.mark.parametrize(
-        ("name", "said"),
-        [
-            ("model.diffusion_model.time_embed.cond_proj.weight", "does not have"),
-            ("model.diffusion_model.middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight", "holds quantized"),
-            ("control_model.input_blocks.0.0.weight", "of a further network"),
-            ("somebody.adds.this.weight", "of a further network"),
-        ],
-    )
-    def test_with_what_would_be_left_out(self, original: Tensors, tmp_path: Path, name: str, said: str) -> None:
-        save_file(original | {name: torch.zeros(1, 1)}, tmp_path / "other.safetensors")
-        found = refusal(tmp_path / "other.safetensors")
-        assert said in found
-        assert name in found
-
-    def test_with_numbers_that_are_not_finite(self, original: Tensors, tmp_path: Path) -> None:
-        file, name = tmp_path / "other.safetensors", "first_stage_model.decoder.conv_out.bias"
-        save_file(original | {name: original[name] * float("nan")}, file)
-        assert f"holds numbers in {name} that are not finite" in refusal(file)
-        # Averages are left out: only training uses them.
-        save_file(original | {"model_ema.decay": torch.tensor(float("nan"))}, file)
-        check(file)
+    def test_that_does_not_fit(self, original: Tensors, tmp_path: Path, change: Change, said: str) -> None:
+        changed = {name: tensor.clone() if name.endswith(LAST) else tensor for name, tensor in original.items()}
+        change(changed)
+        save_file(changed, tmp_path / "other.safetensors")
+        assert said in refusal(tmp_path / "other.safetensors")
 
     def test_with_what_is_ignored_rightly(self, original: Tensors, tmp_path: Path) -> None:
-        beside = ("alphas_cumprod", "model_ema.decay", "model_ema.diffusion_modelinput_blocks00weight")
+        beside = ("alphas_cumprod", "model_ema.diffusion_modelinput_blocks00weight")
         trained = ("first_stage_model.loss.logvar", "cond_stage_model.logit_scale")
-        file = tmp_path / "ema.safetensors"
-        save_file(original | {name: torch.zeros(1) for name in (*beside, *trained)}, file)
-        check(file)
+        more = {name: torch.zeros(1) for name in (*beside, *trained)}
+        # Averages are left out, whatever they are: only training uses them.
+        save_file(original | more | {"model_ema.decay": torch.tensor(float("nan"))}, tmp_path / "ema.safetensors")
+        check(tmp_path / "ema.safetensors")
 
-    @pytest.mark.parametrize(("channels", "kind"), [(17, "for inpainting only"), (16, "edits an image")])
-    def test_with_a_further_input(self, original: Tensors, tmp_path: Path, channels: int, kind: str) -> None:
-        first = {"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(96, channels, 3, 3)}
-        save_file(original | first, tmp_path / "other.safetensors")
-        found = refusal(tmp_path / "other.safetensors")
-        assert kind in found
-        assert f"takes {channels} channels" in found
-
-    @pytest.mark.parametrize("name", ["sd15", "sd21", pytest.param("sdxl", marks=pytest.mark.slow)])
-    def test_of_a_published_size_passes(self, name: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
+    def test_of_a_published_size_passes(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its family is found, and every tensor after diffusers' renaming; a sparse file has the header alone."""
+        monkeypatch.setattr("sdopt.pipelines.components.wrong_numbers", lambda *_: [])
         file = tmp_path / f"{name}.safetensors"
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         start = 0
@@ -450,9 +409,6 @@ class TestSingleFile:
         with file.open("wb") as out:
             out.write(len(content).to_bytes(8, "little") + content)
             out.truncate(8 + len(content) + start)
-            for key in header.keys() - {"__metadata__"}:
-                out.seek(8 + len(content) + header[key]["data_offsets"][0])
-                out.write(b"\x00\x3c")  # a one in each: zeros alone are a broken download
         if name == "sd21":
             with pytest.raises(UsageError, match="model=sd21 or model=sd21_base"):
                 family_of(file)

@@ -1,10 +1,11 @@
-"""The contrapositive of every proof: a change that is undone is not proved."""
+"""Every kind of option: it is proved, counts what it should, and keeps its promise; undone, it is not proved."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
@@ -12,10 +13,87 @@ from diffusers.hooks import HookRegistry
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from transformers import CLIPTextModel
 
+from sdopt.contract import Contract
 from sdopt.pipelines.parts import hook_of, unwrapped
 from sdopt.reference import MODEL
 from tests.fixtures import Load
-from tests.options.hosts import evidence
+from tests.options.hosts import evidence, image
+
+
+def proof(overrides: str, most: float = 255, needs: str = "torch", **facts: Any) -> Any:
+    """Overrides, the largest difference that they make to a value of an image (0 to 255), the package, and facts."""
+    marks = [pytest.mark.skipif(find_spec(needs) is None, reason=f"{needs} is not installed")]
+    return pytest.param(overrides.split(), most, facts, marks=marks, id=overrides)
+
+
+PAIR = "workload.batch_size=2 workload.prompt_count=2"
+LARGE = "workload.size=96"
+"""The VAE of the packaged model has tiles of 64 pixels: 96 take two each way."""
+FULL_VAE: dict[str, Any] = {"vae_weights": ["float32"], "vae_products": ["float32"], "diffusers_would_upcast": False}
+CAST: dict[str, Any] = {
+    "stored": {"Conv2d": 39, "Linear": 80},
+    "left_alone": {"GroupNorm": 24, "LayerNorm": 21},
+}
+
+PROOFS = [
+    *(proof(f"grad_mode={option}", 0) for option in ("inference_mode", "enabled")),
+    *(proof(f"attention={option}", 2) for option in ("math", "vanilla", "sliced", "sliced_max")),
+    proof("attention=fused_qkv", 0.3, products_apart=0),
+    proof("layout=channels_last", 2),
+    proof("compiler=trace workload.steps=2", 0.03, calls=2, graphs=1),
+    proof("precision=bf16"),
+    *(proof(f"precision={kind}_{package} precision.activations=false", needs=package, arithmetic=["bfloat16"])
+      for kind, package in (("fp8", "torchao"), ("int8", "sdnq"))),
+    proof("precision=uint4_sdnq", needs="sdnq", arithmetic=["bfloat16"]),
+    proof("precision=fp16_vae_fp32", weights=["float16"], **FULL_VAE),
+    proof("precision=fp16_vae_fp32 precision.weights=bfloat16 task=inpaint workload.steps=2", **FULL_VAE),
+    proof("lora=hotswap workload.steps=2", recompiles=0, other_images=True),
+    proof("caching=deepcache workload.steps=7", whole=3, outer=4, runs_of_the_first_layer=7, runs_of_the_middle=3),
+    proof("caching=deepcache scheduler=plms workload.steps=4", whole=2, outer=3),  # it calls the denoiser once more
+    proof("caching=guidance_interval workload.steps=10", guided=7, unguided=3, batches=[1, 2]),
+    proof("memory=sequential_guidance workload.steps=3", 0.03, samples=1, images=1),
+    proof("memory=sequential_guidance workload.steps=3 task=inpaint", 0.03, samples=1, images=1),
+    proof(f"memory=sequential_guidance scheduler=euler {PAIR}", 0.03, samples=2, images=2),
+    proof(f"memory=vae_slicing {PAIR} {LARGE}", 2, batch=2, at_a_time=1, decoder_calls=2),
+    proof(f"memory=vae_tiling {LARGE}", image=96, tile=64, decoder_calls=4),
+    proof("memory=tiny_vae", decoder_parameters=78115, calls=1, group_norms=0),
+    *(proof(f"memory=tiny_vae {work}") for work in ("precision=bf16", "precision=autocast_fp16")),
+    *(proof(f"memory=tiny_vae task={task} workload.steps=2") for task in ("img2img", "inpaint")),
+    proof("memory=precomputed_embeddings", 1, text_encoders=0, calls=0),
+    *(proof(f"memory=layerwise_casting precision={option}", **CAST) for option in ("fp32", "autocast_fp16")),
+    *(proof(f"memory=group_offload memory.group_offload.offload_type={kind}_level", 0) for kind in ("leaf", "block")),
+    # Hooks of diffusers would wait for a call of the VAE itself, of which a pipeline calls the decoder alone.
+    proof("memory=[group_offload,tiny_vae] memory.group_offload.offload_type=block_level"),
+    proof("memory=model_offload", 0, hooked=3),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[tuple[str, ...], np.ndarray]:
+    """Images of the same work without options."""
+    return {}
+
+
+@pytest.mark.parametrize(("overrides", "most", "facts"), PROOFS)
+def test_is_proved_and_keeps_its_promise(
+    session: Load, plain: dict[tuple[str, ...], np.ndarray], overrides: list[str], most: float, facts: dict[str, Any]
+) -> None:
+    host = session(*overrides)
+    found: dict[str, Any] = {}
+    for item in host.prove().evidence:
+        assert item.engaged, item
+        if item.axis.partition(".")[0] == overrides[0].partition("=")[0]:
+            found |= item.facts
+    assert facts.items() <= found.items(), found
+    work = tuple(word for word in overrides if word.startswith(("workload", "task", "scheduler")))
+    if work not in plain:
+        plain[work] = image(session(*work))
+    difference = 255 * np.abs(image(host) - plain[work])
+    assert difference.max() <= most
+    assert difference.mean() < 40
+    assert (most == 255) == (host._variant.contract is Contract.LOSSY)
+    assert most < 255 or difference.mean() > 0
+
 
 Undo = Callable[[Any], Any]
 
@@ -24,6 +102,10 @@ def case(overrides: str, undo: Undo, needs: str = "torch") -> Any:
     """Overrides of which the first chooses the option, what undoes it in a host, and the package that it needs."""
     marks = [pytest.mark.skipif(find_spec(needs) is None, reason=f"{needs} is not installed")]
     return pytest.param(overrides, undo, marks=marks, id=f"{overrides} {getattr(undo, '__name__', '')}")
+
+
+def nothing(_host: Any) -> None:
+    pass
 
 
 def forward_is_its_own(host: Any) -> None:
@@ -127,6 +209,11 @@ CASES = [
     case("memory=sequential_guidance", forward_is_its_own),
     case("memory=layerwise_casting", no_layerwise_hook),
     case("memory=tiny_vae", component("vae", AutoencoderKL)),
+    case(f"memory=vae_slicing {PAIR}", lambda host: host._pipe.vae.disable_slicing()),
+    case(f"memory=vae_tiling {LARGE}", lambda host: host._pipe.vae.disable_tiling()),
+    # One image is no slice, one tile no tiling; the model has four heads, and without guidance four rows.
+    *(case(overrides, nothing) for overrides in ("memory=vae_slicing", "memory=vae_tiling")),
+    case("attention=sliced attention.slice_size=4 workload.guidance_scale=1", nothing),
     case("memory=precomputed_embeddings", component("text_encoder", CLIPTextModel)),
     case("memory=group_offload", no_group_hooks),
     *(case(f"precision=int8_{package}", whole_layer, package) for package in ("torchao", "sdnq")),
