@@ -1,14 +1,19 @@
-"""Data sheets: the numbers themselves, which card is meant, what it can do, what was reached of its peak."""
+"""Data sheets, which card is meant, what it can do, what was reached of its peak; ceilings; TF32 is seen in sums."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
+from sdopt.doctor import tables
 from sdopt.errors import ConflictError, UsageError
+from sdopt.hardware import ceilings
+from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.cards import (
     BFLOAT16,
     CUDA_CONTEXT_GIB,
@@ -22,6 +27,7 @@ from sdopt.hardware.cards import (
     require_card,
     sheet_of,
 )
+from sdopt.hardware.ceilings import COPY, Ceiling, measure_ceilings
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import runs_on, usable_cores
 from sdopt.measure.memory import cap_memory
@@ -30,8 +36,8 @@ from sdopt.report.notes import notes_of
 from sdopt.schema import Hardware, Rates, Sheet
 from sdopt.statistics.figures import flat_figures, peak_rate
 from sdopt.statistics.summary import summary_of
-from tests.command import SMALL, SMOKE, sdopt
-from tests.fixtures import Compose
+from tests.command import SMALL, refused, sdopt
+from tests.fixtures import CPU, Compose
 from tests.records import reconfigure
 
 SHEETS = data_sheets()
@@ -41,9 +47,8 @@ H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), memory_total_gib=13
 
 def test_there_is_a_sheet_of_the_cards_that_people_have() -> None:
     assert len(SHEETS) >= 60
-    assert {"p100", "t4", "rtx2060", "rtx3060", "rtx4090", "rtx5090", "a10", "h100", "b200", "rx6600", "mi300x"} <= set(
-        SHEETS
-    )
+    usual = {"p100", "t4", "rtx2060", "rtx3060", "rtx4090", "rtx5090", "a10", "h100", "b200", "rx6600", "mi300x"}
+    assert usual <= SHEETS.keys()
 
 
 @pytest.mark.parametrize("card", CARDS[::15])
@@ -117,61 +122,35 @@ class TestChoice:
             require_card(Hardware(sheet=SHEETS["b200"], emulate_memory=True), H200)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-    def test_without_a_cuda_device_ends_before_anything_starts(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", "hardware=a10", "tracking=none", "precision=bf16")
-        assert finished.code == 2
-        assert "CUDA" in finished.err
-        assert "dry_run=true shows what would run on an NVIDIA A10" in finished.err
+    @pytest.mark.parametrize(
+        ("overrides", "said"),
+        [
+            ("hardware=a10", "dry_run=true shows what would run on an NVIDIA A10"),
+            ("hardware=cpu hardware.emulate_memory=true", "hardware.emulate_memory=true: choose the card whose memory"),
+            ("hardware=a10 hardware.device=cpu hardware.emulate_memory=true", "needs a CUDA device, whose allocator"),
+        ],
+    )
+    def test_that_cannot_be_ends_before_anything_starts(self, tmp_path: Path, overrides: str, said: str) -> None:
+        finished = refused(tmp_path, "run", "tracking=none", "precision=bf16", *overrides.split(), says=said)
         assert len(finished.err.splitlines()) == 1
-        assert not list(tmp_path.rglob("result.json"))
-
-    def test_of_emulation_on_a_cpu_or_without_a_card_is_refused(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "run", *SMOKE, "hardware.emulate_memory=true", "precision=bf16")
-        assert finished.code == 2
-        assert finished.err.startswith("sdopt: hardware.emulate_memory=true: choose the card whose memory to emulate")
-        finished = sdopt(
-            tmp_path,
-            *("run", "hardware=a10", "hardware.device=cpu", "hardware.emulate_memory=true", "tracking=none"),
-        )
-        assert finished.code == 2
-        assert "needs a CUDA device, whose allocator it caps; this runs on" in finished.err
 
     def test_belongs_to_the_whole_study(self, composer: type[HydraComposer]) -> None:
         with pytest.raises(UsageError, match=r"hardware\.sheet applies to the whole study"):
             composer(["hardware=cpu"]).variant("other", ["hardware=a10"])
 
     def test_mistakes_in_a_sheet_name_their_key(self, composer: type[HydraComposer]) -> None:
+        wrong = ["memory_gib=much", "bandwidth_gb_s=???", "vector.fp12=1", "tensor.fp16=-1"]
         with pytest.raises(UsageError) as caught:
-            composer(
-                [
-                    "hardware=a10",
-                    "hardware.sheet.tensor.fp16=-1",
-                    "+hardware.sheet.vector.fp12=1",
-                    "hardware.sheet.memory_gib=much",
-                    "hardware.sheet.bandwidth_gb_s=???",
-                ]
-            )
-        starts = [problem.partition(":")[0] for problem in caught.value.problems]
-        assert starts == [
-            "hardware.sheet.memory_gib",
-            "hardware.sheet.bandwidth_gb_s",
-            "hardware.sheet.vector.fp12",
-            "hardware.sheet.tensor.fp16=-1.0",
-        ]
+            composer(["hardware=a10", *(f"++hardware.sheet.{each}" for each in wrong)])
+        starts = [problem.partition(":")[0].removeprefix("hardware.sheet.") for problem in caught.value.problems]
+        assert starts == ["memory_gib", "bandwidth_gb_s", "vector.fp12", "tensor.fp16=-1.0"]
 
 
 class TestPlanning:
     def test_a_dry_run_plans_for_a_card_that_is_not_there(self, tmp_path: Path) -> None:
         options = "[precision:bf16,precision:fp16,attention:cudnn,compiler:inductor]"
-        finished = sdopt(
-            tmp_path,
-            "run",
-            "hardware=t4",
-            "tracking=none",
-            "study=one_at_a_time",
-            f"study.options={options}",
-            "dry_run=true",
-        )
+        study = ("study=one_at_a_time", f"study.options={options}")
+        finished = sdopt(tmp_path, "run", "hardware=t4", "tracking=none", *study, "dry_run=true")
         assert finished.code == 0, finished.err
         assert "what would be measured on NVIDIA T4, by its data sheet" in finished.shown
         assert "bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5" in finished.shown
@@ -239,27 +218,24 @@ class TestMemory:
         assert index == 1
 
     @pytest.mark.gpu
-    def test_out_of_memory_on_a_smaller_card_is_a_result(self, tmp_path: Path) -> None:
-        """A card of 0.63 GiB leaves the allocator 30 MiB: too little for the model, and for nothing but the model."""
-        finished = sdopt(
-            tmp_path,
-            *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=a10"),
-            *("workload.size=64", "hardware.emulate_memory=true", "hardware.sheet.memory_gib=0.63", "precision=fp16"),
-        )
-        assert finished.code == 3
-        assert {row.status for row in finished.result.variants} == {Status.OUT_OF_MEMORY}
+    @pytest.mark.parametrize(
+        ("card", "code", "status"),
+        [
+            # A card of 0.63 GiB leaves the allocator 30 MiB: too little for the model, and for nothing but the model.
+            ("hardware=a10 hardware.sheet.memory_gib=0.63", 3, Status.OUT_OF_MEMORY),
+            ("hardware=rtx3060", 0, Status.OK),
+        ],
+    )
+    def test_out_of_memory_on_a_smaller_card_is_a_result(
+        self, tmp_path: Path, card: str, code: int, status: Status
+    ) -> None:
+        others = [override for override in SMALL if not override.startswith("hardware=")]
+        work = ("protocol=smoke", "workload.size=64", "hardware.emulate_memory=true", "precision=fp16")
+        finished = sdopt(tmp_path, "run", *others, *work, *card.split())
+        assert finished.code == code, finished.err
+        assert {row.status for row in finished.result.variants} == {status}
         assert finished.result.schedule.kind == "interleaved"
         assert "emulated" in finished.shown
-
-    @pytest.mark.gpu
-    def test_a_model_that_fits_runs(self, tmp_path: Path) -> None:
-        finished = sdopt(
-            tmp_path,
-            *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=rtx3060"),
-            *("workload.size=64", "hardware.emulate_memory=true", "precision=fp16"),
-        )
-        assert finished.code == 0, finished.err
-        assert all(row.status is Status.OK for row in finished.result.variants)
 
 
 class TestPeak:
@@ -302,9 +278,8 @@ class TestPeak:
 
     def test_an_emulated_card_is_named_beside_the_table(self, result: StudyResult) -> None:
         reconfigure(result, "hardware", emulate_memory=True, sheet=Sheet("NVIDIA A10", [], 22.06, 600.0))
-        assert any(
-            note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(summary_of(result))
-        )
+        notes = notes_of(summary_of(result))
+        assert any(note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes)
 
 
 @pytest.mark.parametrize(("said", "cores"), [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), (None, 64)])
@@ -315,3 +290,83 @@ def test_cores_are_those_of_the_container(
     if said:
         (tmp_path / "cpu.max").write_text(f"{said}\n")
     assert usable_cores(tmp_path) == cores
+
+
+LITTLE = replace(CPU, memory_free_gib=0.001)
+"""So little memory that every matrix stays small."""
+
+
+def test_a_product_that_fails_is_reported_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nwhen calling cublasLtMatmul")
+
+    monkeypatch.setattr(torch, "_int_mm", refuse)
+    found = {ceiling.kind: ceiling for ceiling in measure_ceilings(LITTLE)}
+    assert list(found) == ["fp32", "fp16", "bf16", "int8", COPY]
+    assert found["int8"].failure == "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"
+    assert [kind for kind, ceiling in found.items() if ceiling.samples_s] == ["fp32", "fp16", "bf16", COPY]
+
+
+def test_the_second_matrix_of_eight_bits_is_read_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuBLAS multiplies no two row-major matrices of int8."""
+    seen = []
+    monkeypatch.setattr(torch, "_int_mm", lambda left, right: seen.append((left.stride(), right.stride())))
+    ceilings._multiply(CPU, "int8", 64)()
+    assert seen == [((64, 1), (1, 64))]
+
+
+def test_a_gpu_works_for_a_second_before_samples_of_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock: the first products take ten times as long as the later ones."""
+    now, calls = 0.0, 0
+
+    def multiply() -> None:
+        nonlocal now, calls
+        calls += 1
+        now += 0.002 if now < 0.5 else 0.0002
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("sdopt.hardware.ceilings.time.perf_counter", lambda: now)
+    found = ceilings._sample(replace(CPU, type="cuda"), Ceiling("fp16", 1, 1.0), multiply)
+    assert found.samples_s == pytest.approx([0.0002] * ceilings.SAMPLES)
+    assert now >= 1.0 + ceilings.SAMPLES * 0.1
+
+
+def test_what_failed_stands_below_the_table_and_in_no_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from sdopt.doctor.diagnosis import Diagnosis
+
+    measured = [Ceiling("fp32", 64, 1e9, [0.001]), Ceiling(COPY, 2**20, 2.0**21, [0.001])]
+    failed = Ceiling("int8", 0, 0.0, failure="RuntimeError: no such product")
+    diagnosis = Diagnosis(CPU, CPU, [], False, "spawn", {}, {}, {}, {}, None, [], [*measured, failed])
+    console = Console(width=100, record=True)
+    console.print(tables._ceilings_table(diagnosis))
+    assert "int8: not measured: RuntimeError: no such product" in console.export_text()
+    assert "int8" not in tables.sheet_yaml(diagnosis)
+
+
+def to_tf32(value: torch.Tensor) -> torch.Tensor:
+    """Keeps 10 of 23 bits of mantissa, as tensor cores do."""
+    return (value.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose convolutions are rounded where the settings allow it, as an A100's are."""
+    conv2d: Callable[..., Any] = torch.conv2d
+
+    def rounded(images: torch.Tensor, weights: torch.Tensor, *more: Any) -> Any:
+        return conv2d(to_tf32(images) if torch.backends.cudnn.allow_tf32 else images, weights, *more)
+
+    monkeypatch.setattr(torch, "conv2d", rounded)
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_rounded_convolutions_are_seen(request: pytest.FixtureRequest, rounds: bool) -> None:
+    if rounds:
+        request.getfixturevalue("rounding")
+    cpu = torch.device("cpu")
+    for allowed in (True, False):
+        with tf32(allowed=allowed):
+            assert convolutions_are_rounded(cpu) is (rounds and allowed)
+    assert not products_are_rounded(cpu)

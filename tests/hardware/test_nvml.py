@@ -1,17 +1,90 @@
-"""What NVML says of a card: found by UUID, sliced or whole; throttled calls; energy; what it leaves unanswered."""
+"""What NVML says of a card, or leaves unanswered; cards that cannot be used: an old driver, a build without kernels."""
 
 import os
+import resource
+import sys
 import time
-from types import SimpleNamespace
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from sdopt.errors import UsageError
+from sdopt.hardware import probe
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, describe_gpu, process_gib
+from sdopt.hardware.probe import list_cards, probe_device
 from sdopt.record.samples import GpuState
 from tests.fixtures import CPU
-from tests.hardware.stubs import UUID, Nvml, NVMLLibraryMismatchError, install
+
+UUID = "8f1f5ab1-23f7-4b4c-b4a5-7d3a0a6f1c55"
+
+
+class NVMLError(Exception):
+    value = 999
+
+
+class NVMLLibraryMismatchError(Exception):
+    """What pynvml raises where the driver's library lacks the version of a function that it calls."""
+
+
+class Nvml(ModuleType):
+    """NVML of one card.
+
+    Its `answers` go by the end of a function's name, as in `PowerUsage` or `ClockInfo:1`.
+    Everything else raises NVMLError; an answer that is an exception is raised.
+    """
+
+    NVMLError, NVMLLibraryMismatchError = NVMLError, NVMLLibraryMismatchError
+    NVML_ERROR_NOT_FOUND = 6
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, **answers: Any) -> None:
+        super().__init__("pynvml")
+        self.answers = answers
+        self.known = {f"GPU-{UUID}": "card"}
+
+    def nvmlInit(self) -> None:  # noqa: N802 - as NVML calls it
+        pass
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid not in self.known:
+            raise NVMLError(uuid)
+        return self.known[uuid]
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> bool:  # noqa: N802
+        return handle == "slice"
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+        assert handle == "slice"
+        return "card"
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(_handle: str = "", *arguments: Any) -> Any:
+            short = name.removeprefix("nvmlDeviceGet").removeprefix("nvml")
+            found = self.answers.get(":".join([short, *map(str, arguments)]), self.answers.get(short))
+            if found is None:
+                raise NVMLError(name)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+        return answer
+
+
+def install(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, uuid: str = UUID) -> None:
+    """Puts NVML in place, and a card with a UUID as PyTorch gives it."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))
+
 
 CARD = Device("cuda", name="a card")
 GIB = 2**30
@@ -36,31 +109,25 @@ class TestHandle:
         assert describe_gpu(CARD)["mig_slice"] is True
 
     def test_that_nvml_does_not_know_answers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        nvml = Nvml()
-        nvml.known = {}
+        nvml = Nvml(ComputeRunningProcesses=[process(os.getpid(), None)])
         install(monkeypatch, nvml)
+        assert process_gib(CARD, [os.getpid()]) is None
+        nvml.known = {}
         assert process_gib(CARD, [os.getpid()]) is None
         assert describe_gpu(CARD) == {}
         assert GpuMonitor(CARD).state({}, 1.0) is None
 
-    def test_a_process_without_a_figure_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        install(monkeypatch, Nvml(ComputeRunningProcesses=[process(os.getpid(), None)]))
-        assert process_gib(CARD, [os.getpid()]) is None
 
-
-class TestSettings:
-    def test_are_told_with_the_other_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        others = [process(os.getpid(), GIB), process(7, 4 * GIB), process(8, None)]
-        install(
-            monkeypatch, Nvml(ComputeMode=3, EnforcedPowerLimit=450000, ComputeRunningProcesses=others, EccMode=(1, 1))
-        )
-        assert describe_gpu(CARD) == {
-            "mig_slice": False,
-            "compute_mode": "exclusive process",
-            "power_limit_w": 450.0,
-            "ecc": True,
-            "processes": [{"pid": 7, "gib": 4.0}, {"pid": 8, "gib": None}],
-        }
+def test_settings_are_told_with_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [process(os.getpid(), GIB), process(7, 4 * GIB), process(8, None)]
+    install(monkeypatch, Nvml(ComputeMode=3, EnforcedPowerLimit=450000, ComputeRunningProcesses=others, EccMode=(1, 1)))
+    assert describe_gpu(CARD) == {
+        "mig_slice": False,
+        "compute_mode": "exclusive process",
+        "power_limit_w": 450.0,
+        "ecc": True,
+        "processes": [{"pid": 7, "gib": 4.0}, {"pid": 8, "gib": None}],
+    }
 
 
 class TestMonitor:
@@ -154,3 +221,105 @@ class TestMonitor:
     def test_of_a_cpu_reads_nothing(self) -> None:
         monitor = GpuMonitor(CPU)
         assert (monitor.throttled_ns(), monitor.state({}, 1.0), monitor.energy_j()) == ({}, None, None)
+
+
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+
+
+def one_card(monkeypatch: pytest.MonkeyPatch, properties: object) -> None:
+    """A card that NVML counts, as with PYTORCH_NVML_BASED_CUDA_CHECK; its properties, or the error on asking."""
+
+    def asked(index: int) -> object:
+        if isinstance(properties, Exception):
+            raise properties
+        return properties
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(TOO_OLD), AssertionError("libcudart functions unavailable")])
+def test_cuda_that_does_not_start_has_a_way_out_and_leaves_auto_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    one_card(monkeypatch, error)
+    with pytest.raises(UsageError) as caught:
+        probe_device("cuda:0")
+    [problem] = caught.value.problems
+    assert problem.startswith(f"hardware.device=cuda:0: CUDA does not start: {str(error)[:40]}")
+    assert "update the driver, or install PyTorch for an older CUDA" in problem
+    found = probe_device("auto")
+    assert (found.type, found.name) == ("cpu", CPU.name)
+    assert found.warning.startswith("hardware.device=auto: CUDA does not start: ")
+    assert found.warning.endswith("this runs on the CPU instead")
+    [card] = list_cards()
+    assert card.name.startswith("a card that cannot be used: CUDA does not start: ")
+    assert card.capability is None
+
+
+def test_cuda_that_lacks_addresses_is_no_matter_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says "out of memory" then, with a card that is empty."""
+    one_card(monkeypatch, RuntimeError("CUDA driver error: out of memory"))
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34, 2**34))
+    warning = probe_device("auto").warning
+    assert "out of memory; address space is limited to 16384 MiB, but CUDA reserves more" in warning
+    assert "raise the limit (ulimit -v unlimited); this runs on the CPU instead" in warning
+    assert "update the driver" not in warning
+
+
+def test_a_card_without_kernels_leaves_auto_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_card(monkeypatch, SimpleNamespace(name="Tesla P100", major=6, minor=0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    assert "has kernels for sm_75, sm_90, and Tesla P100 has compute capability 6.0" in probe_device("auto").warning
+    with pytest.raises(UsageError, match=r"hardware\.device=cuda: this PyTorch .* a newer CUDA"):
+        probe_device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("hidden", "cards", "warned"), [(False, 1, True), (True, 1, False), (False, 0, False)])
+def test_a_card_that_pytorch_has_no_cuda_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, hidden: bool, cards: int, warned: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(DeviceGetCount=cards, Count=cards))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ("install PyTorch for CUDA" in probe_device("auto").warning) == warned
+
+
+def test_what_cudnn_takes_is_asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest head differs by card, cuDNN and PyTorch."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch, "zeros", lambda *size, dtype, device: zeros(*size, dtype=dtype))
+    for largest, found in ((256, 256), (192, 160), (128, 128), (64, 0)):
+        monkeypatch.setattr(
+            torch.backends.cuda,
+            "can_use_cudnn_attention",
+            lambda params, largest=largest: params.query.shape[-1] <= largest,
+        )
+        assert probe._largest_cudnn_head(0) == found
+
+
+@pytest.mark.parametrize(("source", "found"), [("_built_with_cuda = False", False), ("_built_with_cuda = True", True)])
+def test_an_xformers_for_another_cuda_has_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, found: bool
+) -> None:
+    """It can be imported, and refuses every call."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "xformers" / "ops" / "fmha"
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent, folder.parent.parent):
+        (each / "__init__.py").touch()
+    (folder / "common.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert probe._xformers_has_kernels() is found
+    (folder / "common.py").write_text("raise OSError('no such symbol')")
+    for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert probe._xformers_has_kernels() is False

@@ -19,11 +19,15 @@ from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # n
 def test_a_measured_variant(finished: Finished) -> None:
     pipe = sdopt.load(finished.folder, "bfloat16")
     assert pipe.unet.dtype is torch.bfloat16
-    assert sdopt.prove(pipe).engaged
     calls = []
     pipe.unet.register_forward_hook(lambda *_: calls.append(1))
     assert pipe("a red apple", output_type="np").images.shape == (1, 32, 32, 3)
     assert len(calls) == finished.result.config.workload.steps
+    with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
+        sdopt.load(finished.folder)
+    with pytest.raises(UsageError, match=r"sdopt\.load applied the options at loading; load the baseline instead"):
+        sdopt.undo(pipe)
+    assert sdopt.prove(pipe).engaged
 
 
 def test_calls_are_those_that_were_measured(result: StudyResult, tmp_path: Path) -> None:
@@ -54,15 +58,6 @@ def test_by_the_id_of_a_run(logged: Store, finished: Finished) -> None:  # noqa:
     assert pipe.unet.dtype is torch.bfloat16
     with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
         sdopt.load(parent.info.run_id, tracking_uri=logged.tracking.uri)
-
-
-def test_is_not_undone(finished: Finished) -> None:
-    pipe = sdopt.load(finished.folder, "bfloat16")
-    with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
-        sdopt.load(finished.folder)
-    with pytest.raises(UsageError, match=r"sdopt\.load applied the options at loading; load the baseline instead"):
-        sdopt.undo(pipe)
-    assert sdopt.prove(pipe).engaged
 
 
 def test_one_that_encodes_prompts_beforehand_is_told_them(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Options on pipelines with more parts than a study's: they draw what diffusers draws, or are refused at once."""
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -277,34 +278,6 @@ def test_a_fused_lora_cannot_be_scaled_by_a_call(pipe: Pipe) -> None:
         drawn(pipe, cross_attention_kwargs={"scale": 0.5})
 
 
-def test_what_was_done_to_networks_is_refused(pipe: Pipe) -> None:
-    unet = pipe.unet
-    for change, words in (
-        (lambda: setattr(pipe, "unet", torch.compile(unet)), "pipe.unet is compiled already"),
-        (pipe.vae.decoder.compile, "pipe.vae is compiled already"),
-        (
-            lambda: pipe.unet.enable_group_offload(torch.device("cpu"), offload_type="leaf_level"),
-            "hooks move the weights of pipe.unet",
-        ),
-    ):
-        change()
-        with pytest.raises(ConflictError, match=words):
-            sdopt.optimize(pipe, attention="vanilla")
-        pipe.unet, pipe.vae.decoder._compiled_call_impl = unet, None
-    pipe = packaged_pipe()
-    pipe.unet.to(torch.float8_e4m3fn)
-    with pytest.raises(ConflictError, match="are quantized already"):
-        sdopt.optimize(pipe, layout="channels_last")
-
-
-def test_layers_that_the_program_changed_are_not_replaced(pipe: Pipe) -> None:
-    layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_v
-    layer.forward = lambda states: torch.nn.Linear.forward(layer, states) * 0.2
-    for group, option in (("attention", "fused_qkv"), ("precision", "int8_sdnq"), ("caching", "tome")):
-        with pytest.raises(ConflictError, match=r"own forward of mid_block.*attn1\.to_v"):
-            sdopt.optimize(pipe, **{group: option})
-
-
 def test_weights_that_were_joined_follow_a_later_change(pipe: Pipe) -> None:
     def changed(pipe: Pipe) -> Pipe:
         with torch.no_grad():
@@ -319,42 +292,29 @@ def test_weights_that_were_joined_follow_a_later_change(pipe: Pipe) -> None:
     assert np.abs(drawn(pipe) - drawn(packaged_pipe())).max() < 1e-4
 
 
-def test_prompts_are_not_encoded_twice_by_the_program_s_own_code(pipe: Pipe) -> None:
-    encode = pipe.encode_prompt
-    pipe.encode_prompt = lambda *given, **named: tuple(found * 0.4 for found in encode(*given, **named))
-    with pytest.raises(ConflictError, match="own encode_prompt"):
-        sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple"])
-
-
-@pytest.mark.parametrize("option", ["deepcache", "first_block", "guidance_interval", "spectrum"])
-def test_another_pipeline_with_the_same_denoiser_reuses_nothing(pipe: Pipe, option: str) -> None:
-    other = like("StableDiffusionImg2ImgPipeline", pipe)
-
-    def drawn_by_the_other() -> np.ndarray:
-        noise = torch.Generator().manual_seed(0)
-        call = {"image": [PICTURE] * 2, "strength": 1.0, "num_inference_steps": 3}
-        images: np.ndarray = other(prompt=["a", "b"], generator=noise, output_type="np", **call).images
-        return images
-
-    wanted = drawn_by_the_other()
-    sdopt.optimize(pipe, caching=option)
-    drawn(pipe)
-    assert np.abs(drawn_by_the_other() - wanted).max() < 1e-4
-
-
-@pytest.mark.parametrize(("group", "option"), [("memory", "sequential_guidance"), ("compiler", "whole_step")])
-def test_another_pipeline_with_the_same_parts_has_its_own_guidance(pipe: Pipe, group: str, option: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [
+        *(("caching", option) for option in ("deepcache", "first_block", "guidance_interval", "spectrum")),
+        ("memory", "sequential_guidance"),
+        ("compiler", "whole_step"),
+    ],
+)
+def test_another_pipeline_with_the_same_parts_reuses_nothing(pipe: Pipe, group: str, option: str) -> None:
     pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
     other = like("StableDiffusionImg2ImgPipeline", pipe)
 
     def drawn_by_the_other() -> np.ndarray:
-        call: dict[str, Any] = {"image": [PICTURE] * 2, "strength": 1.0, "num_inference_steps": 3}
-        noise = torch.Generator().manual_seed(0)
-        images: np.ndarray = other(["a", "b"], guidance_scale=3, generator=noise, output_type="np", **call).images
+        call: dict[str, Any] = {"image": [PICTURE] * 2, "strength": 1.0, "num_inference_steps": 3, "guidance_scale": 3}
+        images: np.ndarray = other(
+            ["a", "b"], generator=torch.Generator().manual_seed(0), output_type="np", **call
+        ).images
         return images
 
     wanted = drawn_by_the_other()
     sdopt.optimize(pipe, **{group: option})
+    if group == "caching":
+        drawn(pipe)
     assert np.abs(drawn_by_the_other() - wanted).max() < 1e-4
 
 
@@ -363,30 +323,6 @@ def test_a_scheduler_whose_steps_are_compiled_is_not_exchanged(pipe: Pipe) -> No
     pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
     with pytest.raises(UsageError, match="the program has exchanged it since"):
         drawn(pipe)
-
-
-def test_gligen_is_part_of_the_blocks(pipe: Pipe) -> None:
-    for option in ("deepcache", "tome"):
-        with pytest.raises(ConflictError, match="GLIGEN"):
-            sdopt.optimize(with_gligen(pipe), caching=option)
-    with pytest.raises(ConflictError, match="exchanges attention layers while it draws"):
-        sdopt.optimize(with_gligen(pipe), compiler="trace")
-
-
-@pytest.mark.parametrize("kind", ["SAG", "Panorama"])
-def test_a_step_may_call_the_denoiser_more_than_once(pipe: Pipe, kind: str) -> None:
-    other = like(f"StableDiffusion{kind}Pipeline", pipe)
-    for option in ("deepcache", "pyramid_attention", "spectrum"):
-        with pytest.raises(ConflictError, match="calls of the denoiser in a step"):
-            sdopt.optimize(other, caching=option)
-
-
-def test_layers_of_an_unknown_kind_do_not_run_one_by_one(pipe: Pipe) -> None:
-    kinds = ["AttnDownBlock2D", *pipe.unet.config.down_block_types[1:]]
-    other = like("StableDiffusionPipeline", pipe, unet=other_unet(pipe, down_block_types=kinds))
-    for option in ("deepcache", "first_block"):
-        with pytest.raises(ConflictError, match="runs layers of AttnDownBlock2D blocks one by one"):
-            sdopt.optimize(other, caching=option)
 
 
 @pytest.mark.parametrize("groups", [{"compiler": "trace"}, {"caching": "deepcache"}])
@@ -461,11 +397,6 @@ def test_a_callback_may_end_guidance(pipe: Pipe, option: str) -> None:
     assert len(pipe("a red apple", generator=generator, output_type="np", **size, **call).images) == 1
 
 
-def test_pictures_of_an_adapter_are_not_cast_to_8_bits(pipe: Pipe) -> None:
-    with pytest.raises(ConflictError, match="cast the pictures of the IP-Adapter to 8 bits"):
-        sdopt.optimize(with_ip_adapter(pipe), memory="layerwise_casting")
-
-
 def test_pictures_of_an_adapter_may_have_several_rows(pipe: Pipe) -> None:
     embeds = {"ip_adapter_image_embeds": [torch.randn(4, 1, 32, generator=torch.Generator().manual_seed(1))]}
     wanted = drawn(with_ip_adapter(pipe), **embeds)
@@ -479,33 +410,103 @@ def test_a_pipeline_without_its_text_encoder_is_proved(pipe: Pipe) -> None:
     assert sdopt.prove(sdopt.optimize(pipe, attention="vanilla"), **embeddings, height=SIZE, width=SIZE).engaged
 
 
-def test_an_option_on_a_part_that_is_not_there_is_refused(pipe: Pipe) -> None:
+def without_vae(pipe: Pipe) -> Pipe:
     pipe.vae, pipe.tokenizer = None, None
-    given: list[dict[str, str]] = [
-        {"layout": "channels_last"},
-        {"memory": "vae_slicing"},
-        {"precision": "fp16_vae_fp32"},
-    ]
-    for groups in given:
-        with pytest.raises(ConflictError, match="changes the VAE, and this pipeline has none"):
-            sdopt.optimize(pipe, **groups)
-    with pytest.raises(ConflictError, match="has no tokenizer"):
-        sdopt.optimize(pipe, memory="precomputed_embeddings", prompts=["a red apple"])
+    return pipe
 
 
-def test_weights_that_float16_cannot_hold_are_refused(pipe: Pipe) -> None:
+def with_own_layer(pipe: Pipe) -> Pipe:
+    layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1.to_v
+    layer.forward = lambda states: torch.nn.Linear.forward(layer, states) * 0.2
+    return pipe
+
+
+def with_own_encoding(pipe: Pipe) -> Pipe:
+    encode = pipe.encode_prompt
+    pipe.encode_prompt = lambda *given, **named: tuple(found * 0.4 for found in encode(*given, **named))
+    return pipe
+
+
+def with_large_weights(pipe: Pipe) -> Pipe:
     with torch.no_grad():
         pipe.vae.decoder.conv_in.weight[0] = 70_000
-    with pytest.raises(ConflictError, match=r"vae\.decoder\.conv_in\.weight are too large for float16"):
-        sdopt.optimize(pipe, precision="fp16")
-    assert pipe.unet.dtype is torch.float32
-    sdopt.optimize(pipe, precision="fp16_vae_fp32")
+    return pipe
+
+
+def with_unknown_layers(pipe: Pipe) -> Pipe:
+    kinds = ["AttnDownBlock2D", *pipe.unet.config.down_block_types[1:]]
+    return like("StableDiffusionPipeline", pipe, unet=other_unet(pipe, down_block_types=kinds))
+
+
+def compiled(pipe: Pipe, part: str) -> Pipe:
+    if part == "unet":
+        pipe.unet = torch.compile(pipe.unet)
+    else:
+        pipe.vae.decoder.compile()
+    return pipe
+
+
+def offloaded(pipe: Pipe) -> Pipe:
+    pipe.unet.enable_group_offload(torch.device("cpu"), offload_type="leaf_level")
+    return pipe
+
+
+def quantized(pipe: Pipe) -> Pipe:
+    pipe.unet.to(torch.float8_e4m3fn)
+    return pipe
+
+
+ENCODED = {"memory": "precomputed_embeddings", "prompts": ["a red apple"]}
+
+
+@pytest.mark.parametrize(
+    ("build", "groups", "words"),
+    [
+        *((with_gligen, {"caching": option}, "GLIGEN") for option in ("deepcache", "tome")),
+        (with_gligen, {"compiler": "trace"}, "exchanges attention layers while it draws"),
+        *(
+            (partial(like, f"StableDiffusion{kind}Pipeline"), {"caching": option}, "calls of the denoiser in a step")
+            for kind in ("SAG", "Panorama")
+            for option in ("deepcache", "pyramid_attention", "spectrum")
+        ),
+        *(
+            (with_unknown_layers, {"caching": option}, "runs layers of AttnDownBlock2D blocks one by one")
+            for option in ("deepcache", "first_block")
+        ),
+        *(
+            (with_own_layer, groups, r"own forward of mid_block.*attn1\.to_v")
+            for groups in ({"attention": "fused_qkv"}, {"precision": "int8_sdnq"}, {"caching": "tome"})
+        ),
+        (with_own_encoding, ENCODED, "own encode_prompt"),
+        (with_ip_adapter, {"memory": "layerwise_casting"}, "cast the pictures of the IP-Adapter to 8 bits"),
+        *(
+            (without_vae, groups, "changes the VAE, and this pipeline has none")
+            for groups in ({"layout": "channels_last"}, {"memory": "vae_slicing"}, {"precision": "fp16_vae_fp32"})
+        ),
+        (without_vae, ENCODED, "has no tokenizer"),
+        *(
+            (PARTS[part][0], {"compiler": "whole_step"}, "guidance and the scheduler's step")
+            for part in ("controlnet", "pag")
+        ),
+        (partial(compiled, part="unet"), {"attention": "vanilla"}, "pipe.unet is compiled already"),
+        (partial(compiled, part="vae"), {"attention": "vanilla"}, "pipe.vae is compiled already"),
+        (offloaded, {"attention": "vanilla"}, "hooks move the weights of pipe.unet"),
+        (quantized, {"layout": "channels_last"}, "are quantized already"),
+        (with_large_weights, {"precision": "fp16"}, r"vae\.decoder\.conv_in\.weight are too large for float16"),
+    ],
+)
+def test_what_an_option_cannot_do_on_a_pipeline_is_refused(
+    pipe: Pipe, build: Callable[..., Pipe], groups: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConflictError, match=words):
+        sdopt.optimize(build(pipe=pipe), **groups)
+
+
+def test_weights_that_float16_cannot_hold_may_stay_in_float32(pipe: Pipe) -> None:
+    sdopt.optimize(with_large_weights(pipe), precision="fp16_vae_fp32")
 
 
 def test_a_step_is_compiled_where_nothing_else_sees_the_latents(pipe: Pipe) -> None:
-    for part in ("controlnet", "pag"):
-        with pytest.raises(ConflictError, match="guidance and the scheduler's step"):
-            sdopt.optimize(PARTS[part][0](pipe), compiler="whole_step")
     sdopt.optimize(pipe, compiler="whole_step")
     with pytest.raises(UsageError, match="guidance_rescale="):
         drawn(pipe, guidance_rescale=0.7)

@@ -1,19 +1,27 @@
-"""FID, KID and CMMD against torchmetrics and arithmetic; what a leave-one-out gives; what is refused."""
+"""Distances of pairs and of sets of images, against torchmetrics and arithmetic; reference sets; what is refused."""
 
+import importlib.util
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchmetrics.image import StructuralSimilarityIndexMeasure
 from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.kid import KernelInceptionDistance
 
+from sdopt.errors import UsageError
+from sdopt.quality import paired
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
-from sdopt.quality.features import ClipFeatures
+from sdopt.quality.features import ClipFeatures, feature_extractor
 from sdopt.quality.images import channels_first
-from sdopt.quality.reference_sets import ReferenceSet
+from sdopt.quality.paired import latents_error, perceptual_distances, pixel_differences, psnr_db
+from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from tests.quality.conftest import Change, blurred, noisy
 
 Distance = Callable[..., SquaredMMD]
@@ -148,3 +156,122 @@ def test_too_few_images_and_other_dimensions(clip: ClipFeatures) -> None:
     ):
         with pytest.raises(ValueError, match=r"needed|features|fewer than two|groups"):
             attempt()
+
+
+def test_a_folder_is_a_reference_set(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
+    folder = tmp_path / "drawings"
+    folder.mkdir()
+    for number, image in enumerate(drawings):
+        Image.fromarray(image).save(folder / f"{number:02d}.png")
+    found = reference_set(str(folder), clip)
+    assert (found.name, found.n, found.features, found.weights) == ("drawings", 16, clip.name, clip.digest)
+    torch.testing.assert_close(found.values, clip(channels_first(drawings)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_set_is_the_same_set(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
+    made = ReferenceSet.of_images("drawings", drawings, clip)
+    x = clip(channels_first(noisy(drawings, 0.1)))
+    made.save(tmp_path / "features.safetensors")
+    full = reference_set(str(tmp_path / "features.safetensors"), clip)
+    assert (full.n, full.name) == (16, "drawings")
+    assert (kid(full)(x), fid(x, full)) == (kid(made)(x), fid(x, made))
+
+
+def test_saved_sets_that_do_not_fit(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
+    made = ReferenceSet.of_images("drawings", drawings, clip)
+    made.save(tmp_path / "a.safetensors")
+    tensors = load_file(tmp_path / "a.safetensors")
+    facts = {"name": "a", "features": clip.name, "weights": clip.digest}
+    cases = {
+        "holds features effnet of the weights .*; this study needs clip": facts | {"features": "effnet"},
+        r"of the weights 0…; this study needs": facts | {"weights": "0"},
+        "is not a reference set": {"name": "a"},
+    }
+    for said, metadata in cases.items():
+        save_file(tensors, tmp_path / "b.safetensors", metadata)
+        with pytest.raises(UsageError, match=said):
+            ReferenceSet.load(tmp_path / "b.safetensors", clip)
+    save_file({"mean": made.values}, tmp_path / "b.safetensors", facts)
+    with pytest.raises(UsageError, match="is not a reference set"):
+        ReferenceSet.load(tmp_path / "b.safetensors", clip)
+    (tmp_path / "b.safetensors").write_bytes(b"nothing")
+    for file in ("b.safetensors", "absent.safetensors"):
+        with pytest.raises(UsageError, match=r"cannot be read as a safetensors file"):
+            reference_set(str(tmp_path / file), clip)
+
+
+def test_pixels_by_hand() -> None:
+    black, other = np.zeros((1, 16, 16, 3), np.uint8), np.zeros((1, 16, 16, 3), np.uint8)
+    other[0, :8] = 51
+    found = pixel_differences(other, black)
+    assert found.mse == pytest.approx((0.02,))
+    assert psnr_db(found.mse[0]) == pytest.approx(16.9897, rel=1e-5)
+
+
+def test_pixels_as_torchmetrics_has_them(drawings: np.ndarray) -> None:
+    worse = noisy(drawings, 0.05)
+    found = pixel_differences(worse, drawings)
+    x, y = channels_first(worse) / 255, channels_first(drawings) / 255
+    ssim = StructuralSimilarityIndexMeasure(data_range=1.0, reduction="none")(x, y)
+    np.testing.assert_allclose(found.ssim, ssim, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_the_same_images_are_identical(drawings: np.ndarray, clip: ClipFeatures, n: int) -> None:
+    found = pixel_differences(drawings[:n], drawings[:n].copy())
+    assert found.mse == (0.0,) * n
+    assert found.ssim == pytest.approx((1.0,) * n, abs=1e-4)
+    assert perceptual_distances(drawings[:n], drawings[:n], clip) == (0.0,) * n
+    assert psnr_db(0) is None
+
+
+@pytest.mark.parametrize("change", [noisy, blurred])
+def test_the_worse_the_image_the_larger_the_difference(
+    drawings: np.ndarray, clip: ClipFeatures, change: Change
+) -> None:
+    strengths = (0.02, 0.05, 0.2) if change is noisy else (0.7, 1.5, 4.0)
+    worse = [change(drawings, strength) for strength in strengths]
+    pixels = [pixel_differences(images, drawings) for images in worse]
+    means = [
+        [np.mean(found.mse) for found in pixels],
+        [-np.mean(found.ssim) for found in pixels],
+        [np.mean(perceptual_distances(images, drawings, clip)) for images in worse],
+    ]
+    for values in means:
+        assert values == sorted(values)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("efficientnet_lite_pytorch") is None, reason="effnet is not installed")
+def test_a_trained_network_finds_a_shift_of_a_pixel_smaller_than_another_drawing(drawings: np.ndarray) -> None:
+    effnet = feature_extractor("effnet")
+    some = drawings[:4]
+    shifted = perceptual_distances(np.roll(some, 1, axis=2), some, effnet)
+    other = perceptual_distances(drawings[4:8], some, effnet)
+    assert max(shifted) < min(other)
+
+
+def test_perceptual_distance_is_the_formula(drawings: np.ndarray, clip: ClipFeatures) -> None:
+    one, other = drawings[:1], drawings[1:2]
+    layers = []
+    for x, y in zip(clip.maps(channels_first(one)), clip.maps(channels_first(other)), strict=True):
+        cosines = torch.cosine_similarity(x[0], y[0], dim=1)
+        layers.append(float((2 - 2 * cosines).mean()))
+    assert perceptual_distances(one, other, clip) == pytest.approx((np.mean(layers),), rel=1e-4)
+
+
+def test_errors_of_latents_by_hand() -> None:
+    reference = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], dtype=np.float16)
+    latents = np.array([[3.0, 4.5], [1.0, 0.0], [1.0, 0.0], [np.nan, 1.0]], dtype=np.float16)
+    first, *others = latents_error(latents, reference)
+    assert first == pytest.approx(0.1)
+    assert others == [0.0, None, None]
+
+
+def test_lpips_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"torchvision is not installed; pip install 'sdopt\[lpips\]'"):
+        paired.Lpips()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UsageError, match=r"alexnet-owt-7be5be79\.pth is missing; download it from https://"):
+        paired.Lpips()

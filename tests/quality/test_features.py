@@ -57,13 +57,8 @@ def test_effnet_tells_what_is_in_a_photograph(drawings: np.ndarray) -> None:
     assert found.shape == (1, 1280)
     assert effnet.dimension == 1280
     assert effnet.model._fc(found).argmax() == 652  # type: ignore[union-attr, operator]
-    assert [tuple(layer.shape[1:]) for layer in effnet.maps(channels_first(drawings[:1]))] == [
-        (112 * 112, 16),
-        (56 * 56, 24),
-        (28 * 28, 40),
-        (14 * 14, 112),
-        (7 * 7, 320),
-    ]
+    shapes = [tuple(layer.shape[1:]) for layer in effnet.maps(channels_first(drawings[:1]))]
+    assert shapes == [(112 * 112, 16), (56 * 56, 24), (28 * 28, 40), (14 * 14, 112), (7 * 7, 320)]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +103,13 @@ def test_weights_that_are_missing_are_not_made_up(clip_folder: Path, tmp_path: P
         feature_extractor(f"clip:{folder}")
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "packages"), [("effnet", "efficientnet_lite_pytorch"), ("inception", "torch_fidelity torchvision")]
+)
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str, packages: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        UsageError, match=r"efficientnet_lite_pytorch, .* not installed; pip install efficientnet_lite_pytorch"
-    ):
-        require_features("effnet")
-    with pytest.raises(
-        UsageError, match="torch_fidelity, torchvision is not installed; pip install torch_fidelity torchvision"
-    ):
-        require_features("inception")
+    with pytest.raises(UsageError, match=f"not installed; pip install {packages}"):
+        require_features(name)
 
 
 def test_images_come_back_from_files_as_they_were(drawings: np.ndarray, tmp_path: Path) -> None:
@@ -133,13 +125,10 @@ def test_images_come_back_from_files_as_they_were(drawings: np.ndarray, tmp_path
     (tmp_path / "0.png").write_bytes(b"not an image")
     with pytest.raises(UsageError, match=r"0\.png: cannot be read as an image"):
         read_images(files)
-
-
-@pytest.mark.parametrize(("folder", "said"), [("empty", "holds no image"), ("absent", "no such folder")])
-def test_a_folder_without_images(tmp_path: Path, folder: str, said: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=said):
-        image_files(tmp_path / folder)
+    for folder, said in (("empty", "holds no image"), ("absent", "no such folder")):
+        with pytest.raises(UsageError, match=said):
+            image_files(tmp_path / folder)
 
 
 def test_libraries_that_would_unpickle_read_tensors_only(tmp_path: Path) -> None:

@@ -13,17 +13,12 @@ from sdopt.quality import metrics
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
 from sdopt.quality.inputs import Inputs, Networks, Pictures
-from sdopt.quality.metrics import (
-    FAMILIES,
-    Family,
-    family_of,
-    measured_metrics,
-    slug,
-)
+from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.schema import Model, Quality
 from sdopt.statistics.figures import figures_by_variant
 from tests.command import SMOKE, sdopt
+from tests.fakes import fake_workers
 from tests.records import known
 
 PACKAGED, FULL_SIZE, UNTRAINED = Model(), Model("sd15", "hub"), Model("sd15", "random")
@@ -47,27 +42,28 @@ def test_the_needs_and_limits_of_each_metric_fit() -> None:
 
 
 class TestMeasured:
-    def test_of_the_packaged_model(self) -> None:
-        assert names(Quality()) >= {"mse", "clip_score_emojiclip", "cmmd_emojiclip", "perceptual_emojiclip"}
-        assert "lpips_alex" not in names(Quality())
+    @pytest.mark.parametrize(
+        ("quality", "model", "these", "not_those"),
+        [
+            (Quality(), PACKAGED, "mse clip_score_emojiclip cmmd_emojiclip perceptual_emojiclip", "lpips_alex"),
+            (Quality(lpips=True), PACKAGED, "lpips_alex", ""),
+            (Quality(metrics=False), PACKAGED, "", "mse clip_score_emojiclip"),
+            (
+                Quality(features=["inception", "effnet", "clip:openai/clip-vit-base-patch32"]),
+                FULL_SIZE,
+                "fid_inception fid_effnet clip_score_clip_vit_base_patch32 perceptual_effnet",
+                "perceptual_inception clip_score_effnet perceptual_clip_vit_base_patch32",
+            ),
+        ],
+    )
+    def test_are_those_that_suit(self, quality: Quality, model: Model, these: str, not_those: str) -> None:
+        found = names(quality, model)
+        assert {*these.split()} <= found
+        assert not {*not_those.split()} & found
 
-    def test_of_a_full_size_model_nothing_over_features_that_are_not_named(self) -> None:
+    def test_over_features_that_are_named_alone(self) -> None:
         assert not [name for name in names(Quality(features=[]), FULL_SIZE) if family_of(name).over]
-
-    def test_over_features_that_suit(self) -> None:
-        found = names(Quality(features=["inception", "effnet", "clip:openai/clip-vit-base-patch32"]), FULL_SIZE)
-        assert {"fid_inception", "fid_effnet", "clip_score_clip_vit_base_patch32"} <= found
-        assert not {"perceptual_inception", "clip_score_effnet", "perceptual_clip_vit_base_patch32"} & found
-        assert "perceptual_effnet" in found
-
-    def test_of_random_weights_numerical_parity_alone(self) -> None:
         assert names(Quality(lpips=True), UNTRAINED) == {"mse", "psnr_db", "ssim", "latents_error"}
-
-    def test_on_request_and_not_at_all(self) -> None:
-        assert "lpips_alex" in names(Quality(lpips=True))
-        assert names(Quality(metrics=False)) == set()
-
-    def test_two_features_of_one_name_are_refused(self) -> None:
         with pytest.raises(UsageError, match="have the same name in the metrics"):
             measured_metrics(Quality(features=["clip:/a/clip", "clip:/b/clip"]), FULL_SIZE)
 
@@ -158,8 +154,9 @@ def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.Mo
     row = Family("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     rules = "gate.rules={equivalent: [{metric: redness, margin: 1, confidence: null}]}"
-    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2"]
-    run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
+    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.features=[]"]
+    with fake_workers():
+        run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
     result = run.result
     scores = [result.variant(name).quality["redness"] for name in ("baseline", "layout=channels_last")]
     assert all(score.estimate is not None and len(score.per_prompt) == 3 for score in scores)

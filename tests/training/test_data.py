@@ -12,15 +12,8 @@ from PIL import Image
 from runners.train_reference import main as train_reference
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
-from sdopt.training.captions import (
-    caption,
-    choose_prompts,
-    draw_background,
-    on_background,
-    real_pictures,
-    records_of,
-    write_references,
-)
+from sdopt.training import captions
+from sdopt.training.captions import caption, choose_prompts, draw_background, on_background
 from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, render, svg
 from sdopt.training.networks import LENGTH, VOCABULARY, load_tokenizer, train_tokenizer
 from sdopt.training.packages import EMOJIBASE, DataError, DrawingSet, Package, fetch
@@ -114,24 +107,21 @@ def test_prompts_are_disjoint_and_repeatable(dataset: Dataset) -> None:
 
 
 def test_references_are_real_pictures_that_training_never_saw(dataset: Dataset, tmp_path: Path) -> None:
-    captions = choose_prompts(dataset, 0)["gate"]
-    records = records_of(dataset, captions)
+    chosen = choose_prompts(dataset, 0)["gate"]
+    records = captions.records_of(dataset, chosen)
     assert not any(record.held_out for record in records)
-    write_references(dataset, captions, tmp_path)
+    captions.write_references(dataset, chosen, tmp_path)
     pictures = np.stack([np.asarray(Image.open(file)) for file in sorted((tmp_path / "held_out").iterdir())])
-    assert np.array_equal(pictures, real_pictures(dataset, records))
+    assert np.array_equal(pictures, captions.real_pictures(dataset, records))
     assert np.asarray(Image.open(tmp_path / "inputs/image.webp")).shape == (64, 64, 3)
     assert set(np.unique(np.asarray(Image.open(tmp_path / "inputs/mask.webp")))) == {0, 255}
 
 
-def pseudo_words(count: int) -> list[str]:
-    """Enough distinct words to fill the vocabulary."""
-    random = np.random.default_rng(0)
-    return ["".join(random.choice(list("abcdefghijklmnop"), 6)) for _ in range(count)]
-
-
 def test_training_fills_the_vocabulary_and_round_trips(tmp_path: Path) -> None:
-    words = pseudo_words(3000)
+    with pytest.raises(UsageError, match="2048"):
+        train_tokenizer(["one two three"], tmp_path)
+    random = np.random.default_rng(0)
+    words = ["".join(random.choice(list("abcdefghijklmnop"), 6)) for _ in range(3000)]
     tokenizer = train_tokenizer([" ".join(words[i : i + 5]) for i in range(0, 3000, 5)], tmp_path / "tokenizer")
     assert len(tokenizer) == VOCABULARY
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (2046, 2047, 2047)
@@ -140,17 +130,7 @@ def test_training_fills_the_vocabulary_and_round_trips(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "abc , def ghi"
 
 
-def test_too_few_captions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="2048"):
-        train_tokenizer(["one two three"], tmp_path)
-
-
 @pytest.mark.parametrize("text", ["police officer", "a woman 's hat", "señor ångström 日本 🦊"])
 def test_the_packaged_tokenizer_round_trips_any_text(text: str) -> None:
     tokenizer = load_tokenizer(MODEL / "tokenizer")
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
-
-
-def test_a_missing_tokenizer_names_the_stage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stage=tokenizer"):
-        load_tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""The loop: schedule, resumption, averages; the LoRAs' updates; and every stage for a few steps (slow)."""
+"""The command and its mistakes; the loop; the LoRAs' updates; and every stage for a few steps (slow)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from runners.train_reference import training_config
+from runners.train_reference import main, training_config
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
-from sdopt.training.autoencoder import (
-    encode_all,
-    load_autoencoder,
-    normalise_latents,
-    peak_signal_to_noise,
-    picture_loss,
-    pixels,
-    scaling_factor,
-)
+from sdopt.training import autoencoder
+from sdopt.training.autoencoder import encode_all, load_autoencoder, normalise_latents, pixels
+from sdopt.training.compute import generator, pick_device, pick_precision
+from sdopt.training.config import STAGES
 from sdopt.training.data import Dataset, Record, draw_style, icon_key
 from sdopt.training.denoiser import join, loss_weights
 from sdopt.training.evaluation import Evaluation
-from sdopt.training.loop import DivergenceError, Schedule, generator, pick_device, pick_precision, train
+from sdopt.training.loop import DivergenceError, Schedule, train
 from sdopt.training.loras import TARGETS, add_lora
 from sdopt.training.networks import build_autoencoder, build_denoiser
 from sdopt.training.packages import STYLES, Style
@@ -117,9 +112,10 @@ def test_losses_and_scores_by_hand() -> None:
     stripe = black.clone()
     stripe[..., 32:] = 1.0
     # Half of the pixels are off by 2: a mean error of 1, a squared one of 2, and one of 63 differences by 2.
-    assert float(picture_loss(stripe, black, edge_weight=3.0)) == pytest.approx(3 + 3 * 2 / 63)
-    assert float(peak_signal_to_noise(black + 0.2, black)) == pytest.approx(20.0, abs=1e-4)
-    assert scaling_factor(torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 0.0])) == pytest.approx(1 / math.sqrt(2))
+    assert float(autoencoder.picture_loss(stripe, black, edge_weight=3.0)) == pytest.approx(3 + 3 * 2 / 63)
+    assert float(autoencoder.peak_signal_to_noise(black + 0.2, black)) == pytest.approx(20.0, abs=1e-4)
+    scaling = autoencoder.scaling_factor(torch.tensor([-1.0, 1.0]), torch.zeros(2))
+    assert scaling == pytest.approx(1 / math.sqrt(2))
 
 
 def test_normalised_latents_leave_the_pictures_as_they_were() -> None:
@@ -196,69 +192,45 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.usefixtures("styles")
 def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    common = [
-        f"folder={work_folder}",
-        f"export.target={work_folder}/emoji",
-        f"export.companions={work_folder}/companions",
-        f"export.contact_sheet={work_folder}/sheet.png",
-        "device=cpu",
-        "arithmetic=fp32",
-        "autoencoder.batch_size=8",
-        "autoencoder.warmup_steps=5",
-        "denoiser.batch_size=8",
-        "denoiser.warmup_steps=5",
-        "tiny_autoencoder.batch_size=8",
-        "tiny_autoencoder.warmup_steps=5",
-        "loras.batch_size=8",
-        "loras.held_out_concepts=2",
-    ]
+    small = {"autoencoder": 5, "denoiser": 5, "tiny_autoencoder": 5, "loras": None}
+    common = [f"folder={work_folder}", "device=cpu", "arithmetic=fp32", "loras.held_out_concepts=2"]
+    common += [f"{stage}.batch_size=8" for stage in small]
+    common += [f"{stage}.warmup_steps={steps}" for stage, steps in small.items() if steps]
+    places = {"target": "emoji", "companions": "companions", "contact_sheet": "sheet.png"}
+    common += [f"export.{key}={work_folder}/{place}" for key, place in places.items()]
 
-    run(training_config([*common, "stage=autoencoder", "autoencoder.steps=40"]))
-    autoencoder = losses(work_folder / "autoencoder")
-    assert autoencoder[-1] < 0.9 * autoencoder[0]
+    def train_stage(stage: str, *overrides: str) -> None:
+        run(training_config([*common, f"stage={stage}", *overrides]))
+
+    for stage in ("autoencoder", "tiny_autoencoder", "denoiser"):
+        train_stage(stage, f"{stage}.steps=40")
+        logged = losses(work_folder / stage)
+        assert logged[-1] < 0.9 * logged[0], stage
     assert 0 < load_autoencoder(work_folder / "autoencoder").config.scaling_factor < 100
 
-    run(training_config([*common, "stage=tiny_autoencoder", "tiny_autoencoder.steps=40"]))
-    tiny_autoencoder = losses(work_folder / "tiny_autoencoder")
-    assert tiny_autoencoder[-1] < 0.9 * tiny_autoencoder[0]
-
-    run(training_config([*common, "stage=denoiser", "denoiser.steps=40"]))
-    denoiser = losses(work_folder / "denoiser")
-    assert denoiser[-1] < 0.9 * denoiser[0]
-
-    run(training_config([*common, "stage=denoiser", "denoiser.steps=45"]))
+    train_stage("denoiser", "denoiser.steps=45")
     assert json.loads((work_folder / "denoiser/checkpoint/state.json").read_text())["steps"] == 45
     assert len(losses(work_folder / "denoiser")) == 45
 
     with pytest.raises(UsageError, match="stage=loras"):
-        run(training_config([*common, "stage=export"]))
-    run(training_config([*common, "stage=loras", "loras.steps=1"]))
-    run(training_config([*common, "stage=few_steps", "few_steps.steps=2", "few_steps.trajectories=2"]))
-    run(training_config([*common, "stage=export"]))
+        train_stage("export")
+    train_stage("loras", "loras.steps=1")
+    train_stage("few_steps", "few_steps.steps=2", "few_steps.trajectories=2")
+    train_stage("export")
     exported = StableDiffusionPipeline.from_pretrained(work_folder / "emoji", local_files_only=True)
     assert exported.text_encoder.dtype == exported.unet.dtype == torch.float32
     assert (work_folder / "sheet.png").exists()
-    assert set(json.loads((work_folder / "prompts.json").read_text())) == {
-        "gate",
-        "held_out",
-        "training",
-        "contact_sheet",
-    }
+    prompts = json.loads((work_folder / "prompts.json").read_text())
+    assert set(prompts) == {"gate", "held_out", "training", "contact_sheet"}
     card = (work_folder / "emoji/README.md").read_text()
     assert "45 steps of 8 latents" in card
     assert "4 concepts, chosen by seed, were held out" in card
-    companions = {str(file.relative_to(work_folder / "companions")) for file in work_folder.glob("companions/*/*")}
-    assert companions == {
-        "tiny_autoencoder/README.md",
-        "tiny_autoencoder/recipe.json",
-        "tiny_autoencoder/config.json",
-        "tiny_autoencoder/diffusion_pytorch_model.safetensors",
-        "loras/README.md",
-        "loras/recipe.json",
-        "loras/fxemoji.safetensors",
-        "loras/high_contrast.safetensors",
-        "loras/few_steps",
+    files = {
+        "tiny_autoencoder": ["README.md", "recipe.json", "config.json", "diffusion_pytorch_model.safetensors"],
+        "loras": ["README.md", "recipe.json", "fxemoji.safetensors", "high_contrast.safetensors", "few_steps"],
     }
+    found = {str(file.relative_to(work_folder / "companions")) for file in work_folder.glob("companions/*/*")}
+    assert found == {f"{folder}/{name}" for folder, names in files.items() for name in names}
     tiny, data = work_folder / "companions/tiny_autoencoder", Dataset.load(work_folder / "data")
     assert "40 steps of 8 pictures" in (tiny / "README.md").read_text()
     captions = {"training": data.labels(held_out=False)[:4]}
@@ -294,3 +266,48 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
     for style in styles:
         before, after = figures[f"{style.name}, 4 concepts trained on: distance to the style's drawing"].values
         assert after < before
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("nonsense=1", "nonsense: unknown key; `sdopt train-reference --help` lists all"),
+        ("denoiser.batchsize=1", "denoiser.batchsize: unknown key; did you mean denoiser.batch_size"),
+        ("~clip.target", "clip.target: must be given"),
+        ("stage=nonsense", "tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, few_steps, clip, export"),
+        ("clip=3", "clip: must be a group of keys, not 3"),
+        ("tiny_autoencoder.latent_noise=-1", "tiny_autoencoder.latent_noise=-1.0: must be at least 0"),
+        ("export.companions=${folder}", "must be another folder than `folder`"),
+    ],
+)
+def test_a_mistake_exits_with_2_and_names_the_key(
+    override: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"folder={tmp_path}", override]) == 2
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert "Traceback" not in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_wrong_values_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("denoiser.ema", "autoencoder.share", "clip.hidden_patches", "threads", "seed")
+    values = (1, 2, 1, 0, "many")
+    assert main([f"{key}={value}" for key, value in zip(keys, values, strict=True)]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == len(keys)
+    assert all(any(line.startswith(f"sdopt: {key}") for line in shown) for key in keys)
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "data"])
+def test_a_stage_without_its_predecessor_says_which_to_run(
+    stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"folder={tmp_path}", f"stage={stage}"]) == 2
+    assert "stage=data" in capsys.readouterr().err
+
+
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(key in shown for key in ("budget_minutes", "caption_dropout", *STAGES))
