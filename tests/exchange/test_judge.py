@@ -2,7 +2,6 @@
 
 import csv
 import json
-import runpy
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from diffusers import DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -59,22 +60,24 @@ Judge = Callable[..., Finished]
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Judge:
-    def run(*arguments: object) -> Finished:
-        given = [str(argument) for argument in arguments]
+    def run(*arguments: object, features: bool = False) -> Finished:
+        """Judges; with networks that look at images, which take seconds, only where they are a part of the test."""
+        given = [str(argument) for argument in arguments] + ([] if features else ["quality.features=[]"])
         return sdopt(tmp_path, "judge", *given, "tracking=none", "hardware=cpu", "--output", "outputs/judged")
 
     return run
 
 
 class TestJudging:
-    def test_the_same_images_pass_as_exact_and_faster_times_as_a_gain(self, tmp_path: Path, judge: Judge) -> None:
-        first = write(tmp_path / "a", pictures(), 0.2)
-        faster, again = (write(tmp_path / name, pictures(), s) for name, s in (("faster", 0.1), ("again", 0.2)))
-        done = judge(first, faster, "--again", again, "--contract", "exact")
-        assert done.code == 0, done.shown
-        [judged] = done.result.judgements
-        assert judged.verdict is Verdict.PASS
-        assert judged.gains == ["speedup"]
+    def test_the_same_images_pass_as_exact_faster_times_as_a_gain_and_slower_ones_as_a_regression(
+        self, tmp_path: Path, judge: Judge
+    ) -> None:
+        times = {"a": 0.2, "again": 0.2, "faster": 0.1, "slow": 0.4}
+        first, again, faster, slow = (write(tmp_path / name, pictures(), seconds) for name, seconds in times.items())
+        done = judge(first, faster, slow, "--again", again, "--contract", "exact")
+        assert done.code == 1, done.shown
+        judged, regression = done.result.judgements
+        assert (judged.verdict, judged.gains, regression.verdict) == (Verdict.PASS, ["speedup"], Verdict.FAIL)
         assert "own word" in judged.note
         speedup = done.result.comparisons[0].shapes[0].speedup
         assert speedup is not None
@@ -91,11 +94,6 @@ class TestJudging:
         failed = [ruling.rule for ruling in done.result.judgements[0].rulings if ruling.verdict is Verdict.FAIL]
         assert {"tripwires", "exact"} <= {*failed}
 
-    def test_slower_times_alone_are_a_regression(self, tmp_path: Path, judge: Judge) -> None:
-        first, again = (write(tmp_path / name, pictures(), 0.1) for name in ("a", "again"))
-        done = judge(first, write(tmp_path / "slow", pictures(), 0.2), "--again", again, "--contract", "exact")
-        assert done.code == 1
-
     def test_without_a_second_baseline_no_gain_is_shown(self, tmp_path: Path, judge: Judge) -> None:
         first, faster = (write(tmp_path / name, pictures(), s) for name, s in (("a", 0.2), ("b", 0.1)))
         done = judge(first, faster, "--contract", "exact")
@@ -110,7 +108,6 @@ class TestJudging:
         done = judge(*sides, "--contract", "exact")
         assert done.code == 0, done.shown
         assert "not judged, because it was not given: speedup, tail_ratio, memory_ratio" in done.shown
-        assert not {"clip_score"} & {*done.result.variants[1].quality}
 
     def test_the_form_that_score_exports_can_be_judged(self, finished: Finished, tmp_path: Path, judge: Judge) -> None:
         assert sdopt(tmp_path, "score", str(finished.folder), "--export", "out").code == 0
@@ -118,7 +115,7 @@ class TestJudging:
         first = tmp_path / "out" / "baseline"
         others = [folder for folder in folders if folder != first]
         assert others
-        done = judge(first, *others)
+        done = judge(first, *others, features=True)
         assert done.code in (0, 1, 3)
         assert len(done.result.variants) == len(folders)
         assert done.result.variants[0].measurements
@@ -132,16 +129,28 @@ class TestJudging:
         assert not (tmp_path / "outputs").exists()
 
 
-def test_what_plain_diffusers_drew_and_a_tenth_of_it_damaged(
-    tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = Path(__file__).with_name("plain_diffusers.py")
-    monkeypatch.setattr(sys, "argv", [str(script), str(MODEL), str(tmp_path)])
-    runpy.run_path(str(script))
-    base, again, changed = (tmp_path / name for name in ("base", "again", "changed"))
-    for folder in (base, again, changed):
-        (folder / "times.csv").unlink()  # of one process each: no interval, so no gain could pass
-    given = ("--again", again, "--precision", "float32", "quality.features=[]")
+def drawn_by_diffusers(folder: Path, changed: bool = False) -> Path:
+    """Draws with diffusers alone, as a user's script does; keeps what the images were made from."""
+    pipe = StableDiffusionPipeline.from_pretrained(MODEL, safety_checker=None, requires_safety_checker=False)
+    pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
+    pipe.set_progress_bar_config(disable=True)
+    if changed:
+        pipe.unet.to(memory_format=torch.channels_last)
+    colours, things = ("red", "blue", "green", "yellow"), ("apple", "cat", "car", "house", "star")
+    prompts = [f"a {colour} {thing}" for thing in things for colour in colours]
+    folder.mkdir()
+    for seed, prompt in enumerate(prompts):
+        noise = torch.Generator().manual_seed(seed)
+        pipe(prompt, num_inference_steps=2, generator=noise).images[0].save(folder / f"{seed}.png")
+    rows = [(f"{seed}.png", prompt, seed) for seed, prompt in enumerate(prompts)]
+    table(folder / "prompts.csv", ("file", "prompt", "seed"), rows)
+    return folder
+
+
+def test_what_plain_diffusers_drew_and_a_tenth_of_it_damaged(tmp_path: Path, judge: Judge) -> None:
+    base, again = (drawn_by_diffusers(tmp_path / name) for name in ("base", "again"))
+    changed = drawn_by_diffusers(tmp_path / "changed", changed=True)
+    given = ("--again", again, "--precision", "float32")
     done = judge(base, changed, *given, "--contract", "equivalent")
     assert done.code == 0, done.shown
     assert done.result.judgements[0].verdict is Verdict.PASS
@@ -211,11 +220,19 @@ def test_another_interpreter_scores_what_a_run_exports(tmp_path: Path) -> None:
 
 
 class TestScores:
+    @pytest.fixture(scope="class")
+    def prepared(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Two folders, judged, and what `score` gives out of them."""
+        folder = tmp_path_factory.mktemp("scores")
+        sides = [str(write(folder / name, pictures())) for name in ("a", "b")]
+        work = ("--contract", "exact", "quality.features=[]", "tracking=none", "hardware=cpu")
+        assert sdopt(folder, "judge", *sides, *work, "--output", "outputs/judged").code == 0
+        assert sdopt(folder, "score", "outputs/judged", "--export", "out").code == 0
+        return folder
+
     @pytest.fixture
-    def judged(self, tmp_path: Path, judge: Judge) -> Path:
-        sides = [write(tmp_path / name, pictures()) for name in ("a", "b")]
-        assert judge(*sides, "--contract", "exact").code == 0
-        assert sdopt(tmp_path, "score", "outputs/judged", "--export", "out").code == 0
+    def judged(self, prepared: Path, tmp_path: Path) -> Path:
+        shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
         return tmp_path / "outputs" / "judged"
 
     def rows(self, tmp_path: Path, worse: float) -> list[dict[str, Any]]:
@@ -265,6 +282,11 @@ class TestScores:
         assert (judged / "result.json").read_bytes() == before
 
 
+def animate(folder: Path) -> None:
+    frames = [Image.fromarray(image) for image in pictures()[:2]]
+    frames[0].save(folder / "3.png", save_all=True, append_images=frames[1:])
+
+
 A1111 = "a cat, (red:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 42, Size: 64x64"
 
 COMFY = {
@@ -280,23 +302,23 @@ COMFY = {
 
 
 class TestPartners:
-    def in_png(self, folder: Path, name: str, **texts: str) -> None:
+    def in_png(self, folder: Path, **texts: str) -> None:
         info = PngInfo()
         for key, value in texts.items():
             info.add_text(key, value)
-        folder.mkdir(exist_ok=True)
-        Image.new("RGB", (16, 16)).save(folder / name, pnginfo=info)
+        folder.mkdir()
+        Image.new("RGB", (16, 16)).save(folder / "a.png", pnginfo=info)
 
     def test_what_programs_leave_in_files_is_read(self, tmp_path: Path) -> None:
-        self.in_png(tmp_path / "a", "a.png", parameters=A1111)
-        self.in_png(tmp_path / "b", "b.png", prompt=json.dumps(COMFY))
+        self.in_png(tmp_path / "a", parameters=A1111)
+        self.in_png(tmp_path / "b", prompt=json.dumps(COMFY))
         [mine], [other] = (read_folder(tmp_path / name) for name in "ab")
         assert mine.made_from == other.made_from == ("a cat, (red:1.2)", "blurry", 42)
         assert partners([mine], [other], (tmp_path / "a", tmp_path / "b")) == [other]
 
     @pytest.mark.parametrize("graph", ["[]", "{", '{"3": {"inputs": {"positive": ["3", 0], "seed": ["3", 0]}}}', '"x"'])
     def test_a_graph_that_says_nothing_is_no_error(self, tmp_path: Path, graph: str) -> None:
-        self.in_png(tmp_path / "a", "a.png", prompt=graph)
+        self.in_png(tmp_path / "a", prompt=graph)
         assert read_folder(tmp_path / "a")[0].made_from is None
 
     def test_by_prompt_and_seed_where_names_differ(self, tmp_path: Path) -> None:
@@ -320,6 +342,7 @@ class TestPartners:
             (lambda folder: (folder / "prompts.csv").write_text("file,prompt,seed\n0.png,a,one\n"), "not"),
             (lambda folder: (folder / "times.csv").write_text("seconds\n-1\n"), "above 0"),
             (lambda folder: (folder / "times.csv").write_text("secs\n1\n"), "seconds is missing"),
+            (animate, "2 frames"),
         ],
     )
     def test_folders_that_do_not_fit_are_refused(
@@ -328,18 +351,7 @@ class TestPartners:
         first, second = (write(tmp_path / name, pictures()) for name in ("a", "b"))
         spoil(second)
         done = judge(first, second, "--contract", "exact")
-        assert done.code == 2
-        assert said in done.err
-        assert "Traceback" not in done.err
-
-    def test_animated_files_are_refused(self, tmp_path: Path, judge: Judge) -> None:
-        frames = [Image.fromarray(image) for image in pictures()[:2]]
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
-            frames[0].save(tmp_path / name / "0.gif", save_all=True, append_images=frames[1:])
-        done = judge(tmp_path / "a", tmp_path / "b")
-        assert done.code == 2
-        assert "2 frames" in done.err
+        assert (done.code, said in done.err, "Traceback" in done.err) == (2, True, False), done.err
 
     def test_images_from_other_noise_are_no_comparison(self, tmp_path: Path) -> None:
         sides = [read_folder(write(tmp_path / str(seed), pictures(seed), listed=False)) for seed in range(2)]

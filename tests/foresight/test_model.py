@@ -42,10 +42,8 @@ def test_more_work_takes_longer(card: str) -> None:
 
 
 def test_the_gradient_is_that_of_the_time() -> None:
-    table, point = (
-        Table.of([case("a10"), case("p100", part="step"), case("h100", images=8, part="image")]),
-        coefficients().all,
-    )
+    table = Table.of([case("a10"), case("p100", part="step"), case("h100", images=8, part="image")])
+    point = coefficients().all
     _, slope = table.gradient(point)
     for index in range(0, len(NAMES), 7):
         moved = point.copy()

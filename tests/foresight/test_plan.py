@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from runners.plan import main
-from sdopt.config.composer import HydraComposer
+from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
@@ -22,11 +22,10 @@ Planned = Callable[..., Prediction]
 @pytest.fixture(scope="module")
 def planned() -> Planned:
     """Predicts one variant on one card."""
-    from sdopt.config.composer import composer_of
 
     def made(card: str, *overrides: str) -> Prediction:
         with composer_of(list(overrides)) as composer:
-            variant = HydraComposer(list(overrides)).variant(None) if composer is None else composer.variant(None)
+            variant = composer.variant(None)
         [found] = predict([variant], {card: SHEETS[card]}, SHEETS)
         return found
 
@@ -47,6 +46,9 @@ class TestMemory:
         assert usual.parts["denoiser"] == pytest.approx(0.13, abs=0.01)
         assert usual.parts["decoder"] == pytest.approx(0.38, abs=0.01)
         assert usual.floor < usual.likely
+        full = planned("rtx4090", "model=sd15").memory
+        assert full is not None
+        assert full.parts["weights"] == pytest.approx(2 * usual.parts["weights"], rel=0.01)
 
     def test_grows_with_batch_and_size(self, planned: Planned) -> None:
         floors = [held(planned, *more).floor for more in ((), ("workload.batch_size=4",), ("workload.size=1024",))]
@@ -56,23 +58,15 @@ class TestMemory:
     def test_options_that_save_memory_do(self, planned: Planned) -> None:
         # The packaged model has the same parts, and is traced faster.
         usual = held(planned, model="emoji").floor
-        for option in ("vae_tiling", "tiny_vae", "model_offload", "sequential_offload", "group_offload",
-                       "layerwise_casting"):  # fmt: skip
-            size = ("workload.size=128",) if option == "vae_tiling" else ()
-            plain = held(planned, *size, model="emoji").floor if size else usual
-            assert held(planned, f"memory=[{option}]", *size, model="emoji").floor < plain, option
-        batch = "workload.batch_size=4"
-        sliced = held(planned, "memory=[vae_slicing]", batch, model="emoji")
-        assert sliced.floor < held(planned, batch, model="emoji").floor
+        for option in ("tiny_vae", "model_offload", "sequential_offload", "group_offload", "layerwise_casting"):
+            assert held(planned, f"memory=[{option}]", model="emoji").floor < usual, option
+        for option, work in (("vae_tiling", "workload.size=128"), ("vae_slicing", "workload.batch_size=4")):
+            plain = held(planned, work, model="emoji").floor
+            assert held(planned, f"memory=[{option}]", work, model="emoji").floor < plain, option
 
     def test_vanilla_attention_needs_the_scores(self, planned: Planned) -> None:
-        assert held(planned, "attention=vanilla").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
-        assert held(planned, "attention=math").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
-
-    def test_half_the_type_is_half_the_weights(self, planned: Planned) -> None:
-        full = planned("rtx4090", "model=sd15").memory
-        assert full is not None
-        assert full.parts["weights"] == pytest.approx(2 * held(planned).parts["weights"], rel=0.01)
+        for option in ("vanilla", "math"):
+            assert held(planned, f"attention={option}").parts["denoiser"] == pytest.approx(1.05, abs=0.05)
 
     def test_says_whether_it_fits(self) -> None:
         need = Footprint(10.0, 11.0)
@@ -213,14 +207,13 @@ class TestAMeasurementOfOnesOwn:
         assert told["low"] < seconds < told["high"]
 
 
-class TestThisMachine:
-    def test_more_work_takes_longer_and_compilers_are_refused(self) -> None:
-        found = plan("hardware=cpu", "hardware.threads=1", "study=one_at_a_time", "study.options=[compiler]")
-        told = found.set_index("variant")
-        assert 0.01 < told.loc["baseline", "seconds"] < 100
-        assert told.loc["baseline", "low"] < told.loc["baseline", "seconds"] < told.loc["baseline", "high"]
-        more = plan("hardware=cpu", "hardware.threads=1", "workload.steps=40", "workload.batch_size=2")
-        assert more["seconds"].iloc[0] > 2 * told.loc["baseline", "seconds"]
-        assert "compiler" in told.loc["compiler=inductor", "reason"]
-        [half] = plan("hardware=cpu", "precision=bf16")["reason"]
-        assert "half types" in half
+def test_this_machine_more_work_takes_longer_and_compilers_are_refused() -> None:
+    found = plan("hardware=cpu", "hardware.threads=1", "study=one_at_a_time", "study.options=[compiler:inductor]")
+    told = found.set_index("variant")
+    assert 0.01 < told.loc["baseline", "seconds"] < 100
+    assert told.loc["baseline", "low"] < told.loc["baseline", "seconds"] < told.loc["baseline", "high"]
+    more = plan("hardware=cpu", "hardware.threads=1", "workload.steps=40", "workload.batch_size=2")
+    assert more["seconds"].iloc[0] > 2 * told.loc["baseline", "seconds"]
+    assert "compiler" in told.loc["compiler=inductor", "reason"]
+    [half] = plan("hardware=cpu", "precision=bf16")["reason"]
+    assert "half types" in half

@@ -1,6 +1,7 @@
-"""`sdopt serve` with the packaged model: OpenAI's client, the same image in every place, and how the command ends."""
+"""`sdopt serve` with the packaged model: OpenAI's client, the same image in every place, its end; on a Ray cluster."""
 
 import base64
+import json
 import os
 import re
 import shutil
@@ -9,10 +10,12 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import openai
@@ -20,10 +23,13 @@ import pytest
 from PIL import Image
 
 from sdopt.gate.trust import SMALLEST_ERROR
+from sdopt.traffic.generator import Schedule, generate
 from sdopt.worker.protocol import Asked
-from tests.command import Finished, Process, fork, sdopt
+from tests.command import Finished, Process, fork, refused, start
 from tests.fixtures import Load
 from tests.forked import ForkedCommand
+from tests.runners import ray_head
+from tests.tracking.postgres import free_port
 
 # Beside tests that measure.
 WORK = ("hardware=cpu", "hardware.threads=1", "hardware.exclusive=false", "workload.steps=4")
@@ -123,14 +129,16 @@ def test_a_killed_worker_is_replaced(server: Server) -> None:
     assert error_of(server.draw(1), before) <= SMALLEST_ERROR
 
 
-def test_idle_it_takes_no_processor_time(server: Server) -> None:
-    def taken_s() -> float:
-        fields = Path(f"/proc/{server.process.popen.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def test_idle_it_waits_and_does_not_look_again_and_again(server: Server) -> None:
+    def wakings() -> int:
+        """How often its threads have begun to wait."""
+        tasks = Path(f"/proc/{server.process.popen.pid}/task").glob("*/status")
+        return sum(int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", task.read_text(), re.M)[0]) for task in tasks)
 
-    before = taken_s()
-    time.sleep(5)
-    assert taken_s() - before < 0.05, "less than 1 %: it waits, and does not look again and again"
+    time.sleep(0.2)
+    before = wakings()
+    time.sleep(0.8)
+    assert wakings() - before < 8, "less than ten times a second"
 
 
 def error_of(one: np.ndarray, other: np.ndarray) -> float:
@@ -156,7 +164,7 @@ def test_the_same_seed_gives_the_same_image_in_every_place(session: Load) -> Non
 
     alone = [draw([image], 1)[0] for image in images]
     for size in (2, 4):
-        for first in range(len(images)):
+        for first in range(0, len(images), size - 1):
             # Each image comes to each place, and every other batch is filled up.
             order = [(first + offset) % len(images) for offset in range(size - first % 2)]
             found = draw([images[number] for number in order], size)
@@ -190,10 +198,7 @@ def test_a_measured_variant_is_served(finished: Finished, tmp_path: Path) -> Non
     ("arguments", "said"),
     [
         (["gate=default"], "gate=default: has no effect on a server; leave it out"),
-        (
-            ["workload.seed=3"],
-            "workload.seed=3: has no effect on a server; leave it out; of this section it",
-        ),
+        (["workload.seed=3"], "workload.seed=3: has no effect on a server; leave it out; of this section it"),
         (["serving=fast"], "serving"),
         (["serving.port=-1"], "serving.port=-1: must be at least 0"),
         (["serving.que=1"], "serving.que: unknown key; did you mean serving.queue"),
@@ -201,19 +206,18 @@ def test_a_measured_variant_is_served(finished: Finished, tmp_path: Path) -> Non
         (["serving.host=203.0.113.1"], "serving.host=203.0.113.1: "),
         (["--variant", "x"], "--variant: name the run"),
         (["--from", "nowhere/at/all"], "nowhere/at/all: no such folder"),
+        (["serving.replicas=2"], "serving.replicas=2: has no effect on one machine; choose engine=ray"),
+        (["engine=ray", "serving.port=0"], "serving.port=0: Ray's proxies need a port that is named"),
+        (["engine=rey"], "serving.engine=rey: choose one of local, ray"),
     ],
 )
 def test_mistakes_end_it_before_anything_is_loaded(tmp_path: Path, arguments: list[str], said: str) -> None:
-    found = sdopt(tmp_path, "serve", "hardware=cpu", *arguments)
-    assert found.code == 2
-    assert said in found.shown
-    assert "Traceback" not in found.shown
+    refused(tmp_path, "serve", "hardware=cpu", *arguments, says=said)
 
 
 def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
-    found = sdopt(tmp_path, "serve", "hardware=cpu", f"serving.port={server.site.rpartition(':')[2]}")
-    assert found.code == 2
-    assert "choose another, or 0 for a free port" in found.shown
+    port = f"serving.port={server.site.rpartition(':')[2]}"
+    refused(tmp_path, "serve", "hardware=cpu", port, says="choose another, or 0 for a free port")
 
 
 @pytest.mark.slow
@@ -226,21 +230,62 @@ def test_the_page_draws_in_a_browser(server: Server, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(
         page.replace("</body>", press).replace("'/v1/", f"'{server.site}/v1/").replace("a red apple", prompt)
     )
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-web-security",
-        f"--user-data-dir={tmp_path}/user",
-    ]
-    dumped = subprocess.run(
-        ["chromium", *flags, "--virtual-time-budget=20000", "--dump-dom", (tmp_path / "page.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-web-security"]
+    flags += [f"--user-data-dir={tmp_path}/user", "--virtual-time-budget=20000", "--dump-dom"]
+    command = ["chromium", *flags, (tmp_path / "page.html").as_uri()]
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "data:image/png;base64,iVBOR" in dumped
     assert re.search(r"seed \d+: [\d.]+ s in the queue, [\d.]+ s computing", dumped)
     assert "emoji (" in dumped
     assert "<title>sdopt serve</title>" in dumped
+
+
+SMALL = ("hardware=cpu", "hardware.threads=1", "workload.steps=1", "workload.size=32", "workload.batch_size=[1,2]")
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[ray_head.Head]:
+    with ray_head.running("ray-serve", "ray.serve") as head:
+        yield head
+
+
+def ask(site: str, **fields: Any) -> tuple[int, Any]:
+    body = json.dumps({"prompt": "a red apple", **fields}).encode()
+    try:
+        request = Request(f"{site}/v1/images/generations", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.mark.slow
+def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path) -> None:
+    port = free_port()
+    site = f"http://127.0.0.1:{port}"
+    ray = ("engine=ray", f"serving.port={port}", "serving.replicas=2")
+    process = start(tmp_path, "serve", *ray, *SMALL, **head.environment)
+    try:
+        assert isinstance(process.popen, subprocess.Popen)
+        assert process.popen.stdout is not None
+        for line in process.popen.stdout:
+            if line == f"{site}: ready\n":
+                break
+        else:
+            pytest.fail(process.finish().shown)
+        answers = [ask(site, seed=7) for _ in range(8)]
+        assert {status for status, _ in answers} == {200}
+        assert len({answer["data"][0]["b64_json"] for _, answer in answers}) == 1, "the same seed, on either replica"
+        assert ask(site, num_inference_steps=9)[0] == 422
+        sent = generate(Schedule(site, [number / 4 for number in range(12)], [{"prompt": "x", "seed": 1}] * 12, 60))
+        assert {each.status for each in sent} == {200}
+    finally:
+        process.popen.send_signal(signal.SIGTERM)
+        ended = process.finish(60)
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "ended")
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_the_extra_is_named(tmp_path: Path) -> None:
+    refused(tmp_path, "serve", "engine=ray", *SMALL, says="engine=ray: needs an extra: pip install 'sdopt[ray-serve]'")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import re
 import signal
 import threading
@@ -25,14 +26,13 @@ from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, unservable
 from sdopt.serving.server import listen, serve
 from sdopt.variant import Variant
-from sdopt.worker.protocol import WorkerError
+from sdopt.worker.protocol import TracedCall, WorkerError
 from tests.command import SMOKE
-from tests.fakes import Fakes, FakeWorker, fake_study
+from tests.fakes import Fakes, FakeWorker, failing, fake_study
 from tests.fixtures import CPU
 
 GREEDY = {"port": 0, "queue": 8, "deadline_s": 10.0, "drain_s": 5.0}
 
-Scenario = Callable[["Client"], Awaitable[None]]
 Composers = type[HydraComposer]
 
 
@@ -55,44 +55,6 @@ class Answer:
         return found
 
 
-class Client:
-    """Sends requests to a server."""
-
-    def __init__(self, session: aiohttp.ClientSession, fakes: Fakes) -> None:
-        self.session, self.fakes = session, fakes
-
-    async def draw(self, seed: int | None = None, **fields: Any) -> Answer:
-        body = {"prompt": "a red apple", **({} if seed is None else {"seed": seed}), **fields}
-        async with self.session.post("/v1/images/generations", json=body) as answer:
-            return Answer(answer.status, answer.headers, await answer.json())
-
-    def begin(self, seed: int | None = None, **fields: Any) -> "asyncio.Task[Answer]":
-        return asyncio.create_task(self.draw(seed, **fields))
-
-    async def get(self, path: str) -> tuple[int, str]:
-        async with self.session.get(path) as answer:
-            return answer.status, await answer.text()
-
-    async def until(self, what: Callable[[], bool]) -> None:
-        while not what():
-            await asyncio.sleep(0.01)
-
-    async def until_waiting(self, count: int) -> None:
-        while f"sdopt_waiting_images {count}.0" not in (await self.get("/metrics"))[1]:
-            await asyncio.sleep(0.01)
-
-
-def served_variant() -> Variant:
-    """The baseline, at three batch sizes."""
-    baseline = fake_study()[0].baseline
-    return replace(baseline, name="served", workload=replace(baseline.workload, batch_size=[1, 2, 4]))
-
-
-@pytest.fixture
-def served() -> Variant:
-    return served_variant()
-
-
 class Gate:
     """Holds the calls of fake workers until they may go on; those before it is closed are not held."""
 
@@ -105,22 +67,68 @@ class Gate:
             self.held += 1
             assert self._open.wait(20)
 
-    async def hold(self, client: Client) -> "asyncio.Task[Answer]":
-        """Is closed, and lets a client ask for one image, whose call then waits."""
+    def close(self) -> None:
         self._open.clear()
-        asked = client.begin(1)
-        await client.until(lambda: self.held == 1)
-        return asked
 
     def open(self) -> None:
         self._open.set()
+
+
+class Client:
+    """Sends requests to a server, whose workers' calls a gate can hold."""
+
+    def __init__(self, session: aiohttp.ClientSession, fakes: Fakes, gate: Gate) -> None:
+        self.session, self.fakes, self.gate = session, fakes, gate
+
+    @property
+    def rendered(self) -> list[tuple[list[int], int, dict[str, Any]]]:
+        """The seeds, the batch size and the changed arguments of each call."""
+        return self.fakes.rendered
+
+    async def draw(self, seed: int | None = None, **fields: Any) -> Answer:
+        body = {"prompt": "a red apple", **({} if seed is None else {"seed": seed}), **fields}
+        async with self.session.post("/v1/images/generations", json=body) as answer:
+            return Answer(answer.status, answer.headers, await answer.json())
+
+    def begin(self, seed: int | None = None, **fields: Any) -> "asyncio.Task[Answer]":
+        return asyncio.create_task(self.draw(seed, **fields))
+
+    async def hold(self) -> "asyncio.Task[Answer]":
+        """Closes the gate, and asks for one image, whose call then waits."""
+        self.gate.close()
+        asked = self.begin(1)
+        while not self.gate.held:
+            await asyncio.sleep(0.01)
+        return asked
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(path) as answer:
+            return answer.status, await answer.text()
+
+    async def until(self, path: str, says: str) -> None:
+        while says not in "{} {}".format(*await self.get(path)):
+            await asyncio.sleep(0.01)
+
+    async def until_waiting(self, count: int) -> None:
+        await self.until("/metrics", f"sdopt_waiting_images {count}.0")
+
+
+Scenario = Callable[[Client], Awaitable[None]]
+
+
+@pytest.fixture
+def served() -> Variant:
+    """The baseline, at three batch sizes."""
+    baseline = fake_study()[0].baseline
+    return replace(baseline, name="served", workload=replace(baseline.workload, batch_size=[1, 2, 4]))
 
 
 def during(
     scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | None = None, end: bool = True, **serving: Any
 ) -> Fakes:
     """Serves while a client asks, and ends the server as a supervisor does."""
-    fakes, settings = fakes or Fakes(), Serving(**{**GREEDY, **serving})
+    gate, settings = Gate(), Serving(**{**GREEDY, **serving})
+    fakes = fakes or Fakes({variant.name: gate})
 
     def start() -> FakeWorker:
         return fakes(variant, tmp_path / "log", tmp_path, lambda seconds: None, print)
@@ -135,7 +143,7 @@ def during(
         if not running.done():
             fakes.rendered.clear()
             async with aiohttp.ClientSession(site, timeout=aiohttp.ClientTimeout(20)) as session:
-                await scenario(Client(session, fakes))
+                await scenario(Client(session, fakes, gate))
             if end:
                 signal.raise_signal(signal.SIGTERM)
         await running
@@ -145,83 +153,78 @@ def during(
     return fakes
 
 
-class TestImages:
-    def test_the_same_seed_gives_the_same_image(self, served: Variant, tmp_path: Path) -> None:
-        gate = Gate()
+def serving(end: bool = True, **settings: Any) -> Callable[[Scenario], Callable[[Variant, Path], None]]:
+    """Makes a test of what a client asks of a server; `during` has the arguments."""
 
-        async def scenario(client: Client) -> None:
-            alone = await client.draw(7)
-            assert (alone.status, alone.greys) == (200, [7])
-            first = await gate.hold(client)
-            others = [client.begin(seed) for seed in (5, 6, 7)]
-            await client.until_waiting(3)
-            gate.open()
-            assert [(await each).greys for each in (first, *others)] == [[1], [5], [6], [7]]
-            assert [image["batch_size"] for image in (await others[0]).body["data"]] == [3]
-            assert (await others[0]).body["data"][0]["queue_s"] > 0
+    def made(scenario: Scenario) -> Callable[[Variant, Path], None]:
+        def test(served: Variant, tmp_path: Path) -> None:
+            during(scenario, served, tmp_path, end=end, **settings)
 
-        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}))
-        assert fakes.rendered == [([7], 1, {}), ([1], 1, {}), ([5, 6, 7], 3, {})]
+        return test
 
-    def test_a_request_may_ask_for_several_and_learns_their_seeds(self, served: Variant, tmp_path: Path) -> None:
-        async def scenario(client: Client) -> None:
-            asked = await client.draw(10, n=3)
-            assert asked.greys == [10, 11, 12]
-            assert [image["seed"] for image in asked.body["data"]] == [10, 11, 12]
-            drawn = await client.draw()
-            assert drawn.greys == [drawn.body["data"][0]["seed"] % 256]
-            assert len(drawn.headers["X-Request-Id"]) == 16
-
-        during(scenario, served, tmp_path)
-
-    def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(
-        self, composer: Composers, tmp_path: Path
-    ) -> None:
-        variant = composer([*SMOKE, "workload.batch_size=[1,4]", "compiler=inductor"]).variant("served")
-
-        async def scenario(client: Client) -> None:
-            assert (await client.draw(1, n=3)).greys == [1, 2, 3]
-
-        assert during(scenario, variant, tmp_path).rendered == [([1, 2, 3], 4, {})]
-
-    def test_an_image_without_numbers_is_not_sent(self, served: Variant, tmp_path: Path) -> None:
-        async def scenario(client: Client) -> None:
-            assert (await client.draw(1, prompt="not finite")).status == 500
-
-        during(scenario, served, tmp_path)
+    return made
 
 
-class TestBatches:
-    @pytest.mark.parametrize(
-        ("serving", "batches"),
-        [({"max_batch": 1}, [1, 1, 1, 1, 1, 1]), ({}, [1, 4, 1]), ({"window_ms": 200.0}, [4, 2])],
-    )
-    def test_are_formed_as_the_policy_says(
-        self, served: Variant, tmp_path: Path, serving: dict[str, Any], batches: list[int]
-    ) -> None:
-        fakes = Fakes(render_s=0.1)
+@serving()
+async def test_the_same_seed_gives_the_same_image(client: Client) -> None:
+    alone = await client.draw(7)
+    assert (alone.status, alone.greys) == (200, [7])
+    first = await client.hold()
+    others = [client.begin(seed) for seed in (5, 6, 7)]
+    await client.until_waiting(3)
+    client.gate.open()
+    assert [(await each).greys for each in (first, *others)] == [[1], [5], [6], [7]]
+    assert [image["batch_size"] for image in (await others[0]).body["data"]] == [3]
+    assert (await others[0]).body["data"][0]["queue_s"] > 0
+    assert client.rendered == [([7], 1, {}), ([1], 1, {}), ([5, 6, 7], 3, {})]
 
-        async def scenario(client: Client) -> None:
-            first = client.begin(0)
-            await asyncio.sleep(0.05)
-            await asyncio.gather(first, *(client.begin(seed) for seed in range(1, 6)))
 
-        assert [len(seeds) for seeds, *_ in during(scenario, served, tmp_path, fakes, **serving).rendered] == batches
+@serving()
+async def test_a_request_may_ask_for_several_and_learns_their_seeds(client: Client) -> None:
+    asked = await client.draw(10, n=3)
+    assert asked.greys == [10, 11, 12]
+    assert [image["seed"] for image in asked.body["data"]] == [10, 11, 12]
+    drawn = await client.draw()
+    assert drawn.greys == [drawn.body["data"][0]["seed"] % 256]
+    assert len(drawn.headers["X-Request-Id"]) == 16
+    assert (await client.draw(1, prompt="not finite")).status == 500, "an image without numbers is not sent"
 
-    def test_what_differs_is_drawn_apart(self, served: Variant, tmp_path: Path) -> None:
-        gate = Gate()
 
-        async def scenario(client: Client) -> None:
-            asked = [await gate.hold(client)]
-            others: list[dict[str, Any]] = [{}, {"num_inference_steps": 2}, {"negative_prompt": "blue"}, {}]
-            for number, fields in enumerate(others, 1):
-                asked.append(client.begin(1 + number, **fields))
-                await client.until_waiting(number)
-            gate.open()
-            assert [each.status for each in await asyncio.gather(*asked)] == [200] * 5
+def test_a_compiled_variant_is_called_at_the_batch_sizes_that_are_warm(composer: Composers, tmp_path: Path) -> None:
+    variant = composer([*SMOKE, "workload.batch_size=[1,4]", "compiler=inductor"]).variant("served")
 
-        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}), mixed=True)
-        assert fakes.rendered == [([1], 1, {}), ([2, 5], 2, {}), ([3], 1, {"num_inference_steps": 2}), ([4], 1, {})]
+    async def scenario(client: Client) -> None:
+        assert (await client.draw(1, n=3)).greys == [1, 2, 3]
+
+    assert during(scenario, variant, tmp_path).rendered == [([1, 2, 3], 4, {})]
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [({"max_batch": 1}, [1, 1, 1, 1, 1, 1]), ({}, [1, 4, 1]), ({"window_ms": 200.0}, [4, 2])],
+)
+def test_batches_are_formed_as_the_policy_says(
+    served: Variant, tmp_path: Path, settings: dict[str, Any], batches: list[int]
+) -> None:
+    async def scenario(client: Client) -> None:
+        first = client.begin(0)
+        await asyncio.sleep(0.05)
+        await asyncio.gather(first, *(client.begin(seed) for seed in range(1, 6)))
+
+    fakes = during(scenario, served, tmp_path, Fakes(render_s=0.1), **settings)
+    assert [len(seeds) for seeds, *_ in fakes.rendered] == batches
+
+
+@serving(mixed=True)
+async def test_what_differs_is_drawn_apart(client: Client) -> None:
+    asked = [await client.hold()]
+    others: list[dict[str, Any]] = [{}, {"num_inference_steps": 2}, {"negative_prompt": "blue"}, {}]
+    for number, fields in enumerate(others, 1):
+        asked.append(client.begin(1 + number, **fields))
+        await client.until_waiting(number)
+    client.gate.open()
+    assert [each.status for each in await asyncio.gather(*asked)] == [200] * 5
+    assert client.rendered == [([1], 1, {}), ([2, 5], 2, {}), ([3], 1, {"num_inference_steps": 2}), ([4], 1, {})]
 
 
 WRONG: list[tuple[dict[str, Any], int, str]] = [
@@ -246,82 +249,61 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-class TestRefusals:
-    def test_name_the_field(self, served: Variant, tmp_path: Path) -> None:
-        async def scenario(client: Client) -> None:
-            for fields, status, param in WRONG:
-                found = await client.draw(**fields)
-                assert (found.status, found.param) == (status, param), found.body
-                assert found.body["error"]["message"].startswith(f"{param}: ")
-
-        assert not during(scenario, served, tmp_path).rendered
-
-    def test_limits_hold_where_requests_may_differ(self, served: Variant, tmp_path: Path) -> None:
-        async def scenario(client: Client) -> None:
-            assert (await client.draw(num_inference_steps=11)).param == "num_inference_steps"
-            assert (await client.draw(guidance_scale=1)).param == "guidance_scale"
-            assert (await client.draw(num_inference_steps=10, guidance_scale=2)).status == 200
-
-        during(scenario, served, tmp_path, mixed=True, max_steps=10)
-
-    @pytest.mark.parametrize(
-        ("body", "kind", "status"), [(b"{", "application/json", 422), (b'{"prompt": "x"}', "text/plain", 415)]
-    )
-    def test_what_is_no_request(self, served: Variant, tmp_path: Path, body: bytes, kind: str, status: int) -> None:
-        async def scenario(client: Client) -> None:
-            answer = await client.session.post("/v1/images/generations", data=body, headers={"Content-Type": kind})
+@serving()
+async def test_refusals_name_the_field(client: Client) -> None:
+    for fields, status, param in WRONG:
+        found = await client.draw(**fields)
+        assert (found.status, found.param) == (status, param), found.body
+        assert found.body["error"]["message"].startswith(f"{param}: ")
+    for body, kind, status in ((b"{", "application/json", 422), (b'{"prompt": "x"}', "text/plain", 415)):
+        headers = {"Content-Type": kind}
+        async with client.session.post("/v1/images/generations", data=body, headers=headers) as answer:
             assert answer.status == status
-
-        during(scenario, served, tmp_path)
-
-    def test_a_full_queue_says_when_to_come_again(self, served: Variant, tmp_path: Path) -> None:
-        gate = Gate()
-
-        async def scenario(client: Client) -> None:
-            asked = [await gate.hold(client)]
-            asked.append(client.begin(2, n=2))
-            await client.until_waiting(2)
-            refused = await client.draw(3)
-            assert refused.status == 429
-            assert int(refused.headers["Retry-After"]) >= 1
-            gate.open()
-            assert [each.status for each in await asyncio.gather(*asked)] == [200, 200]
-
-        during(scenario, served, tmp_path, Fakes({"served": gate}), queue=2, max_n=2)
-
-    def test_what_waited_too_long_is_never_drawn(self, served: Variant, tmp_path: Path) -> None:
-        gate = Gate()
-
-        async def scenario(client: Client) -> None:
-            running = await gate.hold(client)
-            assert (await client.draw(2)).status == 504
-            gate.open()
-            assert (await running).status == 200, "the deadline is for the queue"
-
-        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}), deadline_s=0.3)
-        assert fakes.rendered == [([1], 1, {})]
+    assert not client.rendered
 
 
-class TestClientsThatLeave:
-    def test_are_forgotten_if_they_wait_and_harm_nobody_if_they_do_not(self, served: Variant, tmp_path: Path) -> None:
-        gate = Gate()
+@serving(mixed=True, max_steps=10)
+async def test_limits_hold_where_requests_may_differ(client: Client) -> None:
+    assert (await client.draw(num_inference_steps=11)).param == "num_inference_steps"
+    assert (await client.draw(guidance_scale=1)).param == "guidance_scale"
+    assert (await client.draw(num_inference_steps=10, guidance_scale=2)).status == 200
 
-        async def scenario(client: Client) -> None:
-            running = await gate.hold(client)
-            queued, stays = client.begin(2), client.begin(3)
-            await client.until_waiting(2)
-            queued.cancel()
-            await client.until_waiting(1)
-            running.cancel()
-            await asyncio.sleep(0.1)
-            gate.open()
-            assert (await stays).greys == [3]
-            assert (await client.draw(4)).greys == [4]
-            text = (await client.get("/metrics"))[1]
-            assert 'sdopt_answers_total{status="499"} 2.0' in text
 
-        fakes = during(scenario, served, tmp_path, Fakes({"served": gate}))
-        assert [seeds for seeds, *_ in fakes.rendered] == [[1], [3], [4]]
+@serving(queue=2, max_n=2)
+async def test_a_full_queue_says_when_to_come_again(client: Client) -> None:
+    asked = [await client.hold()]
+    asked.append(client.begin(2, n=2))
+    await client.until_waiting(2)
+    refused = await client.draw(3)
+    assert refused.status == 429
+    assert int(refused.headers["Retry-After"]) >= 1
+    client.gate.open()
+    assert [each.status for each in await asyncio.gather(*asked)] == [200, 200]
+
+
+@serving(deadline_s=0.3)
+async def test_what_waited_too_long_is_never_drawn(client: Client) -> None:
+    running = await client.hold()
+    assert (await client.draw(2)).status == 504
+    client.gate.open()
+    assert (await running).status == 200, "the deadline is for the queue"
+    assert client.rendered == [([1], 1, {})]
+
+
+@serving()
+async def test_clients_that_leave_are_forgotten_if_they_wait_and_harm_nobody_if_they_do_not(client: Client) -> None:
+    running = await client.hold()
+    queued, stays = client.begin(2), client.begin(3)
+    await client.until_waiting(2)
+    queued.cancel()
+    await client.until_waiting(1)
+    running.cancel()
+    await asyncio.sleep(0.1)
+    client.gate.open()
+    assert (await stays).greys == [3]
+    assert (await client.draw(4)).greys == [4]
+    assert 'sdopt_answers_total{status="499"} 2.0' in (await client.get("/metrics"))[1]
+    assert [seeds for seeds, *_ in client.rendered] == [[1], [3], [4]]
 
 
 class TestWorkers:
@@ -337,114 +319,89 @@ class TestWorkers:
 
         async def scenario(client: Client) -> None:
             armed.set()
-            assert [(await each).status for each in (client.begin(1, n=2),)] == [500]
-            while (await client.get("/health/ready"))[1] != '{"status":"restarting"}':
-                await asyncio.sleep(0.01)
+            assert (await client.draw(1, n=2)).status == 500
+            await client.until("/health/ready", '{"status":"restarting"}')
             assert (await client.draw(2)).status == 503
             assert (await client.get("/health/live"))[0] == 200
             may_start.set()
-            while (await client.get("/health/ready"))[0] != 200:
-                await asyncio.sleep(0.01)
+            await client.until("/health/ready", "200")
             assert (await client.draw(3)).greys == [3]
             assert "sdopt_worker_restarts_total 1.0" in (await client.get("/metrics"))[1]
 
         assert len(during(scenario, served, tmp_path, Fakes({"served": fault})).started) == 2
 
     def test_a_call_that_fails_fails_its_batch_alone(self, served: Variant, tmp_path: Path) -> None:
-        failing = [True]
+        once = [True]
 
         def fault(worker: FakeWorker, name: str) -> None:
-            if name == "render" and "prove" in worker.requests and failing:
-                failing.pop()
+            if name == "render" and "prove" in worker.requests and once:
+                once.pop()
                 raise WorkerError(Status.OUT_OF_MEMORY, "out of memory")
 
         async def scenario(client: Client) -> None:
             assert (await client.draw(1)).status == 500
             assert (await client.draw(2)).greys == [2]
 
-        fakes = during(scenario, served, tmp_path, Fakes({"served": fault}))
-        assert len(fakes.started) == 1
+        assert len(during(scenario, served, tmp_path, Fakes({"served": fault})).started) == 1
 
-    def test_one_that_cannot_be_started_ends_the_server(self, served: Variant, tmp_path: Path) -> None:
-        def fault(worker: FakeWorker, name: str) -> None:
-            raise WorkerError(Status.OUT_OF_MEMORY, "CUDA out of memory")
-
-        with pytest.raises(UnavailableError, match="CUDA out of memory; fewer or smaller"):
-            during(_nothing, served, tmp_path, Fakes({"served": fault}))
-
-    def test_an_option_without_effect_is_not_served(
-        self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("starts", [False, True])
+    def test_one_that_cannot_be_started_or_whose_option_has_no_effect_ends_the_server(
+        self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
     ) -> None:
-        from sdopt.worker.protocol import TracedCall
-
         none = TracedCall([Evidence("precision", "bf16", False, "all products in float32")], None, {}, [])
         monkeypatch.setattr(FakeWorker, "_prove", lambda self: none)
-        with pytest.raises(UnavailableError, match="precision=bf16: has no effect here: all products in float32"):
-            during(_nothing, served, tmp_path)
+        faults = {} if starts else {"served": failing(Status.OUT_OF_MEMORY)}
+        said = "precision=bf16: has no effect here: all products in" if starts else "out_of_memory.*; fewer or smaller"
+        with pytest.raises(UnavailableError, match=said):
+            during(lambda _client: asyncio.sleep(0), served, tmp_path, Fakes(faults))
 
 
-class TestTheEnd:
-    def test_finishes_what_runs_and_refuses_what_waits_and_comes(self, served: Variant, tmp_path: Path) -> None:
-        gate = Gate()
+@serving(end=False)
+async def test_the_end_finishes_what_runs_and_refuses_what_waits_and_comes(client: Client) -> None:
+    running = await client.hold()
+    waits = client.begin(2)
+    await client.until_waiting(1)
+    signal.raise_signal(signal.SIGTERM)
+    assert (await waits).status == 503
+    assert (await client.get("/health/ready")) == (503, '{"status":"draining"}')
+    assert (await client.draw(3)).status == 503
+    client.gate.open()
+    assert (await running).greys == [1]
 
-        async def scenario(client: Client) -> None:
-            running = await gate.hold(client)
-            waits = client.begin(2)
-            await client.until_waiting(1)
-            signal.raise_signal(signal.SIGTERM)
-            assert (await waits).status == 503
-            assert (await client.get("/health/ready")) == (503, '{"status":"draining"}')
-            assert (await client.draw(3)).status == 503
-            gate.open()
-            assert (await running).greys == [1]
 
-        during(scenario, served, tmp_path, Fakes({"served": gate}), end=False)
-
-    def test_does_not_wait_for_ever(self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        gate = Gate()
-
-        def kill(self: FakeWorker) -> None:
-            self.stop()
-            gate.open()
+def test_the_end_does_not_wait_for_ever(served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(client: Client) -> None:
+        def kill(worker: FakeWorker) -> None:
+            worker.stop()
+            client.gate.open()
 
         monkeypatch.setattr(FakeWorker, "kill", kill)
+        running = await client.hold()
+        signal.raise_signal(signal.SIGTERM)
+        with suppress(aiohttp.ClientError):
+            await running
 
-        async def scenario(client: Client) -> None:
-            running = await gate.hold(client)
-            signal.raise_signal(signal.SIGTERM)
-            with suppress(aiohttp.ClientError):
-                await running
-
-        during(scenario, served, tmp_path, Fakes({"served": gate}), end=False, drain_s=0.2)
+    during(scenario, served, tmp_path, end=False, drain_s=0.2)
 
 
-async def _nothing(client: Client) -> None:
-    pass
+@serving()
+async def test_what_is_served_and_how(client: Client) -> None:
+    await client.draw(1, n=2)
+    [model] = json.loads((await client.get("/v1/models"))[1])["data"]
+    assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == ("emoji", "served", 4, "greedy")
+    assert (await client.get("/health/ready")) == (200, '{"status":"ready"}')
+    text = (await client.get("/metrics"))[1]
+    for line in ("sdopt_ready 1.0", "sdopt_images_total 2.0", "sdopt_compiled_graphs_total 0.0"):
+        assert line in text
+    assert (await client.get("/docs"))[0] == 404
 
 
-def test_what_is_served_and_how(served: Variant, tmp_path: Path) -> None:
-    async def scenario(client: Client) -> None:
-        await client.draw(1, n=2)
-        async with client.session.get("/v1/models") as answer:
-            [model] = (await answer.json())["data"]
-        assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == ("emoji", "served", 4, "greedy")
-        assert (await client.get("/health/ready")) == (200, '{"status":"ready"}')
-        text = (await client.get("/metrics"))[1]
-        for line in ("sdopt_ready 1.0", "sdopt_images_total 2.0", "sdopt_compiled_graphs_total 0.0"):
-            assert line in text
-        assert (await client.get("/docs"))[0] == 404
-
-    during(scenario, served, tmp_path)
-
-
-def test_the_page_loads_nothing_else(served: Variant, tmp_path: Path) -> None:
-    async def scenario(client: Client) -> None:
-        async with client.session.get("/") as answer:
-            page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
-        assert policy.startswith("default-src 'none'")
-        assert not re.search(r"https?://|innerHTML|src=\"|@import|url\(", page)
-
-    during(scenario, served, tmp_path)
+@serving()
+async def test_the_page_loads_nothing_else(client: Client) -> None:
+    async with client.session.get("/") as answer:
+        page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert not re.search(r"https?://|innerHTML|src=\"|@import|url\(", page)
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,15 @@
 
 import json
 import math
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import mlperf_loadgen as loadgen
 import numpy as np
 import pytest
 
@@ -162,11 +158,11 @@ class TestTheSimulatedQueue:
 
 class TestTheGenerator:
     def test_counts_from_the_scheduled_arrival(self, stubs: Any) -> None:
-        """250 ms a request and twenty a second: a clock that starts when the server is free would show 250 ms."""
-        sent = generate(schedule(stubs(0.25), np.arange(8) / 20))
+        """100 ms a request and fifty a second: a clock that starts when the server is free would show 100 ms."""
+        sent = generate(schedule(stubs(0.1), np.arange(8) / 50))
         latencies = [each.latency_s for each in sent]
-        assert max(latencies) >= 1.65 - 0.001
-        assert np.mean(latencies) >= 0.95 - 0.001
+        assert max(latencies) >= 0.66 - 0.001
+        assert np.mean(latencies) >= 0.38 - 0.001
         assert latencies == pytest.approx(lindleys(sent), abs=0.25), "a busy machine delays each hop"
 
     @pytest.mark.slow
@@ -181,69 +177,18 @@ class TestTheGenerator:
         assert np.quantile(errors, 0.5) <= 0.002
         assert np.quantile(errors, 0.9) <= 0.01
 
-    @pytest.mark.slow
-    def test_agrees_with_mlperfs_load_generator(self, stubs: Any, tmp_path: Path) -> None:
-        """On the same server, with arrivals at the same times.
-
-        The median and the 99th percentile of both are those of the recursion with the times that the server took.
-        """
-        settings = loadgen.TestSettings()
-        settings.scenario, settings.mode = loadgen.TestScenario.Server, loadgen.TestMode.PerformanceOnly
-        settings.server_target_qps, settings.server_target_latency_ns = 40, 10**9
-        settings.min_query_count = settings.max_query_count = 500
-        settings.min_duration_ms = 0
-        logs = loadgen.LogSettings()
-        logs.log_output.outdir = str(tmp_path)
-        stub, issued_s = stubs(0.01), []
-        theirs: list[Sent] = []
-
-        def ask(identity: int, at_s: float) -> None:
-            body = urllib.request.Request(f"{stub.url}/v1/images/generations", b"{}")
-            with urllib.request.urlopen(body) as answer:
-                [image] = json.load(answer)["data"]
-            loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(identity, 0, 0)])
-            theirs.append(Sent(at_s, at_s, 0, 200, 1, image["queue_s"], image["compute_s"]))
-
-        def issue(samples: list[Any]) -> None:
-            issued_s.append(time.perf_counter())
-            pool.submit(ask, samples[0].id, issued_s[-1])
-
-        with ThreadPoolExecutor(64) as pool:
-            sut = loadgen.ConstructSUT(issue, lambda: None)
-            library = loadgen.ConstructQSL(1, 1, lambda samples: None, lambda samples: None)
-            loadgen.StartTestWithLogSettings(sut, library, settings, logs)
-        loadgen.DestroyQSL(library)
-        loadgen.DestroySUT(sut)
-        summary = (tmp_path / "mlperf_log_summary.txt").read_text()
-        found = (re.findall(rf"{share}.00 percentile latency \(ns\) *: (\d+)", summary) for share in (50, 99))
-        reported = [int(nanoseconds) / 1e9 for [nanoseconds] in found]
-        ours = generate(schedule(stub, np.array(issued_s) - issued_s[0]))
-        counted = np.quantile([each.latency_s for each in ours], [0.5, 0.99], method="higher")
-        for said, sent in ((reported, theirs), (counted, ours)):
-            median, highest = np.quantile(lindleys(sent), [0.5, 0.99], method="higher")
-            assert said[0] == pytest.approx(median, abs=0.003)
-            assert said[1] == pytest.approx(highest, abs=0.02)
-
     def test_a_server_that_stands_still_makes_all_that_arrive_late(self, stubs: Any) -> None:
         stub = stubs(0.01)
-        stop = threading.Timer(0.5, stub.process.send_signal, [signal.SIGSTOP])
-        go_on = threading.Timer(2.0, stub.process.send_signal, [signal.SIGCONT])
-        sent: list[Sent] = []
-        sending = threading.Thread(target=lambda: sent.extend(generate(schedule(stub, np.arange(50) / 20))))
-        sending.start()
-        while not stub.process.poll() and not _connected(stub):
-            time.sleep(0.01)
-        stop.start()
-        go_on.start()
-        sending.join()
-        assert [each.status for each in sent] == [200] * 50, "none is missing"
-        late = [each for each in sent if each.latency_s > 0.3]
-        assert len(late) >= 20, "a second and more of arrivals"
-        assert max(each.latency_s for each in late) >= 1.2
+        stop(stub.process, stub, after_s=0.2, for_s=0.7)
+        sent = generate(schedule(stub, np.arange(40) / 40))
+        assert [each.status for each in sent] == [200] * 40, "none is missing"
+        late = [each.latency_s for each in sent if each.latency_s > 0.2]
+        assert len(late) >= 15, "half a second of arrivals"
+        assert max(late) >= 0.6
 
     def test_notes_who_gives_no_answer(self, stubs: Any) -> None:
-        stub = stubs(0.5)
-        sent = generate(schedule(stub, np.arange(4) / 10, timeout_s=0.7))
+        stub = stubs(0.3)
+        sent = generate(schedule(stub, np.arange(4) / 20, timeout_s=0.5))
         assert (sent[0].status, sent[-1].status) == (200, 0)
         assert sent[-1].latency_s == math.inf
         stub.end()
@@ -268,11 +213,23 @@ def lindleys(sent: list[Sent]) -> np.ndarray:
     return np.asarray(completed_s - [each.scheduled_s for each in sent])
 
 
-def _connected(stub: Stub) -> bool:
-    """Whether a client has a connection to a server."""
+def stop(process: "subprocess.Popen[Any]", stub: Stub, after_s: float, for_s: float) -> None:
+    """Lets a process stand still for a while, once a client has a connection to a server."""
     port = f":{int(stub.url.rpartition(':')[2]):04X}"
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return any(fields[1].endswith(port) and fields[3] == "01" for fields in lines)
+
+    def connected() -> bool:
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return any(fields[1].endswith(port) and fields[3] == "01" for fields in lines)
+
+    def stand_still() -> None:
+        while process.poll() is None and not connected():
+            time.sleep(0.005)
+        time.sleep(after_s)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(for_s)
+        process.send_signal(signal.SIGCONT)
+
+    threading.Thread(target=stand_still).start()
 
 
 def sent(latencies: list[float], lag_s: float = 0.0, status: int = 200) -> list[Sent]:
@@ -367,17 +324,7 @@ class TestFigures:
 def test_a_generator_that_is_held_up_says_so(stubs: Any) -> None:
     """What it sends late says nothing of the server, so the window is void."""
     stub = stubs(0.001)
-
-    def hold_up(process: "subprocess.Popen[str]") -> None:
-        def stop() -> None:
-            while process.poll() is None and not _connected(stub):
-                time.sleep(0.005)
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(0.5)
-            process.send_signal(signal.SIGCONT)
-
-        threading.Thread(target=stop).start()
-
-    found = window_of(generate(schedule(stub, np.arange(60) / 30), hold_up), 30.0, 1.0, 0.02)
+    sent = generate(schedule(stub, np.arange(30) / 30), lambda process: stop(process, stub, 0.0, 0.3))
+    found = window_of(sent, 30.0, 1.0, 0.02)
     assert found.void
-    assert found.requests == 60
+    assert found.requests == 30
