@@ -8,21 +8,33 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import sdopt
-from tests.command import ROOT, SMALL, SMOKE, fork, working_in
+from tests.command import ROOT, SMALL, SMOKE, eventually, fork, working_in
 
 
 def python(cwd: Path, *arguments: str) -> str:
     done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+HOW = ["forked", pytest.param("anew", marks=pytest.mark.slow)]
+"""How a user's program starts: forked from this process, or as a user starts it, with nothing of the tests in it."""
+
+
+def program(cwd: Path, text: str, how: str) -> str:
+    """Runs a program; returns what it said."""
+    (script := cwd / "program.py").write_text(text)
+    if how == "anew":
+        return python(cwd, str(script))
+    done = fork(cwd, program=script).finish(300)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -43,16 +55,15 @@ def test_every_public_name_is_there() -> None:
         sdopt.nope  # noqa: B018
 
 
-def test_the_block_of_the_readme_runs_in_a_plain_script(tmp_path: Path) -> None:
-    """Each of its processes starts as a user's does: nothing is forked from the tests."""
+@pytest.mark.parametrize("how", HOW)
+def test_the_block_of_the_readme_runs_in_a_plain_script(tmp_path: Path, how: str) -> None:
     [block] = re.findall(r"```python\n(import sdopt\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len([line for line in block.splitlines() if line.strip()]) <= 12
     # The same study in small: one step, and the images of one prompt.
     more = "".join(f', "{override}"' for override in [*SMALL, "protocol.stage_calls=0"])
-    script = tmp_path / "plain.py"
-    script.write_text(block.replace('"protocol=smoke"', f'"protocol=smoke"{more}'))
-    assert script.read_text() != block
-    said = python(tmp_path, str(script))
+    script = block.replace('"protocol=smoke"', f'"protocol=smoke"{more}')
+    assert script != block
+    said = program(tmp_path, script, how)
     assert "channels last" in said
     assert said.count("quickstart: emoji") == 1, "a worker ran the script again"
 
@@ -139,28 +150,15 @@ main()
 """
 
 
-@pytest.mark.parametrize("how", ["forked", pytest.param("anew", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", HOW)
 def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_path: Path, how: str) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text("lr: 0.1\n")
     mlflow = find_spec("mlflow") is not None
     tracking = ("tracking=mlflow", "tracking.uri=sqlite:///theirs.db") if mlflow else ()
-    arguments = (
-        *SMOKE,
-        "precision=bf16",
-        "protocol.rounds=1",
-        "protocol.warmup=0",
-        "protocol.stage_calls=0",
-        *tracking,
-    )
-    script = tmp_path / "program.py"
-    script.write_text(f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}")
-    if how == "anew":
-        lines = python(tmp_path, str(script)).splitlines()
-    else:
-        done = fork(tmp_path, program=script).finish(300)
-        assert done.code == 0, done.err
-        lines = done.out.splitlines()
+    few = ("protocol.rounds=1", "protocol.warmup=0", "protocol.stage_calls=0")
+    arguments = (*SMOKE, "precision=bf16", *few, *tracking)
+    lines = program(tmp_path, f"MLFLOW, ARGUMENTS = {mlflow}, {arguments}\n{PROGRAM}", how).splitlines()
     assert any(line.startswith("REFUSED precision=nope: unknown option") for line in lines)
     groups = [line for line in lines if line.startswith("STATE ")]
     assert len(groups) == 14 + mlflow
@@ -196,13 +194,6 @@ def test_it_may_be_called_in(where: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert problem.startswith("precision=nope: unknown option")
 
 
-def test_its_output_goes_where_the_caller_s_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with redirect_stdout(io.StringIO()) as shown, pytest.raises(sdopt.UsageError, match="a dry run has no result"):
-        sdopt.run(*SMOKE, "precision=bf16", "dry_run=true")
-    assert "precision=bf16" in shown.getvalue()
-
-
 class Bare:
     """A stream as programs make them, which can do no more than write; it lacks most characters."""
 
@@ -214,7 +205,7 @@ class Bare:
         self.said += text
 
 
-@pytest.mark.parametrize("how", ["forked", pytest.param("anew", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", HOW)
 def test_its_output_suits_any_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, how: str
 ) -> None:
@@ -225,14 +216,14 @@ def test_its_output_suits_any_stream(
     closed.close()
     for name, value in (("LC_ALL", "C"), ("PYTHONUTF8", "0"), ("PYTHONCOERCECLOCALE", "0")):
         monkeypatch.setenv(name, value)
-    bare, full = Bare(), io.StringIO()
-    for stream in (bare, closed, None, full):
-        monkeypatch.setattr(sys, "stdout", stream)
+    bare = Bare()
+    for out, err in ((bare, sys.stderr), (closed, None)):
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
         with pytest.raises(sdopt.UsageError, match="a dry run has no result"):
             sdopt.run(*SMOKE, "precision=bf16", "dry_run=true")
-    for said in (bare.said, full.getvalue()):
-        assert "precision=bf16" in said
-        assert "�" not in said
+    assert "precision=bf16" in bare.said
+    assert "�" not in bare.said
 
 
 def test_overrides_are_arguments_of_their_own() -> None:
@@ -248,14 +239,8 @@ def test_the_study_ends_with_its_caller(number: int, tmp_path: Path) -> None:
     caller = subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 400
-    while not list(tmp_path.rglob("result.json")):
-        assert caller.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert eventually(lambda: bool(list(tmp_path.rglob("result.json"))) or caller.poll() is not None, 400)
     os.kill(caller.pid, number)
     caller.communicate(timeout=120)
     assert caller.returncode != 0
-    while working_in(tmp_path):
-        assert time.monotonic() < deadline, working_in(tmp_path)
-        time.sleep(0.1)
+    assert eventually(lambda: not working_in(tmp_path), 120), working_in(tmp_path)

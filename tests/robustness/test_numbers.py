@@ -90,10 +90,7 @@ def test_is_refused_with_its_key(override: str, composer: Composers) -> None:
     [
         (Explicit(variants={"": [], "b": []}), "study.variants: '': a variant's name must be one line of text"),
         (Explicit(variants={"a\nb": []}), "must be one line of text"),
-        (
-            Explicit(variants={"a": [], "b": []}, edges=[ExplicitEdge("b", "b")]),
-            "study.edges: 'b' is compared with itself",
-        ),
+        (Explicit(variants={"a": [], "b": []}, edges=[ExplicitEdge("b", "b")]), "study.edges: 'b' is compared with"),
     ],
 )
 def test_names_of_variants(design: Explicit, said: str, composer: Composers) -> None:

@@ -1,4 +1,4 @@
-"""Results that are truncated, emptied, edited, of a later schema: a line says which file and what; exit code 2."""
+"""Results that are damaged or of a later schema, and paths in them that lead elsewhere: one line, exit code 2."""
 
 import json
 import math
@@ -12,12 +12,13 @@ import pytest
 import sdopt as library
 from sdopt.config.composed import with_resumed
 from sdopt.errors import UsageError
-from sdopt.record.files import parse_result, read_error
+from sdopt.record.files import inside, parse_result, read_error, read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.sweep import exit_code, read_sweep
 from sdopt.schema import Tracking
 from sdopt.tracking.client import Logged
-from tests.command import sdopt
+from sdopt.tracking.runs import log_study
+from tests.command import SMOKE, refused, sdopt
 from tests.robustness.damage import RESULT, Path_, document, replaced
 
 DOCUMENT = document()
@@ -91,10 +92,8 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
     (tmp_path / "sweep" / "4" / ".hydra").mkdir(parents=True)
     sweep = read_sweep(tmp_path / "sweep")
     assert list(sweep.studies) == ["0", "3"]
-    assert [line.partition("sweep/")[2].partition(":")[0] for line in sweep.damaged] == [
-        "1/result.json",
-        "2/error.json",
-    ]
+    damaged = [line.partition("sweep/")[2].partition(":")[0] for line in sweep.damaged]
+    assert damaged == ["1/result.json", "2/error.json"]
     assert sweep.exit_code == 1  # the regression of the jobs that can be read
     assert {job.number for job in sweep.jobs} == {"0", "1", "2", "3", "4"}
     assert "the job has begun and has written no result" in next(job.because for job in sweep.jobs if job.number == "4")
@@ -137,3 +136,66 @@ def test_a_command_line_that_is_damaged(content: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"hydra\.yaml, which records what was run there, is damaged") as caught:
         with_resumed([f"resume={tmp_path}"])
     assert len(caught.value.problems) == 1
+
+
+OUTSIDE = (
+    "/etc/hostname",
+    "images/../../secret.png",
+    "a\x00b.png",
+    "",
+)
+
+
+def with_images(path: str) -> Any:
+    image = {"prompt": "a", "prompt_index": 0, "image_index": 0, "seed": 0, "path": path}
+    return replaced(document(), ("variants", 0, "images"), [image])
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_path_that_leads_out_is_refused_where_it_is_read(path: str, tmp_path: Path) -> None:
+    for damaged in (
+        with_images(path),
+        replaced(document(), ("redrawn",), {"numerical": with_images(path)["variants"][0]["images"]}),
+    ):
+        with pytest.raises(UsageError, match="not a file of the run's folder"):
+            parse_result(json.dumps(damaged).encode())
+    with pytest.raises(UsageError, match="not a file of that folder"):
+        inside(tmp_path, path)
+
+
+def test_a_link_that_leads_out_is_refused_where_it_is_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "images").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (folder / "images" / "0.png").symlink_to(tmp_path / "secret.png")
+    (folder / "outside").symlink_to(tmp_path)
+    for path in ("images/0.png", "outside/secret.png"):
+        (folder / "result.json").write_text(json.dumps(with_images(path)))
+        with pytest.raises(UsageError, match="not a file of that folder"):
+            log_study(read_result(folder), folder, Tracking(uri=f"sqlite:///{tmp_path}/never.db"))
+    assert not (tmp_path / "never.db").exists()
+    (folder / "images" / "1.png").write_bytes(b"own")
+    assert inside(folder, "images/1.png").read_bytes() == b"own"
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "a\\b", " ", "a\nb", "a" * 200])
+def test_the_name_of_a_study_is_no_path(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name="):
+        parse_result(json.dumps(document() | {"name": name}).encode())
+
+
+@pytest.mark.parametrize("flags", [(), ("-m",)])
+def test_a_study_is_not_written_elsewhere(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """Hydra makes the folder before sdopt sees the configuration."""
+    here = tmp_path / "a" / "b" / "c"
+    here.mkdir(parents=True)
+    said = "study.name=../../../evil: must be a name, not a path: no / and no \\, no control character, and not . or .."
+    refused(here, "run", *flags, *SMOKE, "study.name=../../../evil", says=said)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_an_id_is_no_query_and_no_path() -> None:
+    for wrong in ("x' or 'a' = 'a", "../x", ""):
+        with pytest.raises(UsageError, match="id="):
+            parse_result(json.dumps(document() | {"id": wrong}).encode())

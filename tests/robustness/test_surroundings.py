@@ -21,7 +21,7 @@ from sdopt.record.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
-from tests.command import ROOT, SMOKE, sdopt
+from tests.command import ROOT, SMOKE, refused, sdopt
 from tests.robustness.damage import RESULT
 from tests.study.test_robustness import full, small_disk
 
@@ -66,11 +66,11 @@ def test_modules_of_the_working_folder_hide_no_library(tmp_path: Path) -> None:
 
 
 def test_the_working_folder_comes_last(tmp_path: Path) -> None:
-    for name in ("selectors", "queue", "yaml", "omegaconf"):
+    for name in ("selectors", "queue", "random"):
         (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
-    ended = run_apart(tmp_path, "gate", "no/where")
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("sdopt: no/where: neither a run's folder")
+    ended = run_apart(tmp_path, "skill")
+    assert ended.returncode == 0, ended.stderr
+    assert "sdopt run" in ended.stdout
 
 
 @pytest.mark.slow
@@ -132,28 +132,19 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     (tmp_path / "there.db").touch()
     store = f"tracking.uri=sqlite:///{tmp_path}/there.db"
     with socket.create_server(("127.0.0.1", 0)) as used:
-        finished = sdopt(tmp_path, "ui", "--port", str(used.getsockname()[1]), store)
-    assert finished.code == 2
-    assert "already in use; choose another port" in finished.err
-    finished = sdopt(tmp_path, "ui", "--port", "99999", store)
-    assert finished.code == 2
-    assert "--port 99999: must be between 1 and 65535" in finished.err
+        taken = str(used.getsockname()[1])
+        refused(tmp_path, "ui", "--port", taken, store, says="already in use; choose another port")
+    refused(tmp_path, "ui", "--port", "99999", store, says="--port 99999: must be between 1 and 65535")
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (
-            PermissionError(errno.EACCES, "Permission denied", "there"),
-            "there: Permission denied; run as a user with permission",
-        ),
+        (PermissionError(errno.EACCES, "Permission denied", "there"), "there: Permission denied; run as a user with"),
         (OSError(errno.EMFILE, "Too many open files", "it"), "it: Too many open files; raise the limit of open files"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; raise the memory limit (ulimit -v)"),
         (MemoryError(), "out of memory; raise the memory limit (ulimit -v)"),
-        (
-            ImportError("it.so: failed to map segment"),
-            "it.so: failed to map segment; raise the memory limit (ulimit -v)",
-        ),
+        (ImportError("it.so: failed to map segment"), "it.so: failed to map segment; raise the memory limit"),
         (RuntimeError("can't start new thread"), "can't start new thread; raise the limit of processes (ulimit -u)"),
     ],
 )

@@ -65,11 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def mistakes_in(own: Path, further: Path | None, only: Collection[str]) -> dict[str, Path]:
-    """Returns the folders of the mistakes to time, by the names of their yaml files.
-
-    Raises:
-        UsageError: a folder of one's own has no mistakes, or the names are those of none at all.
-    """
+    """Returns the folders of the mistakes to time, by the names of their yaml files."""
     from tests.trial.images import HARMS
 
     found = {path.stem: own for path in sorted((own / "trial").glob("*.yaml")) if path.stem not in _BESIDE}
@@ -101,11 +97,7 @@ def study_of(mistakes: dict[str, Path]) -> list[str]:
 
 
 def _report(folder: Path, only: tuple[str, ...], timed: bool, took: str) -> int:
-    """Judges harm to images, and prints the tables of the whole trial.
-
-    Raises:
-        UnavailableError: the baseline has no images, so that there is nothing to judge by.
-    """
+    """Judges harm to images, and prints the tables of the whole trial."""
     from rich.console import Console
 
     from sdopt.gate.calibration import calibration_for

@@ -16,7 +16,6 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
-from typing_extensions import override
 
 from sdopt.options import Proof, denoiser_of
 from sdopt.reference import PROMPTS
@@ -50,7 +49,6 @@ class Changed(Mistake):
 
     change: Callable[[DiffusionPipeline], None] = lambda pipe: None
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         self.change(pipe)
         return super().apply(pipe)

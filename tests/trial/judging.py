@@ -78,14 +78,6 @@ def caught(
     """Derives from the rulings on a variant whether it was caught.
 
     An honest option may bring no gain on this machine, and *no benefit* is then no false alarm.
-
-    Args:
-        name: the variant's name.
-        kind: what goes wrong, or `HONEST`.
-        contract: the contract that it declared.
-        rulings: the gate's rulings on it.
-        shared: the rulings on an honest option of the contract.
-        expected: rules of which at least one should catch it, separated by bars.
     """
     open_too = {rule_of(ruling) for ruling in shared if ruling.verdict is not Verdict.PASS}
     failed = [ruling for ruling in rulings if ruling.verdict is Verdict.FAIL]
@@ -156,20 +148,7 @@ def judge_images(
     device: Device,
     note: Callable[[str], None] = lambda name: None,
 ) -> list[Caught]:
-    """Generates and judges the images of every harm, and of an honest option of each contract.
-
-    Args:
-        harms: what to judge.
-        result: a study with images of its baseline, and with a control.
-        folder: where its images are; the new ones go to `harmed/` below it.
-        fit: the calibration for margins.
-        context: starts the process that generates images.
-        device: the device to generate them on.
-        note: called with the name of each option before its images are generated or judged.
-
-    Raises:
-        ChildDiedError: the process ended without images.
-    """
+    """Generates and judges the images of every harm, and of an honest option of each contract."""
     options: dict[str, dict[str, Optimization]] = {PLAIN: {}, **dict(CONTROLS.values())}
     options |= {harm.name: {"trial": Changed(change=harm.change)} for harm in harms if harm.change}
     baseline = result.variant(result.baseline)

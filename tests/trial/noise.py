@@ -7,6 +7,7 @@ of the process, times one of the round, plus the time that other work took from 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -39,15 +40,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Summary:
-    """Bias, coverage and width of the speed-up over many simulated studies, as shares.
-
-    Attributes:
-        bias: geometric mean of the estimates over the truth, less 1.
-        covered: share of the intervals that hold the truth.
-        width: geometric mean of the upper over the lower bound, less 1, halved.
-        rounds: mean number of rounds that were timed.
-        processes: mean number of processes of each variant.
-    """
+    """Bias, coverage and half the width of the speed-up over many simulated studies, as shares; and mean numbers."""
 
     bias: float
     covered: float
@@ -79,43 +72,22 @@ def _summary(studies: Sequence[_Study], gain: float) -> Summary:
 # -------------------------------------------------------------------------------------------------------- interference
 
 
-def with_neighbour(
-    neighbour: Neighbour,
-    protocol: Protocol,
-    studies: int,
-    gain: float = 1.0,
-    seconds: float = 1.0,
-    between: float = 1.0,
-) -> Summary:
-    """Simulates studies of an option beside other work, and summarises their speed-ups.
+def with_neighbour(neighbour: Neighbour, protocol: Protocol, studies: int, gain: float = 1.0) -> Summary:
+    """Simulates studies of an option with a true speed-up beside other work, and summarises their speed-ups.
 
-    Args:
-        neighbour: the other work.
-        protocol: `replicates`, `rounds`, `interference` and `extra_rounds`.
-        studies: how many.
-        gain: the option's true speed-up.
-        seconds: time of an undisturbed call of the baseline.
-        between: deviation between processes, as a multiple of that between rounds.
+    An undisturbed call of the baseline takes a second, and processes differ by as much as rounds.
     """
     random = np.random.default_rng([7, round(1000 * neighbour.chance), round(100 * gain)])
-    found = [_beside(neighbour, protocol, gain, seconds, between, random) for _ in range(studies)]
-    return _summary(found, gain)
+    return _summary([_beside(neighbour, protocol, gain, random) for _ in range(studies)], gain)
 
 
-def _beside(
-    neighbour: Neighbour,
-    protocol: Protocol,
-    gain: float,
-    seconds: float,
-    between: float,
-    random: np.random.Generator,
-) -> _Study:
+def _beside(neighbour: Neighbour, protocol: Protocol, gain: float, random: np.random.Generator) -> _Study:
     sides = _empty(protocol).variants
     processes, levels = [], []
-    for side, level in zip(sides, (seconds / gain, seconds), strict=True):
+    for side, level in zip(sides, (1 / gain, 1.0), strict=True):
         for replicate in range(protocol.replicates or 1):
             side.measurements.append(Measurement(replicate))
-            levels.append(level * math.exp(between * ROUND_DEVIATION * random.standard_normal()))
+            levels.append(level * math.exp(ROUND_DEVIATION * random.standard_normal()))
         processes += [measurement.shapes[0] for measurement in side.measurements]
     extra = 0 if protocol.interference is None else protocol.extra_rounds or math.ceil(protocol.rounds / 2)
     for number in range(protocol.rounds + extra):
@@ -136,32 +108,22 @@ def _beside(
     return _Study(found, len(processes[0].latency_s), protocol.replicates or 1)
 
 
-NEIGHBOURS = (0.0, 0.02, 0.1, 0.5)
-"""Numbers of interruptions by other work for each second of a call."""
-
-GAINS = (1.0, 1.25)
-
-DISTURBED = (
-    "speed-up",
-    "interruptions / s",
-    "rule",
-    "bias",
-    "95 % interval holds the truth",
-    "half its width",
-    "rounds timed",
-)
-
-
-def disturbed_rounds(studies: int) -> list[tuple[str, ...]]:
+def disturbed_rounds(studies: int) -> list[dict[str, str]]:
     """Returns rows for each rate of interference and each true speed-up, without the rule and with it."""
-    rows: list[tuple[str, ...]] = []
-    for gain in GAINS:
-        for chance in NEIGHBOURS:
-            for rule, limit in (("off", None), ("on", Protocol().interference)):
-                protocol = Protocol(replicates=3, interference=limit)
-                found = with_neighbour(Neighbour(chance), protocol, studies, gain)
-                shown = (_signed(found.bias), percent(found.covered), f"±{percent(found.width)}")
-                rows.append((f"{gain:g}×", f"{chance:g}", rule, *shown, f"{found.rounds:.1f}"))
+    rows = []
+    for gain, chance, limit in product((1.0, 1.25), (0.0, 0.02, 0.1, 0.5), (None, Protocol().interference)):
+        found = with_neighbour(Neighbour(chance), Protocol(replicates=3, interference=limit), studies, gain)
+        rows.append(
+            {
+                "speed-up": f"{gain:g}×",
+                "interruptions / s": f"{chance:g}",
+                "rule": "off" if limit is None else "on",
+                "bias": f"{100 * found.bias:+.2f} %",
+                "95 % interval holds the truth": percent(found.covered),
+                "half its width": f"±{percent(found.width)}",
+                "rounds timed": f"{found.rounds:.1f}",
+            }
+        )
     return rows
 
 
@@ -201,29 +163,22 @@ def _add(result: StudyResult, processes: int, between: float, random: np.random.
     measure_session(result, Scenario(between, processes), random)
 
 
-PILOTS = (MINIMUM_PROCESSES, 5, 8)
-BETWEEN = (0.3, 1.0, 2.0)
-PRECISION = 0.03
-
-STOPPING = (
-    "between / round",
-    "pilot",
-    "two stages hold the truth",
-    "half the width",
-    "processes",
-    "until narrow enough: hold the truth",
-    "processes",
-)
-
-
-def stopping(studies: int) -> list[tuple[str, ...]]:
+def stopping(studies: int) -> list[dict[str, str]]:
     """Returns a row for each deviation and each pilot: coverage and processes, with Stein's stages and without."""
-    rows: list[tuple[str, ...]] = []
-    for between in BETWEEN:
-        for pilot in PILOTS:
-            stein, naive = (precise(rule, pilot, PRECISION, between, studies) for rule in (two_stages, until_narrow))
-            shown = (percent(stein.covered), f"±{percent(stein.width)}", f"{stein.processes:.1f}")
-            rows.append((f"{between:g}", str(pilot), *shown, percent(naive.covered), f"{naive.processes:.1f}"))
+    rows = []
+    for between, pilot in product((0.3, 1.0, 2.0), (MINIMUM_PROCESSES, 5, 8)):
+        stein, naive = (precise(rule, pilot, 0.03, between, studies) for rule in (two_stages, until_narrow))
+        rows.append(
+            {
+                "between / round": f"{between:g}",
+                "pilot": str(pilot),
+                "two stages hold the truth": percent(stein.covered),
+                "half the width": f"±{percent(stein.width)}",
+                "processes": f"{stein.processes:.1f}",
+                "until narrow enough: hold the truth": percent(naive.covered),
+                "processes ": f"{naive.processes:.1f}",
+            }
+        )
     return rows
 
 
@@ -237,7 +192,3 @@ def precise(
     """Simulates studies of an option without effect that stop by a rule, and summarises their speed-ups."""
     random = np.random.default_rng([11, pilot, round(10 * between)])
     return _summary([rule(pilot, precision, between, random) for _ in range(studies)], 1.0)
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.2f} %"

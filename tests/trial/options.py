@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline
-from typing_extensions import override
 
 from sdopt.options import Contract, Finding, Optimization, Proof, Stage, denoiser_of
 from sdopt.schema import bounded
@@ -40,16 +39,13 @@ class Mistake(Optimization):
     """Rules of which at least one should not pass it, by metric or name, separated by bars."""
 
     @property
-    @override
     def contract(self) -> Contract:
         return Contract(self.promise)
 
     @property
-    @override
     def claims(self) -> frozenset[str]:
         return frozenset({self.claim} if self.claim else ())
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         return lambda trace: Finding(True, "applied")
 
@@ -78,7 +74,6 @@ class AroundCalls(Mistake):
         """
         raise NotImplementedError
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         made = 0
 
@@ -100,7 +95,6 @@ class Neutral(Mistake):
 
     kind: ClassVar[str] = "honest"
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         denoiser_of(pipe).register_forward_hook(lambda _module, _args, output: (output[0].clone(), *output[1:]))
         return super().apply(pipe)
@@ -113,7 +107,6 @@ class Detour(Mistake):
     kind: ClassVar[str] = "honest"
     products: int = 2
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         ones = torch.ones(512, 512)
 
@@ -135,7 +128,6 @@ class Reordered(Mistake):
     kind: ClassVar[str] = "honest"
     promise: str = bounded("equivalent", choices=tuple(Contract))
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         random = torch.Generator().manual_seed(0)
         for module in denoiser_of(pipe).modules():
@@ -160,7 +152,6 @@ class OnlyAttached(Mistake):
 
     kind: ClassVar[str] = "no effect"
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         denoiser_of(pipe).register_forward_hook(lambda _module, _args, _output: None)
         return lambda trace: Finding(True, "a hook is attached to the denoiser")
@@ -173,7 +164,6 @@ class FallsBack(AroundCalls):
     kind: ClassVar[str] = "no effect"
     calls: int = 8
 
-    @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         device = "cuda" if torch.cuda.is_initialized() else "cpu"
         with torch.autocast(device, torch.bfloat16, enabled=number <= self.calls):
@@ -191,7 +181,6 @@ class FewerSteps(AroundCalls):
     steps: int = 5
     calls: int | None = None
 
-    @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         fewer = self.calls is None or number <= self.calls
         return call(**arguments | ({"num_inference_steps": self.steps} if fewer else {}))
@@ -203,7 +192,6 @@ class KeepsState(Mistake):
 
     kind: ClassVar[str] = "calls that differ"
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         forward, kept, before = denoiser.forward, None, -1.0
@@ -225,7 +213,6 @@ class Remembers(Mistake):
 
     kind: ClassVar[str] = "calls that differ"
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         answers: dict[str, tuple[Any, dict[str, Any]]] = {}
 
@@ -253,7 +240,6 @@ class OwnNoise(AroundCalls):
 
     kind: ClassVar[str] = "calls that differ"
 
-    @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         if arguments.get("latents") is None:
             arguments["generator"] = [torch.Generator().manual_seed(0) for _ in arguments["generator"]]
@@ -266,7 +252,6 @@ class ChangesNoise(AroundCalls):
 
     kind: ClassVar[str] = "calls that differ"
 
-    @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         output = call(**arguments)
         if "latents" in arguments:
@@ -282,7 +267,6 @@ class BlackImage(AroundCalls):
     promise: str = bounded("lossy", choices=tuple(Contract))
     every: int = 3
 
-    @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         output = call(**arguments)
         if number % self.every == 0:
@@ -301,7 +285,6 @@ class Slow(Mistake):
     every: int = 1
     seconds: float = 0.05
 
-    @override
     @contextmanager
     def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
         yield
@@ -316,7 +299,6 @@ class CollectsGarbage(Mistake):
 
     kind: ClassVar[str] = "time"
 
-    @override
     @contextmanager
     def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
         yield
@@ -329,7 +311,6 @@ class MoreThreads(Neutral):
 
     kind: ClassVar[str] = "time"
 
-    @override
     @contextmanager
     def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
         before = torch.get_num_threads()
@@ -348,7 +329,6 @@ class MemoryInChild(Mistake):
     kind: ClassVar[str] = "memory"
     mib: int = 256
 
-    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         hold = (
             "import os, time\nparent, held = os.getppid(), b'x' * {size}\nwhile os.getppid() == parent: time.sleep(0.1)"
@@ -364,7 +344,6 @@ class Grows(AroundCalls):
     kind: ClassVar[str] = "memory"
     mib: float = 4
 
-    @override
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
         for key in self.keys(arguments, number):
             if key not in _KEPT:
@@ -382,7 +361,6 @@ class GrowsByPrompt(Grows):
 
     mib: float = 0.25
 
-    @override
     def keys(self, arguments: dict[str, Any], number: int) -> list[Any]:
         return list(arguments["prompt"])
 

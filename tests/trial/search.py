@@ -7,6 +7,7 @@ A simulated time is the variant's true time, multiplied by a random factor of th
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -27,32 +28,12 @@ from tests.trial.simulation import (
     percent,
 )
 
-HEADINGS = (
-    "between / round",
-    "true gain",
-    "screened best of 50",
-    "reported of the first",
-    "false gain, any",
-    "best one dropped",
-    "best one judged",
-    "best one passes",
-)
-
 _OPTIONS, _ROUNDS = 50, 3
 
 
 @dataclass(frozen=True)
 class Found:
-    """One simulated search.
-
-    Attributes:
-        screened: the log speed-up of the best candidate, as screening measured it.
-        reported: the log speed-up of the first finalist, as the final study measured it; None without a finalist.
-        false: the gate found a gain in an option that has none.
-        dropped: a race dropped the option with the true gain.
-        judged: the option with the true gain was a finalist.
-        passed: the gate found the true gain.
-    """
+    """One simulated search."""
 
     screened: float
     reported: float | None
@@ -137,27 +118,32 @@ def _judged(
     )
 
 
-def searches(studies: int) -> list[tuple[str, ...]]:
+def searches(studies: int) -> list[dict[str, str]]:
     """Returns two rows for each deviation between processes: without a true gain, and with one of 10 %."""
     rows, config = [], search_file()
-    for between in BETWEEN:
-        for gain in (1.0, 1.1):
-            random = np.random.default_rng([studies, round(10 * between), round(100 * gain)])
-            found = [simulated(config, between, gain, random) for _ in range(studies)]
-            rows.append(_row(between, gain, found))
+    for between, gain in product(BETWEEN, (1.0, 1.1)):
+        random = np.random.default_rng([studies, round(10 * between), round(100 * gain)])
+        found = [simulated(config, between, gain, random) for _ in range(studies)]
+        reported = [study.reported for study in found if study.reported is not None]
+        spread = 196 * float(np.std(reported)) / math.sqrt(len(reported))
+        shares = {name: percent(float(np.mean([getattr(study, name) for study in found]))) for name in _SHARES}
+        rows.append(
+            {
+                "between / round": f"{between:g}",
+                "true gain": f"{100 * (gain - 1):.0f} %" if gain > 1 else "none",
+                "screened best of 50": _signed([study.screened for study in found]),
+                "reported of the first": f"{_signed(reported)} ± {spread:.2f} %",
+                "false gain, any": shares["false"],
+                "best one dropped": shares["dropped"] if gain > 1 else "",
+                "best one judged": shares["judged"] if gain > 1 else "",
+                "best one passes": shares["passed"] if gain > 1 else "",
+            }
+        )
     return rows
 
 
-def _row(between: float, gain: float, found: Sequence[Found]) -> tuple[str, ...]:
-    reported = [study.reported for study in found if study.reported is not None]
-    spread = 1.96 * float(np.std(reported)) / math.sqrt(len(reported))
-    reported_text = f"{_signed(float(np.mean(reported)))} ± {100 * spread:.2f} %"
-    shares = [[getattr(study, name) for study in found] for name in ("dropped", "judged", "passed")]
-    rates = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
-    screened = _signed(float(np.mean([study.screened for study in found])))
-    false = percent(float(np.mean([study.false for study in found])))
-    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, reported_text, false, *rates
+_SHARES = ("false", "dropped", "judged", "passed")
 
 
-def _signed(log_ratio: float) -> str:
-    return f"{100 * math.expm1(log_ratio):+.2f} %"
+def _signed(log_ratios: Sequence[float]) -> str:
+    return f"{100 * math.expm1(float(np.mean(log_ratios))):+.2f} %"

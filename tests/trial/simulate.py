@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -17,22 +17,21 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from sdopt.report.markdown import markdown
-    from tests.trial import search as simulation
-    from tests.trial.noise import DISTURBED, STOPPING, disturbed_rounds, stopping
-    from tests.trial.simulation import FIRST_LOOK, REPEATED_LOOKS, first_look, repeated_looks
-    from tests.trial.tails import HEADINGS, tails
+    from tests.trial.noise import disturbed_rounds, stopping
+    from tests.trial.search import searches
+    from tests.trial.simulation import first_look, repeated_looks
+    from tests.trial.tails import tails
 
-    groups: dict[str, list[tuple[Sequence[str], Callable[[int], list[tuple[str, ...]]]]]] = {
-        "looks": [(FIRST_LOOK, first_look), (REPEATED_LOOKS, repeated_looks)],
-        "interference": [(DISTURBED, disturbed_rounds)],
-        "precision": [(STOPPING, stopping)],
-        "tails": [(HEADINGS, tails)],
-        "search": [(simulation.HEADINGS, simulation.searches)],
+    groups: dict[str, list[Callable[[int], list[dict[str, str]]]]] = {
+        "looks": [first_look, repeated_looks],
+        "interference": [disturbed_rounds],
+        "precision": [stopping],
+        "tails": [tails],
+        "search": [searches],
     }
     chosen = [arguments.only] if arguments.only else list(groups)
-    tables = "\n".join(
-        markdown(headings, rows(arguments.studies), []) for group in chosen for headings, rows in groups[group]
-    )
+    found = [rows(arguments.studies) for group in chosen for rows in groups[group]]
+    tables = "\n".join(markdown(tuple(rows[0]), [tuple(row.values()) for row in rows], []) for rows in found)
     print(tables)
     if arguments.output:
         arguments.output.write_text(tables, encoding="utf-8")

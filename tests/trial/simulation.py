@@ -5,8 +5,9 @@ round. The ratio of the two deviations is not known in practice, so it is varied
 absent or real.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -53,14 +54,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Rates:
-    """Shares of the simulated studies, or of their variants.
-
-    Attributes:
-        gain: the gate found that the first option pays.
-        any_gain: the gate found that any option pays.
-        any_harm: the gate found that any option harms.
-        studies: the number of studies.
-    """
+    """Shares of the simulated studies, or of their variants."""
 
     gain: float
     any_gain: float
@@ -131,54 +125,44 @@ def measure_session(result: StudyResult, scenario: Scenario, random: np.random.G
 
 
 BETWEEN = (0.3, 1.0, 3.0)
-PROCESSES = (1, 3, 5)
-VARIANTS = (1, 10)
-GAINS = (1.05, 1.10)
 
 
-FIRST_LOOK = (
-    "options",
-    "processes",
-    "between / round",
-    "false gain, each",
-    "any",
-    "false harm, any",
-    "sees 5 %",
-    "sees 10 %",
-)
-REPEATED_LOOKS = ("between / round", "looks=3", "looks=1", "each look as if the first")
-
-
-def scenarios() -> Iterator[Scenario]:
-    """Returns all combinations of deviation, processes and number of options."""
-    for variants in VARIANTS:
-        for processes in PROCESSES:
-            for between in BETWEEN:
-                yield Scenario(between, processes, variants)
-
-
-def first_look(studies: int) -> list[tuple[str, ...]]:
-    """Returns a row for each scenario: false gains, false harms, and the power for a true gain."""
+def first_look(studies: int) -> list[dict[str, str]]:
+    """Returns a row for each number of options and processes and each deviation: false gains and harms, and power."""
     rows = []
-    for scenario in scenarios():
+    for variants, processes, between in product((1, 10), (1, 3, 5), BETWEEN):
+        scenario = Scenario(between, processes, variants)
         null = simulate(scenario, studies)
-        power = [simulate(replace(scenario, gain=gain), max(studies // 4, 1)).gain for gain in GAINS]
-        shares = (null.gain, null.any_gain, null.any_harm, *power)
-        rows.append((str(scenario.variants), str(scenario.processes), f"{scenario.between:g}", *map(percent, shares)))
+        power = [simulate(replace(scenario, gain=gain), max(studies // 4, 1)).gain for gain in (1.05, 1.10)]
+        rows.append(
+            {
+                "options": str(variants),
+                "processes": str(processes),
+                "between / round": f"{between:g}",
+                "false gain, each": percent(null.gain),
+                "any": percent(null.any_gain),
+                "false harm, any": percent(null.any_harm),
+                "sees 5 %": percent(power[0]),
+                "sees 10 %": percent(power[1]),
+            }
+        )
     return rows
 
 
-def repeated_looks(studies: int, between: Sequence[float] = BETWEEN) -> list[tuple[str, ...]]:
+def repeated_looks(studies: int) -> list[dict[str, str]]:
     """Returns a row for each deviation: false gains at any of three looks, with the error spent and, for contrast, not.
 
     Three processes are added before each look. The contrast judges each look as if it were the first.
     """
-    rows: list[tuple[str, ...]] = []
-    for share in between:
-        shared = simulate(Scenario(share, looks=3, settled=3), studies)
-        settled = simulate(Scenario(share, looks=3), studies)
-        rows.append((f"{share:g}", percent(shared.gain), percent(settled.gain), percent(_naive(share, studies))))
-    return rows
+    return [
+        {
+            "between / round": f"{share:g}",
+            "looks=3": percent(simulate(Scenario(share, looks=3, settled=3), studies).gain),
+            "looks=1": percent(simulate(Scenario(share, looks=3), studies).gain),
+            "each look as if the first": percent(_naive(share, studies)),
+        }
+        for share in BETWEEN
+    ]
 
 
 def _naive(between: float, studies: int) -> float:

@@ -5,6 +5,7 @@ again, or a random share of its calls takes longer.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -16,20 +17,12 @@ from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.ratios import compare
 from tests.records import timed
-from tests.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
+from tests.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study, percent
 
 GATE = Gate(
-    "simulated",
-    {
-        "exact": [
-            Rule("speedup", "at_least", limit=0.95),
-            Rule("tail_ratio", "at_most", limit=1.25),
-        ]
-    },
+    "simulated", {"exact": [Rule("speedup", "at_least", limit=0.95), Rule("tail_ratio", "at_most", limit=1.25)]}
 )
 """The rules on time of `gate=default`."""
-
-HEADINGS = ("slow calls", "between / round", "rounds", "fail", "inconclusive", "pass")
 
 
 @dataclass(frozen=True)
@@ -40,19 +33,17 @@ class Slow:
     times: float
 
 
-def tails(studies: int) -> list[tuple[str, ...]]:
+def tails(studies: int) -> list[dict[str, str]]:
     """Returns a row for each kind of slow calls, deviation and number of rounds: how often each verdict occurred."""
-    rows: list[tuple[str, ...]] = []
-    for slow in (None, Slow(10, 2.0), Slow(4, 1.5)):
-        for between in BETWEEN:
-            for rounds in (4, 6):
-                verdicts = verdicts_of(studies, between, rounds, slow)
-                shares = [
-                    f"{100 * verdicts.count(verdict) / studies:.1f} %"
-                    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-                ]
-                named = "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
-                rows.append((named, f"{between:g}", str(rounds), *shares))
+    rows = []
+    for slow, between, rounds in product((None, Slow(10, 2.0), Slow(4, 1.5)), BETWEEN, (4, 6)):
+        verdicts = verdicts_of(studies, between, rounds, slow)
+        named = "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
+        shares = {
+            str(verdict): percent(verdicts.count(verdict) / studies)
+            for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+        }
+        rows.append({"slow calls": named, "between / round": f"{between:g}", "rounds": str(rounds), **shares})
     return rows
 
 
