@@ -13,7 +13,6 @@ from sdopt.config.groups import data_sheets
 from sdopt.doctor import tables
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware import ceilings
-from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.cards import (
     BFLOAT16,
     CUDA_CONTEXT_GIB,
@@ -27,7 +26,14 @@ from sdopt.hardware.cards import (
     require_card,
     sheet_of,
 )
-from sdopt.hardware.ceilings import COPY, Ceiling, measure_ceilings
+from sdopt.hardware.ceilings import (
+    COPY,
+    Ceiling,
+    convolutions_are_rounded,
+    measure_ceilings,
+    products_are_rounded,
+    tf32,
+)
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import runs_on, usable_cores
 from sdopt.measure.memory import cap_memory

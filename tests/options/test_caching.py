@@ -134,7 +134,7 @@ def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
     [expected] = predictions(unet, 1, side)
     branches = _branches(unet.config)
     assert len(branches) == sum(len(block.resnets) + 1 for block in unet.down_blocks)
-    kinds = [partial(DeepCache, unet, 3, *branch) for branch in branches]
+    kinds: list[Any] = [partial(DeepCache, unet, 3, *branch) for branch in branches]
     for made in (*kinds, partial(FirstBlock, GUIDED, unet, 0.1)):
         unet.forward = made()
         assert torch.equal(predictions(unet, 1, side)[0], expected), made

@@ -16,7 +16,7 @@ from torch.utils import cpp_extension
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import backend_of
 from sdopt.options.base import Finding
-from sdopt.options.compiler import Inductor, aot, toolchain
+from sdopt.options.compiler import Inductor, aot, base
 from sdopt.options.compiler.base import Tensors
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import card
@@ -67,14 +67,14 @@ class TestToolchain:
         (tmp_path / "Python.h").touch()
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-        monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
+        monkeypatch.setattr(base, "find_spec", lambda name: object())
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
         monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
 
     def test_each_part_that_is_missing_is_named(
         self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
+        monkeypatch.setattr(base, "find_spec", lambda name: None)
         monkeypatch.setenv("CC", "no-such-cc")
         (tmp_path / "Python.h").unlink()
         triton, compiler, headers = variant("compiler=inductor").conflicts(self.HERE)

@@ -15,7 +15,7 @@ from sdopt.pipelines.catalog import PACKAGED, missing_alt_diffusion
 from sdopt.pipelines.components import count_weights, require_parts
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import networks_of
-from sdopt.pipelines.tokenizer import SENTENCEPIECE, lacking_vocabulary
+from sdopt.pipelines.weights import SENTENCEPIECE, lacking_vocabulary
 from sdopt.schema import Model, Scheduler, Task
 from tests.fixtures import CPU, Compose, Load, operations_of
 from tests.pipelines.single_file import edit
@@ -143,9 +143,9 @@ class TestFolder:
     def test_with_a_vocabulary_of_sentencepiece(self, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = copied / "tokenizer"
         (folder / "tokenizer.json").rename(folder / SENTENCEPIECE)
-        monkeypatch.setattr("sdopt.pipelines.tokenizer.find_spec", lambda _: None)
+        monkeypatch.setattr("sdopt.pipelines.weights.find_spec", lambda _: None)
         assert "pip install sentencepiece" in str(lacking_vocabulary(folder))
-        monkeypatch.setattr("sdopt.pipelines.tokenizer.find_spec", lambda name: name)
+        monkeypatch.setattr("sdopt.pipelines.weights.find_spec", lambda name: name)
         assert lacking_vocabulary(folder) is None
 
 

@@ -19,7 +19,7 @@ from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
 from sdopt.pipelines.sampling import scheduler_class
-from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.pipelines.weights import load_tokenizer
 from sdopt.record.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import sdopt

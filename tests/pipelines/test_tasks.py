@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.measure.stages import observed
-from sdopt.pipelines.latents import read_latents
+from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import inputs_of, remarks_on
 from sdopt.record.records import Status
 from sdopt.schema import Model, Task, Workload

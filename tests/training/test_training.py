@@ -19,12 +19,11 @@ from sdopt.errors import UsageError
 from sdopt.reference import MODEL
 from sdopt.training import autoencoder
 from sdopt.training.autoencoder import encode_all, load_autoencoder, normalise_latents, pixels
-from sdopt.training.compute import generator, pick_device, pick_precision
 from sdopt.training.config import STAGES
 from sdopt.training.data import Dataset, Record, draw_style, icon_key
 from sdopt.training.denoiser import join, loss_weights
 from sdopt.training.evaluation import Evaluation
-from sdopt.training.loop import DivergenceError, Schedule, train
+from sdopt.training.loop import DivergenceError, Schedule, generator, pick_device, pick_precision, train
 from sdopt.training.loras import TARGETS, add_lora
 from sdopt.training.networks import build_autoencoder, build_denoiser
 from sdopt.training.packages import STYLES, Style
