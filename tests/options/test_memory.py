@@ -238,6 +238,11 @@ class TestModels:
         [precision] = [item for item in loaded.prove().evidence if item.axis == "precision"]
         assert precision.engaged, precision
 
+    def test_take_turns_and_draw_the_same(self, session: Load, tmp_path: Path) -> None:
+        loaded = session("memory=model_offload")
+        assert evidence(loaded, "offload").facts["hooked"] == 3
+        assert torch.equal(latents(loaded, tmp_path / "offloaded"), latents(session(), tmp_path / "plain"))
+
     def test_forget_text_encoders_that_were_freed(self, session: Load) -> None:
         loaded = session("memory=[model_offload,precomputed_embeddings]")
         assert {hook.model for hook in loaded._pipe._all_hooks} == {loaded._pipe.unet, loaded._pipe.vae}

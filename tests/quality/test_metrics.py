@@ -18,7 +18,6 @@ from sdopt.record.scores import ImageRecord, Score
 from sdopt.schema import Model, Quality
 from sdopt.statistics.figures import figures_by_variant
 from tests.command import SMOKE, sdopt
-from tests.fakes import fake_workers
 from tests.records import known
 
 PACKAGED, FULL_SIZE, UNTRAINED = Model(), Model("sd15", "hub"), Model("sd15", "random")
@@ -154,9 +153,8 @@ def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.Mo
     row = Family("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     rules = "gate.rules={equivalent: [{metric: redness, margin: 1, confidence: null}]}"
-    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.features=[]"]
-    with fake_workers():
-        run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
+    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2"]
+    run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
     result = run.result
     scores = [result.variant(name).quality["redness"] for name in ("baseline", "layout=channels_last")]
     assert all(score.estimate is not None and len(score.per_prompt) == 3 for score in scores)
