@@ -91,7 +91,8 @@ def test_is_proved_and_keeps_its_promise(
         plain[work] = image(session(*work))
     difference = 255 * np.abs(image(host) - plain[work])
     assert difference.max() <= most
-    assert difference.mean() < 90
+    if overrides[0].startswith("precision"):
+        assert difference.mean() < 40
     assert (most == 255) == (host._variant.contract is Contract.LOSSY)
     assert most < 255 or difference.mean() > 0
 
