@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,23 +19,13 @@ _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 """Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
 
 
-class Saving(Protocol):
-    """An option that makes the denoiser leave out operations: `sdopt.options.base.Optimization` describes it."""
-
-    def apply(self, pipe: "DiffusionPipeline") -> Any:
-        """Applies the option to the pipeline's denoiser."""
-
-    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        """Returns a context manager that is entered around each call of the pipeline."""
-
-
 def tflop_per_image(
     pipe: "DiffusionPipeline",
     task: Task,
     workload: Workload,
     size: int,
     guidance_scale: float,
-    savings: Sequence[Saving] = (),
+    savings: Sequence[Any] = (),
     negative: bool = False,
 ) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
@@ -45,8 +35,9 @@ def tflop_per_image(
     images of a prompt; without a negative prompt SDXL reads one, and takes zeros for the empty one. Some schedulers run
     the denoiser more often than there are steps, and a task's strength leaves steps out.
 
-    `savings` are applied to a denoiser on the meta device, which then makes all calls of an image. Without savings, all
-    calls are equal, and only one is run.
+    `savings` are options (`sdopt.options.base.Optimization`) that make the denoiser leave out operations. They are
+    applied to one on the meta device, which then makes all calls of an image. Without any, all calls are equal, and
+    only one is run.
     """
     samples = 2 if guidance_scale > 1 else 1
     denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
@@ -80,7 +71,7 @@ def _denoiser_tflop(
     denoiser: Any,
     calls: int,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
-    savings: Sequence[Saving],
+    savings: Sequence[Any],
 ) -> float:
     """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
     sample, states, added = inputs

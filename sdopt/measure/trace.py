@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -200,13 +200,12 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
                 trace.decoded.append(tuple(first.shape))
 
     activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
-    with (
-        observed(pipe, enter, leave),
-        _observed_layers(denoiser_of(pipe), trace.denoiser),
-        _observed_decoder(pipe.vae, trace.decoder_inputs),
-        _profiled(torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe))) as profile,
-    ):
-        call()
+    with warnings.catch_warnings(), observed(pipe, enter, leave), _observed_layers(pipe, trace):
+        # PyTorch 2.11 warns that it drops the events of earlier cycles; here is only one. `acc_events=True`, which
+        # keeps them, also makes a Python object of each event, which took longer than the call.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        with torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe)) as profile:
+            call()
     trace.denoiser.idle = getattr(vars(unwrapped(denoiser_of(pipe))).get(STEPS), "idle", 0)
     with scratch_folder("trace") as folder:
         path = folder / "trace.json"
@@ -215,18 +214,6 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         with no_garbage():
             _sort(from_json(path.read_bytes())["traceEvents"], trace)
     return trace
-
-
-@contextmanager
-def _profiled(profile: torch.profiler.profile) -> Iterator[torch.profiler.profile]:
-    """Profiles the block."""
-    with ExitStack() as stack:
-        with warnings.catch_warnings():
-            # PyTorch 2.11 warns that it drops the events of earlier cycles; here is only one. `acc_events=True`, which
-            # keeps them, also makes a Python object of each event, which took longer than the call.
-            warnings.filterwarnings("ignore", message=".*Profiler clears events")
-            stack.enter_context(profile)
-        yield profile
 
 
 def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
@@ -252,8 +239,12 @@ def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
 
 
 @contextmanager
-def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
-    """Counts layers that run, and convolutions by layout; not in a compiled model, because hooks would recompile it."""
+def _observed_layers(pipe: "DiffusionPipeline", trace: Trace) -> Iterator[None]:
+    """Counts the denoiser's layers that run, and convolutions by layout, and records what the VAE's decoder takes.
+
+    Not the layers of a compiled model, because hooks would recompile it. `vae.decode` may decode latents in pieces.
+    """
+    denoiser, seen = denoiser_of(pipe), trace.denoiser
 
     def note(name: str, layer: torch.nn.Module, output: Any) -> None:
         seen.ran[name] += 1
@@ -261,31 +252,19 @@ def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[No
             seen.convolutions += 1
             seen.channels_last += output.is_contiguous(memory_format=torch.channels_last)
 
-    layers = (
-        []
-        if is_compiled(denoiser)
-        else [(name, layer) for name, layer in denoiser.named_modules() if not [*layer.children()]]
-    )
+    layers = [] if is_compiled(denoiser) else [each for each in denoiser.named_modules() if not [*each[1].children()]]
     handles = [
         layer.register_forward_hook(lambda layer, _inputs, output, name=name: note(name, layer, output))
         for name, layer in layers
     ]
+    decoder: torch.nn.Module = pipe.vae.decoder
+    taken = trace.decoder_inputs
+    handles.append(decoder.register_forward_pre_hook(lambda _module, inputs: taken.append(tuple(inputs[0].shape))))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _observed_decoder(vae: Any, shapes: list[tuple[int, ...]]) -> Iterator[None]:
-    """Records the shape of each input of the network within `vae.decode`, which may decode the latents in pieces."""
-    decoder: torch.nn.Module = vae.decoder
-    handle = decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(tuple(inputs[0].shape)))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _sort(events: list[dict[str, Any]], trace: Trace) -> None:

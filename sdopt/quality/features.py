@@ -6,11 +6,10 @@ metric over it, and a digest of its weights, so that only figures over the same 
 
 import hashlib
 import importlib.util
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch.nn import functional
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
 from sdopt.reference import CLIP
+from sdopt.worker.forkserver import environment
 
 NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>", "dinov2:<folder or hub id>")
 
@@ -102,7 +102,28 @@ class FeatureExtractor(nn.Module, ABC):
         )
 
 
-class ClipFeatures(FeatureExtractor):
+class _Transformer(FeatureExtractor):
+    """A vision model of `transformers`, with the image processor that comes with it."""
+
+    model: Any
+    _processor: Any
+
+    def pixels(self, images: Sequence[Tensor]) -> Tensor:
+        """Returns the `pixel_values` of uint8 images (3, height, width) from the model's own processor."""
+        values: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return values
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        return self.pixels(list(images.cpu())).to(self.device)
+
+    def _layers(self, inputs: Tensor) -> list[Tensor]:
+        network = getattr(self.model, "vision_model", self.model)
+        # The first is the embedding of patches, before any layer; the class token is not a position of the image.
+        states = network(pixel_values=inputs, output_hidden_states=True).hidden_states
+        return [state[:, 1:] for state in states[1:]]
+
+
+class ClipFeatures(_Transformer):
     """Projected embeddings of a `transformers.CLIPModel`, not normalised. d is its `projection_dim`.
 
     `source` is a folder or a hub id, whose files are downloaded unless `local_files_only`.
@@ -128,16 +149,8 @@ class ClipFeatures(FeatureExtractor):
         for start in range(0, len(texts), self.batch_size):
             tokens = self.tokenize(texts[start : start + self.batch_size])
             inputs = {name: tensor.to(self.device) for name, tensor in tokens.items()}
-            parts.append(self.embed_tokens(**inputs).float().cpu())
+            parts.append(_tensor(self.model.get_text_features(**inputs)).float().cpu())
         return torch.cat(parts) if parts else torch.empty(0, self.dimension)
-
-    def embed_tokens(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Computes embeddings (n, d) of tokens (n, length), on the model's device."""
-        return _tensor(self.model.get_text_features(input_ids=input_ids, attention_mask=attention_mask))
-
-    def embed_pixels(self, pixel_values: Tensor) -> Tensor:
-        """Computes embeddings (n, d) of pixels (n, 3, side, side), on the model's device."""
-        return _tensor(self.model.get_image_features(pixel_values=pixel_values))
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Returns `input_ids` and `attention_mask`, truncated to the model's length, keeping the end token."""
@@ -145,24 +158,11 @@ class ClipFeatures(FeatureExtractor):
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
         return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
-    def pixels(self, images: Sequence[Tensor]) -> Tensor:
-        """Returns the `pixel_values` of uint8 images (3, height, width) from the model's own processor."""
-        values: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
-        return values
-
-    def _prepared(self, images: Tensor) -> Tensor:
-        return self.pixels(list(images.cpu())).to(self.device)
-
     def _features(self, inputs: Tensor) -> Tensor:
-        return self.embed_pixels(inputs)
-
-    def _layers(self, inputs: Tensor) -> list[Tensor]:
-        # The first is the embedding of patches, before any layer; the class token is not a position of the image.
-        states = self.model.vision_model(pixel_values=inputs, output_hidden_states=True).hidden_states
-        return [state[:, 1:] for state in states[1:]]
+        return _tensor(self.model.get_image_features(pixel_values=inputs))
 
 
-class DinoFeatures(FeatureExtractor):
+class DinoFeatures(_Transformer):
     """The class token of a `transformers.Dinov2Model` (Oquab et al. 2023), after its last norm. d is its hidden size.
 
     A Fréchet distance over it, FD-DINOv2, agrees with people better than one over Inception (Stein et al. 2023).
@@ -181,17 +181,9 @@ class DinoFeatures(FeatureExtractor):
         self.eval()
         self.dimension = int(self.model.config.hidden_size)
 
-    def _prepared(self, images: Tensor) -> Tensor:
-        pixels: Tensor = self._processor(images=list(images.cpu()), return_tensors="pt")["pixel_values"]
-        return pixels.to(self.device)
-
     def _features(self, inputs: Tensor) -> Tensor:
         features: Tensor = self.model(pixel_values=inputs).pooler_output
         return features
-
-    def _layers(self, inputs: Tensor) -> list[Tensor]:
-        states = self.model(pixel_values=inputs, output_hidden_states=True).hidden_states
-        return [state[:, 1:] for state in states[1:]]
 
 
 class EffNetFeatures(FeatureExtractor):
@@ -263,19 +255,9 @@ class InceptionFeatures(FeatureExtractor):
         return features
 
 
-@contextmanager
-def without_pickles() -> Iterator[None]:
-    """Makes `torch.load` read tensors only, even if a library asks it to unpickle."""
-    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(variable)
-    os.environ[variable] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+def without_pickles() -> AbstractContextManager[None]:
+    """Makes `torch.load` read tensors only within a block, even if a library asks it to unpickle."""
+    return environment({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
 
 
 def inception_weights() -> Path:

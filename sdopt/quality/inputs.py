@@ -19,11 +19,6 @@ from sdopt.record.scores import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 
 
-def latents_of(records: Sequence[ImageRecord]) -> str:
-    """Returns the path of the final latents that belong to some images, relative to the run's folder."""
-    return str(PurePosixPath(records[0].path).with_name(LATENTS))
-
-
 @dataclass(frozen=True)
 class Pictures:
     """The images of one variant, read when needed."""
@@ -42,7 +37,7 @@ class Pictures:
 
         The file has the latents of a whole pass; these images may be only a part of that pass.
         """
-        file = inside(self.folder, latents_of(self.records))
+        file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
         if not file.is_file():
             return None
         latents: np.ndarray = load_file(file)["latents"].float().numpy()

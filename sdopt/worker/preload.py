@@ -7,12 +7,12 @@ import importlib
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from sdopt.measure.garbage import no_garbage
-from sdopt.worker.forkserver import TALKATIVE
+from sdopt.worker.forkserver import TALKATIVE, environment
 
 MODULES = (
     "diffusers.guiders",
@@ -50,7 +50,7 @@ def import_all(modules: Iterable[str]) -> dict[str, str]:
     failed = {}
     hidden = _ROCM if _is_rocm() else _HIDES_CARDS
     # Imports leave hardly any garbage, and a seventh of their time went into collecting it.
-    with _environment(hidden), _quiet(TALKATIVE), no_garbage(), warnings.catch_warnings():
+    with environment(hidden), _quiet(TALKATIVE), no_garbage(), warnings.catch_warnings():
         # TorchAO has invalid escape sequences, which Python reports when it compiles the file for the first time.
         warnings.simplefilter("ignore", SyntaxWarning)
         for module in modules:
@@ -67,21 +67,6 @@ def _is_rocm() -> bool:
         return importlib.import_module("torch").version.hip is not None
     except Exception:  # the imports that follow report the reason
         return False
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables within the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
