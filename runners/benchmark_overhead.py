@@ -28,7 +28,8 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv)
 
-    from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
+    from sdopt.report.overhead import overhead_blocks, read_overhead, write_overhead
+    from sdopt.report.terminal import shown
 
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     folder: Path = arguments.folder or Path("outputs/overhead") / begun
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
         print_problems([f"the run ended with exit code {code}, so there is no overhead to report"])
         return code if code == UsageError.exit_code else UnavailableError.exit_code
     found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
-    console.print(overhead_tables(found))
+    console.print(shown(overhead_blocks(found), console.width))
     console.print(f"overhead: {write_overhead(found, folder)}", markup=False, highlight=False, soft_wrap=True)
     return 0
 

@@ -22,11 +22,13 @@ def main(argv: list[str]) -> int:
 
     from sdopt.config.composer import tracking_of
     from sdopt.report.comparing import comparison_of
+    from sdopt.report.terminal import shown
     from sdopt.tracking.finding import find_result
 
     tracking = tracking_of(arguments.overrides)
     (first, _), (second, _) = (find_result(name, tracking) for name in (arguments.A, arguments.B))
-    terminal().print(comparison_of(first, second))
+    console = terminal()
+    console.print(shown(comparison_of(first, second), console.width))
     return 0
 
 

@@ -93,8 +93,7 @@ def searched(
     from sdopt.config.paths import options_of
     from sdopt.report.terminal import shown
     from sdopt.search.command import begun, concluded, logged, prepare
-    from sdopt.search.record import PAGE
-    from sdopt.search.report import blocks_of, space_table
+    from sdopt.search.record import PAGE, blocks_of, space_table
     from sdopt.tracking.client import TrackingError
 
     overrides = with_own_models(overrides, options_of("model", config_dir))

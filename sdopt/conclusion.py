@@ -15,7 +15,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_at_last
 from sdopt.record.records import StudyResult
 from sdopt.report.answer import answer_shown
-from sdopt.report.catalog import write_reports
+from sdopt.report.catalog import HTML, write_reports
 from sdopt.report.verdicts import append_step_summary
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
@@ -90,7 +90,7 @@ class Conclusion:
             if error is not None:
                 reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
                 missing.setdefault(reason, []).append(report.name)
-            elif report.is_looked_at:
+            elif report.file == HTML:  # the page, which people open first, has all pictures
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
         print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())

@@ -33,7 +33,8 @@ from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
-from sdopt.report.header import announce, show_plan
+from sdopt.report.header import announce, plan_blocks
+from sdopt.report.terminal import shown
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
@@ -152,12 +153,8 @@ class Experiment:
         return self.composer.current
 
     @property
-    def _resumed(self) -> str:
-        return command_line("run", f"resume={self.folder}")
-
-    @property
     def _conclusion(self) -> Conclusion:
-        again = "" if self.in_sweep else self._resumed
+        again = "" if self.in_sweep else command_line("run", f"resume={self.folder}")
         return Conclusion(self.config, self.folder, self.context, self.console, self.brief, again)
 
     def run(self) -> StudyResult | None:
@@ -177,7 +174,7 @@ class Experiment:
             # The baseline is measured twice.
             measured = [*runnable_of(plan, result), plan.baseline]
             expected = forecast(measured, result, Path("outputs"))
-            show_plan(result, expected, self.console)
+            self.console.print(shown(plan_blocks(result, expected), self.console.width))
             if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
                 for line in foreseen(plan.variants, machine, self.context):
                     self.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -259,7 +256,11 @@ class Experiment:
         self.ready()
         if not config.dry_run:
             self.timeline.enter("fetching models")
-            self._fetch([variant for variant in plan.variants if not variant.conflicts(machine.device)])
+            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            fetch(runnable, self.context)
+            for name in features_of(config.quality, config.model) if config.quality.metrics else ():
+                fetch_features(name)
+            check_models(runnable, ("hub",), self.context)
             if awaits:
                 fetch_clip(self.composer)
                 config = self.config
@@ -330,13 +331,6 @@ class Experiment:
                 announced = True
             time.sleep(_POLL_S)
 
-    def _fetch(self, variants: Sequence[Variant]) -> None:
-        """Downloads or builds the models, and downloads what options and metrics read. Raises UsageError."""
-        fetch(variants, self.context)
-        for name in features_of(self.config.quality, self.config.model) if self.config.quality.metrics else ():
-            fetch_features(name)
-        check_models(variants, ("hub",), self.context)
-
     def _other_cards(self, machine: Machine) -> list[Machine]:
         """Returns a `Machine` for each other card that `hardware.device=auto` may use; skips unusable ones."""
         if self.config.hardware.device != "auto":
@@ -392,4 +386,4 @@ class Experiment:
         config = self.config
         with Progress(self.console, self.timeline) as progress:
             workers = partial(WorkerProcess, self.context, machine.device, config.protocol.timeout_s)
-            run_study(plan, result, config.protocol, machine, workers, self.folder, progress, config.quality)
+            run_study(plan, result, machine, workers, self.folder, progress)

@@ -101,7 +101,13 @@ class Judging:
         earlier, then = find_result(against, self.config.tracking)
         gate = self.config.gate
         result.gate = gate.name
-        folders = (folder, then) if _have_images((folder, result), (then, earlier)) else None
+        images = [
+            where / record.path
+            for where, study in ((folder, result), (then, earlier))
+            for variant in study.variants
+            for record in variant.images
+        ]
+        folders = (folder, then) if all(image.is_file() for image in images) else None
         fit = calibration_for(result, gate.calibration)
         return judge_drift(result, earlier, gate, fit, self.waived, folders)
 
@@ -135,13 +141,3 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
         if before != (kept.looks, kept.judgements, kept.gate):
             with suppress(OSError):
                 write_result(kept, folder)
-
-
-def _have_images(*results: tuple[Path, StudyResult]) -> bool:
-    """Returns whether the files of all images of some results exist, each below its folder."""
-    return all(
-        (folder / record.path).is_file()
-        for folder, result in results
-        for variant in result.variants
-        for record in variant.images
-    )

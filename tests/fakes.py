@@ -282,5 +282,5 @@ def run_fake(
     """Measures what a study lacks with fake workers."""
     (plan, result, machine), fakes = study, fakes or Fakes()
     with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), Timeline()) as progress:
-        run_study(plan, result, result.config.protocol, machine, fakes, folder, progress, result.config.quality)
+        run_study(plan, result, machine, fakes, folder, progress)
     return result, fakes

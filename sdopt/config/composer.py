@@ -26,9 +26,8 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.record.choices import NONE, as_choice, as_override, listed
+from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
 from sdopt.schema import Tracking
-from sdopt.study.designs import difference
 from sdopt.variant import Variant
 
 _LORA = "lora"

@@ -33,7 +33,7 @@ from sdopt.schema import (
     Workload,
     wrong_name,
 )
-from sdopt.statistics.precision import require_precision
+from sdopt.statistics.ratios import require_precision
 from sdopt.study.designs import Design
 
 SECTIONS: dict[str, type] = {

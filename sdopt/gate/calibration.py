@@ -130,24 +130,20 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     files = [Path(path)] if path else sorted(shipped)
     found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
     ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
-    other = [_other_digests(calibration, ours) for calibration in found]
-    for calibration, digests in zip(found, other, strict=True):
-        if not digests:
+    for calibration in found:
+        if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items()):
             return fit_of(calibration, result.config, named=path is not None)
     if not found:
         return Fit()
+    mine = found[0].digests
     weights = ", ".join(
-        f"{name} {mine[:12]} (here {digest[:12] or 'unknown'})" for name, (mine, digest) in other[0].items()
+        f"{name} {mine[name][:12]} (here {digest[:12] or 'unknown'})"
+        for name, digest in ours.items()
+        if mine.get(name, digest) != digest
     )
     named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
     how = how_to_calibrate(result.config, found[0].differing(result.config))
     return Fit(refusal=f"{named} is of other weights, {weights}: {how}")
-
-
-def _other_digests(calibration: Calibration, ours: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Returns the digests of weights that differ, by name: the calibration's and the study's."""
-    mine = calibration.digests
-    return {name: (mine[name], digest) for name, digest in ours.items() if mine.get(name, digest) != digest}
 
 
 def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:

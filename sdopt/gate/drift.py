@@ -19,7 +19,7 @@ from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.record.scores import Score, Spread
+from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
 from sdopt.statistics.measures import SPEEDUP
@@ -60,8 +60,7 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
         found.append(Difference(f"python: {now.python} against {then.python}", "versions"))
     code = [(e.sdopt_version, e.sdopt_commit, e.sdopt_dirty) for e in (now, then)]
     if code[0] != code[1] or now.sdopt_dirty:
-        shown = [f"{version} {(commit or '')[:9]}{'+dirty' if dirty else ''}" for version, commit, dirty in code]
-        found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
+        found.append(Difference(f"sdopt: {now.sdopt} against {then.sdopt}", "sdopt"))
     work = later.config.differing(earlier.config, WORK)
     found += [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
     everywhere = {variant.name for variant, _ in _of_both(later, earlier)}
@@ -208,6 +207,12 @@ def _contexts(
 ) -> list[RuleContext]:
     """Returns a variant of both results at each shape, as the candidate and the reference of rules."""
     paired = _paired(later.variant(name), earlier.variant(name), folders) if folders else {}
+    # The smaller of both numerical floors by metric: a regression that raises its own must widen no limit.
+    both = [result.floors.get("numerical", {}) for result in (later, earlier)]
+    floors = {
+        metric: min((floors[metric] for floors in both if metric in floors), key=lambda floor: floor.mean)
+        for metric in {**both[0], **both[1]}
+    }
 
     def at(shape_index: int) -> RuleContext:
         views = later.at(shape_index), earlier.at(shape_index)
@@ -234,19 +239,10 @@ def _contexts(
             disturbed="; ".join(disturbed),
             trust=() if shape_index else _trust(views, pairs),
             shape=pairs[0][0].config.shapes[0].name if len(later.shapes) > 1 else "",
-            floors=_floors(later, earlier),
+            floors=floors,
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]
-
-
-def _floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:
-    """Returns the smaller of both numerical floors by metric: a regression that raises its own must widen no limit."""
-    both = [result.floors.get("numerical", {}) for result in (later, earlier)]
-    return {
-        name: min((floors[name] for floors in both if name in floors), key=lambda floor: floor.mean)
-        for name in {**both[0], **both[1]}
-    }
 
 
 def _trust(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, VariantResult]]) -> tuple[Ruling, ...]:

@@ -60,7 +60,7 @@ from sdopt.statistics.measures import (
     MEMORY_RATIO,
     RULED,
     SPEEDUP,
-    smallest_factor,
+    smallest_change,
     spared_growth,
     with_shape,
 )
@@ -305,7 +305,7 @@ class RuleContext:
 
     def smallest(self, metric: str, gate: Gate) -> float:
         """Returns the smallest factor, at least 1, by which a measure must differ to count."""
-        return smallest_factor(RULED[metric], gate, self.reference)
+        return smallest_change(RULED[metric], gate, self.reference)[0]
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
         """Applies one rule, at the share of its α that this look may spend."""
@@ -362,8 +362,8 @@ class RuleContext:
         return self._against_limit(rule, name, score)
 
     def _against_limit(self, rule: Rule, name: str, score: Score) -> Ruling:
-        if rule.limits and rule.limit is None:
-            rule = self._at_precision(rule)
+        if rule.limits and rule.limit is None and (kind := precision_of(self.reference)):
+            rule = replace(rule, limit=rule.limits.get(kind))
         limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)
         if isinstance(limit, Ruling):
             return limit
@@ -377,11 +377,6 @@ class RuleContext:
             return rarely(rule, name, score, limit)
         bounds = bounds_of(score, rule.confidence)
         return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
-
-    def _at_precision(self, rule: Rule) -> Rule:
-        """Returns the rule with the limit for the reference's precision; without a limit if that is not known."""
-        kind = precision_of(self.reference)
-        return replace(rule, limit=rule.limits.get(kind)) if kind else rule
 
     def _tied(self, rule: Rule, name: str, limit: float, times: float) -> float | Ruling:
         """Lowers a limit to `times` the numerical floor (the baseline computed in another order)."""
@@ -435,9 +430,12 @@ class RuleContext:
         A limit against harm always tolerates a harm too small to count. The rule fails only if the harm also exceeds
         the A/A floor, and is inconclusive on times that were disturbed.
         """
-        bounds, name = self._ratio(rule.metric, rule.confidence), with_shape(rule.metric, self.shape)
-        if bounds is None:
+        found = self.ratio(rule.metric, 2 * (rule.confidence or 0.95) - 1)
+        name = with_shape(rule.metric, self.shape)
+        if found is None:
             return unjudged(rule.test, f"{rule.metric} was not measured", name)
+        low, high = (found.low, found.high) if rule.confidence else (found.estimate, found.estimate)
+        bounds = Bounds(found.estimate, low, high, math.nan, found.n, found.unit)
         if rule.limit is None or rule.test not in ("at_least", "at_most"):
             return unjudged(
                 rule.test,
@@ -459,10 +457,3 @@ class RuleContext:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = self.disturbed
         return ruling
-
-    def _ratio(self, metric: str, confidence: float | None) -> Bounds | None:
-        interval = self.ratio(metric, 2 * (confidence or 0.95) - 1)
-        if interval is None:
-            return None
-        low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
-        return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)

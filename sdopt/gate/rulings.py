@@ -55,28 +55,27 @@ def bounds_of(score: Score, confidence: float | None) -> Bounds:
 
 def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Passes if the lower bound reaches the limit, and fails if the upper bound stays below it."""
-    if bounds.low is None or bounds.high is None:
-        return _open(rule, name, bounds, limit)
-    if bounds.low >= limit:
-        reason = f"{_bound(rule, 'at least', bounds.low)}, not below the limit {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.PASS, reason)
-    if bounds.high < limit:
-        reason = f"{_bound(rule, 'at most', bounds.high)}, below the limit {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.FAIL, reason)
-    return _open(rule, name, bounds, limit)
+    return _against(rule, name, bounds, limit, "below")
 
 
 def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Passes if the upper bound stays within the limit, and fails if the lower bound exceeds it."""
-    if bounds.low is None or bounds.high is None:
+    return _against(rule, name, bounds, limit, "above")
+
+
+def _against(rule: Rule, name: str, bounds: Bounds, limit: float, wrong: str) -> Ruling:
+    """Rules on an interval that should not lie on the `wrong` side of a limit."""
+    low, high = bounds.low, bounds.high
+    if low is None or high is None:
         return _open(rule, name, bounds, limit)
-    if bounds.high <= limit:
-        reason = f"{_bound(rule, 'at most', bounds.high)}, not above the limit {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.PASS, reason)
-    if bounds.low > limit:
-        reason = f"{_bound(rule, 'at least', bounds.low)}, above the limit {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.FAIL, reason)
-    return _open(rule, name, bounds, limit)
+    passes, fails = (low >= limit, high < limit) if wrong == "below" else (high <= limit, low > limit)
+    if not (passes or fails):
+        return _open(rule, name, bounds, limit)
+    decides, side = (low, "at least") if passes == (wrong == "below") else (high, "at most")
+    # Tables show two-sided intervals, whose bounds lie farther out.
+    bound = f"{side} {decides:.4g} (one-sided {level_of(rule.confidence)})" if rule.confidence else f"{decides:.4g}"
+    reason = f"{bound}, {'not ' if passes else ''}{wrong} the limit {limit:.4g}"
+    return _ruling(rule, name, bounds, limit, Verdict.PASS if passes else Verdict.FAIL, reason)
 
 
 def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
@@ -88,11 +87,6 @@ def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) ->
 def level_of(confidence: float) -> str:
     """Returns a confidence in words, as `95 %`."""
     return f"{100 * confidence:.4g} %"
-
-
-def _bound(rule: Rule, side: str, value: float) -> str:
-    # Tables show two-sided intervals, whose bounds lie farther out.
-    return f"{side} {value:.4g} (one-sided {level_of(rule.confidence)})" if rule.confidence else f"{value:.4g}"
 
 
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:

@@ -136,7 +136,7 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     if not mine.size or not other.size:
         way_out = "set protocol.rounds to at least 2"
         return unjudged(rule, f"the memory of a process was not measured after two or more calls; {way_out}")
-    peaks = [m.peak[1] for m in reference.measurements if m.peak]
+    peaks = reference.peaks_gib
     limit = max(SMALLEST_GROWTH_MIB, 1.024 * float(np.mean(peaks)) if peaks else 0.0)  # a thousandth of the peak
     grown, low, high = float(mine.mean() - max(0.0, other.mean())), None, None
     if min(mine.size, other.size) >= MINIMUM_PROCESSES:

@@ -34,3 +34,9 @@ def option_name(option: str) -> str:
 def listed(choices: Mapping[str, str]) -> str:
     """Returns choices by axis as one line: `precision=bf16, memory=vae_slicing`."""
     return ", ".join(as_choice(axis, option) for axis, option in choices.items())
+
+
+def difference(choices: Mapping[str, str], reference: Mapping[str, str]) -> dict[str, str]:
+    """Returns the choices by axis that are not those of the reference; an axis that only it has is `none`."""
+    axes = [*choices, *(axis for axis in reference if axis not in choices)]
+    return {axis: choices.get(axis, NONE) for axis in axes if choices.get(axis) != reference.get(axis)}

@@ -40,7 +40,10 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
         write_result(result, folder)
     except OSError as error:
         path = folder / "result.json"
-        for refuge in _refuges():
+        refuges = [Path(tempfile.gettempdir())]
+        with suppress(RuntimeError):  # an unknown user, as in containers, may have no home
+            refuges.append(Path.home())
+        for refuge in refuges:
             saved = refuge / f"sdopt-{result.id}-result.json"
             try:
                 write_atomically(saved, to_json(result))
@@ -52,13 +55,6 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
             again = command_line("run", f"resume={folder}")
             advice = f"what was measured since its last write is lost: make room and run `{again}`"
         raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
-
-
-def _refuges() -> Iterator[Path]:
-    """Yields folders for a result whose own folder cannot be written."""
-    yield Path(tempfile.gettempdir())
-    with suppress(RuntimeError):  # an unknown user, as in containers, may have no home
-        yield Path.home()
 
 
 def to_json(result: StudyResult) -> bytes:
@@ -137,14 +133,18 @@ def parse_result(content: bytes) -> StudyResult:
         _require_schema(document)
         result = _ADAPTER.validate_python(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error
+        raise UsageError(f"not a result of schema version {SCHEMA_VERSION}: {first_problem(error)}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not a result: {error}") from error
     for problem in problems_of(result):
         raise UsageError(f"damaged, or changed by hand: {problem}")
     return result
+
+
+def first_problem(error: ValidationError) -> str:
+    """Returns what is wrong with a file first, and where in it, as in `variants.0.name: Field required`."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def _require_schema(document: Any) -> None:
@@ -220,8 +220,6 @@ def read_error(folder: Path) -> JobError | None:
     try:
         return TypeAdapter(JobError).validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise UsageError(f"{file}: not a valid error.json: {where}{first['msg']}") from error
+        raise UsageError(f"{file}: not a valid error.json: {first_problem(error)}") from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror})") from error

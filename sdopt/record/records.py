@@ -8,7 +8,7 @@ from typing import Any
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.record.choices import NONE, PATCH
+from sdopt.record.choices import NONE, PATCH, difference
 from sdopt.record.comparisons import Comparison, Effect
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.samples import Evidence, Measurement
@@ -129,6 +129,11 @@ class VariantResult:
         )
 
     @property
+    def peaks_gib(self) -> list[float]:
+        """The largest measured peak of memory of each process; of those in which none could be measured, nothing."""
+        return [measurement.peak[1] for measurement in self.measurements if measurement.peak]
+
+    @property
     def is_patched(self) -> bool:
         """Whether functions of one's own change its pipeline."""
         return self.choices.get(PATCH, NONE) != NONE
@@ -144,8 +149,8 @@ class VariantResult:
 
     def promises_beside(self, other: "VariantResult") -> list[Promise]:
         """Returns what its options promise on the axes where it differs from another variant."""
-        mine, theirs = self.choices, other.choices
-        return [promise for axis, promise in self.promises.items() if mine.get(axis) != theirs.get(axis)]
+        axes = difference(self.choices, other.choices)
+        return [promise for axis, promise in self.promises.items() if axis in axes]
 
     def image(self, prompt_index: int, image_index: int) -> ImageRecord | None:
         """Returns one image of a prompt; None if it was not drawn."""
@@ -191,6 +196,11 @@ class Environment:
     """The machine's name in its network."""
     warnings: list[str] = field(default_factory=list)
     """Deviations from the request: why `auto` chose the CPU, or why workers start slowly."""
+
+    @property
+    def sdopt(self) -> str:
+        """The version of sdopt, its commit, and whether files differed from that."""
+        return f"{self.sdopt_version} {(self.sdopt_commit or '')[:9]}{'+dirty' if self.sdopt_dirty else ''}"
 
 
 @dataclass

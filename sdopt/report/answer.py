@@ -25,7 +25,7 @@ def answer_blocks(summary: Summary) -> list[Block]:
     """Returns the answer, the ranking, why variants are not recommended, and how to use the best one."""
     reasons = [f"{row.name}: {shortened(row.because)}" for row in summary.candidates if row.because]
     notes = Notes([*reasons, *summary.notes])
-    return [Prose(summary.sentence, strong=True), ranking(summary, reasons=False), notes, *use_of(summary)]
+    return [Prose(summary.sentence, strong=True), ranking(summary), notes, *use_of(summary)]
 
 
 def use_of(summary: Summary) -> list[Block]:
@@ -48,7 +48,10 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
-    trust = [_cut(line, 2 * width - 8) for line in trust_of(summary)]
+    active = sum(row.status is Status.OK for row in summary.candidates)
+    first, *others = caveats_of(summary) or [""]
+    proven = f" All {active} were verified active in a trace of a call." if active > 1 else ""
+    trust = [_cut(line, 2 * width - 8) for line in (first + proven, *others, *summary.notes) if line]
     timed = any(row.speedup for row in summary.rows)
     tables = (effects_table(summary), None if timed else quality_table(summary))
     article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
@@ -57,7 +60,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         [
             Prose(summary.sentence, strong=True),
             Prose(""),
-            ranking(summary, reasons=False),
+            ranking(summary),
             *filter(None, tables),
             *notes,
             *use_of(summary),
@@ -72,14 +75,6 @@ def _cut(text: str, length: int) -> str:
     text = text.replace("\n", " ")
     # In a log nobody can ask for the rest, and its lines may be long.
     return text if len(text) <= length or length >= LOG_WIDTH - 4 else text[: length - 1].rstrip() + "…"
-
-
-def trust_of(summary: Summary) -> list[str]:
-    """Returns what the verdicts rest on, and what speaks against them."""
-    active = [row for row in summary.candidates if row.status is Status.OK]
-    first, *others = caveats_of(summary) or [""]
-    proven = f" All {len(active)} were verified active in a trace of a call." if len(active) > 1 else ""
-    return [*filter(None, [first + proven]), *others, *summary.notes]
 
 
 def table_blocks(summary: Summary) -> list[Block]:

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sdopt.record.records import StudyResult
-from sdopt.record.verdicts import Ruling, Verdict
-from sdopt.report.quality import WorstPrompt, worst_prompts
+from sdopt.record.verdicts import Verdict
+from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.figures import Ratio
 from sdopt.statistics.scale import decision_of
@@ -138,18 +138,22 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
     return Candidate(
         row.name,
         row.option,
-        str(row.status),
+        row.status,
         row.recommended,
-        None if row.speed is None else str(row.speed),
-        None if row.images is None else str(row.images),
-        None if row.decision is None else str(row.decision),
+        row.speed,
+        row.images,
+        row.decision,
         row.because,
         _estimate(row.speedup),
         _estimate(row.memory),
         _latency(row),
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
-        [_reason(ruling) for ruling in rulings if ruling.verdict is not Verdict.PASS],
+        [
+            Reason(r.rule, r.metric, decision_of(r.verdict), r.text, r.estimate, r.low, r.high, r.margin)
+            for r in rulings
+            if r.verdict is not Verdict.PASS
+        ],
         row.command,
     )
 
@@ -163,9 +167,3 @@ def _estimate(ratio: Ratio | None) -> Estimate | None:
         return None
     found = ratio.interval
     return Estimate(found.estimate, found.low, found.high, found.confidence, ratio.floor)
-
-
-def _reason(ruling: Ruling) -> Reason:
-    verdict = str(decision_of(ruling.verdict))
-    bounds = ruling.estimate, ruling.low, ruling.high, ruling.margin
-    return Reason(ruling.rule, ruling.metric, verdict, ruling.text, *bounds)

@@ -39,11 +39,6 @@ class Report:
         """Whether it is an image, which takes longer to draw than a text."""
         return self.file.endswith(".png")
 
-    @property
-    def is_looked_at(self) -> bool:
-        """Whether people open it first: the page, which has all pictures."""
-        return self.file == HTML
-
 
 def _of_verdicts(
     render: Callable[[Summary, Sequence[Judgement]], bytes],
@@ -57,9 +52,9 @@ def _page(summary: Summary, folder: Path, *images_bytes: int) -> Page:
     return study_page(summary, folder, *images_bytes)
 
 
-def _picture(name: str) -> Callable[[Summary, Path], bytes | None]:
+def _picture(module: str, name: str) -> Callable[[Summary, Path], bytes | None]:
     # Altair takes half a second to load: only a study that is plotted needs it.
-    return lambda summary, _: getattr(import_module("sdopt.report.plots"), name)(summary)
+    return lambda summary, _: getattr(import_module(f"sdopt.report.charts.{module}"), name)(summary)
 
 
 def markdown_table(summary: Summary) -> str:
@@ -79,9 +74,9 @@ REPORTS = (
     # It links to the pictures beside it, so that no image has to be encoded.
     Report("report as Markdown", MARKDOWN, lambda summary, folder: markdown_page(_page(summary, folder, 0))),
     Report("table as data", "table.csv", lambda summary, _: to_dataframe(summary).to_csv(index=False).encode()),
-    Report("plot", "plot.png", _picture("study_plot")),
-    Report("speed against quality", "tradeoff.png", _picture("tradeoff_picture")),
-    Report("time by stage", "stages.png", _picture("stages_picture")),
+    Report("plot", "plot.png", _picture("comparisons", "study_plot")),
+    Report("speed against quality", "tradeoff.png", _picture("tradeoff", "tradeoff_picture")),
+    Report("time by stage", "stages.png", _picture("times", "stages_picture")),
     Report("images", "comparison.png", comparison_sheet),
     Report("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
     Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),

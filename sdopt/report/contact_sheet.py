@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import wrap
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
@@ -22,12 +23,13 @@ _SIDE = 150
 _LINE = 17
 """Height of a line of text."""
 
+_LETTERS_IN_CELL = 20
+"""Letters of a line in the width of an image: about 7 pixels each."""
+
 _AMPLIFIED = 16
 
 _LETTERS = str.maketrans({"×": "x", "−": "-"})
 """Replacements for characters that Pillow's own font does not have."""
-
-_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _Row = tuple[str, Sequence[Image.Image | None]]
 """The title of a row of images, and an image for each column."""
@@ -73,7 +75,7 @@ def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
 def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, Sequence[str]]]) -> bytes:
     """Draws a grid of images with heads, titles of rows and lines below; a missing image leaves a gap."""
     font = ImageFont.load_default(13)
-    wrapped = [_wrapped(head, _CELL, font) for head in heads]
+    wrapped = [wrap(head, _LETTERS_IN_CELL) for head in heads]
     top = 10 + _LINE * max(len(lines) for lines in wrapped)
     bottom = top + len(rows) * (_CELL + _GAP)
     sheet = Image.new(
@@ -84,7 +86,7 @@ def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, 
         pen.text((_SIDE + x * (_CELL + _GAP), 4), "\n".join(lines), fill="black", font=font, spacing=1)
     for y, (title, images) in enumerate(rows):
         at = top + y * (_CELL + _GAP)
-        lines = _wrapped(title, _SIDE - 12, font)[: _CELL // _LINE]
+        lines = wrap(title, _LETTERS_IN_CELL)[: _CELL // _LINE]
         pen.text((4, at), "\n".join(lines), fill="black", font=font, spacing=1)
         for x, image in enumerate(images):
             if image is not None:
@@ -115,20 +117,3 @@ def _cell(image: Image.Image | None) -> Image.Image | None:
     # Small images are enlarged pixel by pixel, so that nothing is smoothed away.
     method = Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
     return image.resize((_CELL, _CELL), method)
-
-
-def _wrapped(text: str, width: int, font: _Font) -> list[str]:
-    """Breaks a text into lines of a width in pixels; breaks a word only if it alone is wider."""
-    found = [""]
-    for word in text.split():
-        longer = f"{found[-1]} {word}".strip()
-        if font.getlength(longer) <= width:
-            found[-1] = longer
-            continue
-        if found[-1]:
-            found.append("")
-        for letter in word:
-            if font.getlength(found[-1] + letter) > width:
-                found.append("")
-            found[-1] += letter
-    return found

@@ -64,7 +64,7 @@ def _table(summary: Summary, folder: str) -> str:
     result = summary.result
     images = f"{max((len(variant.images) for variant in result.variants), default=0)} images"
     how = ", ".join(filter(None, [sampling_text(result), images, f"gate={result.gate or 'none'}"]))
-    return written([ranking(summary, reasons=False), Notes([" · ".join(header_of(result)), f"{how}."])])
+    return written([ranking(summary), Notes([" · ".join(header_of(result)), f"{how}."])])
 
 
 def _plot(summary: Summary, folder: str) -> str:

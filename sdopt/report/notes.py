@@ -1,17 +1,17 @@
 """Derives the notes below a result table: what its figures include, and what disturbed or limits them."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from sdopt.gate.trust import doubts_of
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.break_even import compiled_earlier_s
-from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.disturbance import count_rounds, unsettled
 from sdopt.statistics.figures import floor_range
-from sdopt.statistics.gpu import gpu_notes
 from sdopt.statistics.measures import TAIL_RATIO
-from sdopt.statistics.noise import unsettled
-from sdopt.statistics.precision import kept_going
+from sdopt.statistics.outcomes import LAUNCH_BOUND, busy_share
+from sdopt.statistics.ratios import kept_going
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, sampling_text, seconds_text, shortened, start_words
 
@@ -37,7 +37,13 @@ def _notes(summary: Summary) -> Iterator[str]:
             f"{where}A speed-up is a ratio of geometric means over {rounds}, so it need not be the ratio of the two "
             "latencies shown."
         )
-    if tails := list(_tails(summary)):
+    tails = [
+        f"{compared(result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
+        for row in summary.figures
+        for at in row.shapes
+        if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and not row.variant.is_control
+    ]
+    if tails:
         yield f"Slowest call of a process (tail latency), over that of the reference's: {'; '.join(tails)}."
     for name in sorted({m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}):
         yield f"Memory: {_MEMORY[name]}; the geometric mean of a variant's processes."
@@ -175,14 +181,6 @@ def _start_notes(summary: Summary) -> Iterator[str]:
         yield f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start-up includes this."
 
 
-def _tails(summary: Summary) -> Iterator[str]:
-    """Yields the largest calls that are shown to differ from those of the reference, at any shape."""
-    for row in [row for row in summary.figures if not row.variant.is_control]:
-        for at in row.shapes:
-            if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain:
-                yield f"{compared(summary.result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
-
-
 def _reached(summary: Summary) -> str:
     """Returns the share of the card's peak rate that variants reached; "" without a data sheet."""
     sheet, shares = summary.result.environment.sheet, dict[tuple[str, float], list[str]]()
@@ -194,3 +192,57 @@ def _reached(summary: Summary) -> str:
         return ""
     told = "; ".join(f"of {kind}'s {rate:g} TFLOP/s {', '.join(names)}" for (kind, rate), names in shares.items())
     return f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {told}."
+
+
+_DISTORTING = {
+    "CUDA_LAUNCH_BLOCKING": "each kernel was waited for before the next was launched",
+    "NVIDIA_TF32_OVERRIDE": "it overrides whether products and convolutions are rounded to TF32",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "each tensor was allocated by the driver",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "it allows TF32 in matrix products where no option asked for it",
+}
+"""Environment variables that make timings unrepresentative of other machines."""
+
+
+def gpu_notes(result: StudyResult) -> list[str]:
+    """Returns what a reader needs to know of the GPU beside the table; nothing of a study on a CPU."""
+    environment = result.environment
+    notes = [note for note in (throttling_note(result), busy_note(result)) if note]
+    notes += [
+        f"{name}={environment.variables[name]} was set: {what}."
+        for name, what in _DISTORTING.items()
+        if environment.variables.get(name)
+    ]
+    others = environment.gpu.get("processes", [])
+    if others:
+        held = sum(other["gib"] or 0.0 for other in others)
+        notes.append(f"{len(others)} other processes were on the GPU when the study began, with {held:.1f} GiB.")
+    return notes
+
+
+def throttling_note(result: StudyResult) -> str:
+    """Returns which of the timed calls were throttled, and by what; "" where none was."""
+    states = {
+        variant.name: [
+            call.gpu for m in variant.measurements for samples in m.shapes for call in samples.calls if call.gpu
+        ]
+        for variant in result.variants
+    }
+    counts = {name: sum(bool(s.throttled) for s in of_one) for name, of_one in states.items()}
+    if not any(counts.values()):
+        return ""
+    reasons = Counter(reason for of_one in states.values() for s in of_one for reason in s.throttled)
+    rounds = ", ".join(f"{name} {count} of {len(states[name])}" for name, count in counts.items() if count)
+    return f"Rounds in which the GPU was throttled ({', '.join(name for name, _ in reasons.most_common())}): {rounds}."
+
+
+def busy_note(result: StudyResult) -> str:
+    """Returns which variants leave the GPU idle between kernels; "" where none does."""
+    shares = {variant.name: busy_share(variant) for variant in result.variants}
+    idle = {name: share for name, share in shares.items() if share is not None and share < LAUNCH_BOUND}
+    if not idle:
+        return ""
+    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in idle.items())
+    return (
+        f"GPU busy during a denoiser step: {listed}. The rest of the time it waited for Python to launch kernels, so "
+        f"that faster kernels gain little there; compilers, CUDA graphs, larger batches and larger images gain more."
+    )

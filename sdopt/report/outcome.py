@@ -50,7 +50,7 @@ class Outcome(StudyResult):
         Raises:
             UsageError: nothing was compared.
         """
-        from sdopt.report.plots import study_plot
+        from sdopt.report.charts.comparisons import study_plot
 
         return _opened(study_plot(summary_of(self)), "nothing was compared, so that there is no plot")
 

@@ -5,12 +5,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from sdopt.record.files import write_atomically
+from sdopt.report.blocks import Block, Notes, Table
 from sdopt.study.timeline import Span, read_timeline
 
 EXIT = "starting Python, and ending the process"
@@ -95,42 +91,36 @@ def write_overhead(found: Overhead, folder: Path) -> Path:
     return path
 
 
-def overhead_tables(found: Overhead) -> Group:
+def overhead_blocks(found: Overhead) -> list[Block]:
     """Returns tables of the time by phase, and of the figures that have a target."""
-    table = Table(title="where the time went", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("phase")
-    for heading in ("seconds", "share", "in calls", "besides"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for phase in found.phases:
-        besides = phase.seconds - phase.in_calls_s
-        table.add_row(
+    whole = Phase("wall time", found.wall_s, found.calls_s, 1)
+    phases = [
+        (
             phase.phase,
             f"{phase.seconds:.2f}",
             f"{100 * phase.seconds / found.wall_s:.1f} %",
             f"{phase.in_calls_s:.2f}" if phase.in_calls_s else "",
-            f"{besides:.2f}",
+            f"{phase.seconds - phase.in_calls_s:.2f}",
         )
-    table.add_section()
-    table.add_row(
-        "wall time", f"{found.wall_s:.2f}", "100 %", f"{found.calls_s:.2f}", f"{found.wall_s - found.calls_s:.2f}"
-    )
-    figures = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "found", "target on an idle machine"):
-        figures.add_column(heading, justify="left" if not heading else "right")
-    figures.add_row(
-        "wall time over all pipeline calls", f"{found.wall_over_calls:.2f}", f"≤ {TARGETS['wall_over_calls']}"
-    )
-    if found.worker_start_s:
-        figures.add_row(
+        for phase in (*found.phases, whole)
+    ]
+    first, later, load = found.first_worker_start_s, found.worker_start_s, statistics.median(found.worker_load_s)
+    figures = [
+        ("wall time over all pipeline calls", f"{found.wall_over_calls:.2f}", f"≤ {TARGETS['wall_over_calls']}"),
+        (
             "worker start after the first (median)",
-            f"{statistics.median(found.worker_start_s):.3f} s",
+            f"{statistics.median(later):.3f} s" if later else "",
             f"≤ {TARGETS['worker_start_s']} s",
-        )
-    figures.add_row("the first worker's start", f"{found.first_worker_start_s:.3f} s", "")
-    figures.add_row("loading a model (median)", f"{statistics.median(found.worker_load_s):.3f} s", "")
-    figures.add_row("command to first call (cold)", f"{found.first_call_s:.1f} s", "")
-    figures.add_row(
-        "command to first timed call", f"{found.first_timed_call_s:.1f} s", f"≤ {TARGETS['first_timed_call_s']:g} s"
-    )
+        ),
+        ("the first worker's start", f"{first:.3f} s", ""),
+        ("loading a model (median)", f"{load:.3f} s", ""),
+        ("command to first call (cold)", f"{found.first_call_s:.1f} s", ""),
+        ("command to first timed call", f"{found.first_timed_call_s:.1f} s", f"≤ {TARGETS['first_timed_call_s']:g} s"),
+    ]
+    headings = ("where the time went", "seconds", "share", "in calls", "besides")
     note = "A worker's start: from starting its process to its first answer. Calls: all of the pipeline, timed or not."
-    return Group(table, figures, Text(f"  {note}", "dim"))
+    return [
+        Table(headings, phases, headings[1:]),
+        Table(("", "found", "target on an idle machine"), figures, ("found", "target on an idle machine")),
+        Notes([note]),
+    ]

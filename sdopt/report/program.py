@@ -51,7 +51,7 @@ def program_of(result: StudyResult, variant: VariantResult) -> str:
         *([SPREAD] if "spread(" in call else []),
         "",
         *threads,
-        *(_building(config.model) if built else _loading(config.model, kind, dtype)),
+        *_loading(config.model, kind, dtype),
         f"pipe.scheduler = {scheduler}.from_config({_listed(_scheduler(config))})",
         *moved,
         *changes,
@@ -63,12 +63,11 @@ def program_of(result: StudyResult, variant: VariantResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _building(model: Model) -> Iterator[str]:
-    file, _, function = str(model.factory).rpartition(":")
-    yield f"pipe = runpy.run_path({file!r})[{function!r}]()"
-
-
 def _loading(model: Model, kind: str, dtype: str) -> Iterator[str]:
+    if model.weights == "factory":
+        file, _, function = str(model.factory).rpartition(":")
+        yield f"pipe = runpy.run_path({file!r})[{function!r}]()"
+        return
     folder = folder_of(model)
     single = model.weights == "path" and Path(str(model.path)).expanduser().is_file()
     source = str(model.hub_id) if model.weights == "hub" else str(model.path or folder)

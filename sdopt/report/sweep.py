@@ -1,7 +1,7 @@
 """Reads the results of a command's jobs from their folders: the exit code, and for a sweep its answer and one table."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,24 +80,20 @@ class Sweep:
     @cached_property
     def jobs(self) -> list["Job"]:
         """The variants of all jobs, best first, then what has no figure; gains are over each job's own baseline."""
-        found = [
-            Job(job, self._label(job), row, self._name(job, row), why)
-            for job in self.studies
-            for row, why in self._rows(job)
-        ]
+        found: list[Job] = []
+        for job, summary in self.summaries.items():
+            why = ""
+            if summary.result.status in ("running", "crashed"):
+                why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+            # An all-default job has no candidates: its baseline is listed.
+            found += [
+                Job(job, self._label(job), row, self._name(job, row), row.because or why)
+                for row in summary.candidates or summary.rows
+            ]
         for job, error in self.errors.items():
             if job not in self.studies:
                 found.append(Job(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))
         return sorted(found, key=lambda each: (*each.rank, len(each.number), each.number))
-
-    def _rows(self, job: str) -> Iterator[tuple[Row, str]]:
-        """Yields the candidates of a job with the reasons beside them; or the baseline of an all-default one."""
-        summary = self.summaries[job]
-        why = ""
-        if summary.result.status in ("running", "crashed"):
-            why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
-        for row in summary.candidates or summary.rows:
-            yield row, row.because or why
 
     def _label(self, job: str) -> str:
         """Returns a job's number; with its machine, if there are several."""

@@ -1,29 +1,22 @@
 """The tables of a study as blocks: the ranking, several shapes, effects, images; and all of it as a data frame."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from sdopt.quality.metrics import in_reading_order, known_family
+from sdopt.record.choices import difference
 from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
-from sdopt.report.quality import (
-    WorstPrompt,
-    headline_columns,
-    metric_text,
-    quality_columns,
-    quality_heading,
-    worst_prompts,
-)
 from sdopt.report.tones import TONES
 from sdopt.statistics.figures import Figures, bounds_text
-from sdopt.statistics.measures import SPEEDUP
+from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.published import MEMORY, Claim, notes_of_published
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import PSNR, REPEATS, Row, Summary
 from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text
-from sdopt.study.designs import difference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +25,8 @@ Column = tuple[str, Callable[[Row], Cell]]
 """A heading, and what a row has below it."""
 
 
-def ranking(summary: Summary, reasons: bool = True) -> Table:
-    """Returns the table of all variants but the repeated baseline, best first, with their verdicts and `reasons`."""
+def ranking(summary: Summary) -> Table:
+    """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
     judged = any(row.decision for row in summary.rows)
     images = "images" if judged else "images (not judged)"
     found: list[Column] = [
@@ -45,15 +38,12 @@ def ranking(summary: Summary, reasons: bool = True) -> Table:
         (images, lambda row: images_cell(row, judged)),
         ("gate", lambda row: word(row.decision)),
         ("step", _steps),
-        *([("because", lambda row: Cell(row.because))] if reasons else []),
     ]
     headings = [heading for heading, _ in found]
     numbers = [heading for heading in headings if heading.startswith(("speed-up", "time", "memory"))]
-    table = Table(headings, [[of(row) for _, of in found] for row in summary.rows], numbers)
-    if not reasons:
-        spare = ("time", "step", images, "memory", *numbers[-3::-1])
-        table = replace(table, spare=spare, needless=("time", "step", "memory"))
-    return table.filled()
+    spare = ("time", "step", images, "memory", *numbers[-3::-1])
+    cells = [[of(row) for _, of in found] for row in summary.rows]
+    return Table(headings, cells, numbers, spare, needless=("time", "step", "memory")).filled()
 
 
 def word(verdict: StrEnum | None) -> Cell:
@@ -138,16 +128,17 @@ def shapes_table(summary: Summary) -> Table | None:
 
 
 def _at_shape(figures: Figures) -> tuple[Cell | str, ...]:
-    first, compiled = (figures.latency_s.get(name) for name in ("cold_start", "compile"))
+    found = figures.at_shape
+    first, compiled = found["latency/cold_start_s"], found["latency/compile_s"]
     graphs, later = (
         "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"
-        for count in (figures.graphs, figures.recompiles)
+        for count in (found["compile/graphs"], found["compile/recompiles"])
     )
     return (
         Cell(*seconds_parts(figures.latency)) if figures.latency else "",
         gib_text(figures.headline_memory[1]) if figures.headline_memory else "",
         "" if first is None else seconds_text(Interval(first)),
-        graphs + ("" if compiled is None or not figures.graphs else f", {seconds_text(Interval(compiled))}"),
+        graphs + ("" if compiled is None or not found["compile/graphs"] else f", {seconds_text(Interval(compiled))}"),
         later,
     )
 
@@ -170,6 +161,107 @@ def _effect(effect: Effect) -> tuple[Cell | str, ...]:
         for found in (effect.speedup, effect.memory_ratio)
     )
     return kind, " × ".join(effect.options), speed, memory
+
+
+BROKEN = "broken"
+"""The column that counts broken images."""
+
+_WORST = 3
+"""Prompts that are named by each metric."""
+
+_SAME = 0.9999
+"""From here on a similarity tells no loss; rounding alone gives less than 1."""
+
+
+def quality_columns(result: StudyResult) -> list[str]:
+    """Returns the metrics that some variant has and that tables show, and the count of broken images; [] for none."""
+    scores = [*(variant.quality for variant in result.variants), *(edge.quality for edge in result.comparisons)]
+    families = {name: known_family(name) for name in in_reading_order(name for quality in scores for name in quality)}
+    shown = [name for name, family in families.items() if family is None or family.tabulated]
+    return [*shown, BROKEN] if shown else []
+
+
+def headline_columns(result: StudyResult) -> list[str]:
+    """Returns the metrics that the terminal and the page show, and the count of broken images if there are any."""
+    broken = any(variant.trips for variant in result.variants)
+    columns = {name: known_family(name) for name in quality_columns(result)}
+    return [name for name, family in columns.items() if (broken if name == BROKEN else family and family.headline)]
+
+
+def quality_heading(name: str) -> str:
+    """Returns a column's heading: the metric, its unit, and the better direction (↑ or ↓)."""
+    family = known_family(name)
+    if family is None:
+        return name
+    unit = f" ({family.unit})" if family.unit else ""
+    arrow = {True: " ↑", False: " ↓", None: ""}[family.higher_is_better]
+    return name.removesuffix(f"_{family.unit.lower()}") + unit + arrow
+
+
+def quality_notes(names: Sequence[str]) -> list[str]:
+    """Returns notes that explain the metrics and the arrows."""
+    families = {family.name: family for name in names if (family := known_family(name)) is not None}
+    meanings = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
+    return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
+
+
+def metric_text(figures: Figures, name: str) -> str:
+    """Returns a comparison's score in one metric as tables show it; "" if it has none."""
+    variant, score = figures.variant, figures.scores.get(name)
+    if name == BROKEN:
+        share = f"{variant.broken_images} of {len(variant.images)}" if variant.images else "yes"
+        return share if variant.trips else ""
+    if score is None:
+        return ""
+    if score.estimate is not None:
+        return f"{score.estimate:.3g}"
+    family = known_family(name)
+    return (family.equal_text if family else "") or "?"
+
+
+@dataclass(frozen=True)
+class WorstPrompt:
+    """A prompt that lost by a metric, against the reference's image of the same prompt.
+
+    `value` is the metric of the two images or, of a metric of one image, its difference from the reference's.
+    """
+
+    metric: str
+    prompt_index: int
+    prompt: str
+    value: float
+
+
+def worst_prompts(result: StudyResult, name: str, metrics: Sequence[str] | None = None) -> list[WorstPrompt]:
+    """Returns the prompts of a variant that lost most, by metric, the worst ones first.
+
+    Without `metrics` to look at, these are all of which one way is worse. Those of whole sets have no worst prompt.
+    """
+    compared, variant = result.first_comparison(name), result.variant(name)
+    if compared is None:
+        return []
+    prompts = list({record.prompt_index: record.prompt for record in variant.images}.items())
+    theirs = result.variant(compared.reference).quality
+    found: list[WorstPrompt] = []
+    for metric in in_reading_order({**variant.quality, **compared.quality} if metrics is None else metrics):
+        family = known_family(metric)
+        if family is None or family.higher_is_better is None:
+            continue
+        changes: list[float | None] = []
+        if metric in compared.quality and family.needs_pair:
+            changes = compared.quality[metric].per_prompt
+        elif metric in variant.quality and metric in theirs:
+            pairs = zip(variant.quality[metric].per_prompt, theirs[metric].per_prompt, strict=False)
+            changes = [None if own is None or other is None else own - other for own, other in pairs]
+        sign = -1 if family.higher_is_better else 1
+        # A gain is no loss, nor are equal images: their distance is 0, and their similarity 1.
+        lost = [
+            WorstPrompt(metric, index, prompt, value)
+            for (index, prompt), value in zip(prompts, changes, strict=False)
+            if value is not None and (sign * value > 0 or (family.needs_pair and sign < 0 and not _SAME <= value <= 1))
+        ]
+        found += sorted(lost, key=lambda one: -sign * one.value)[:_WORST]
+    return found
 
 
 def quality_table(summary: Summary, headline: bool = True) -> Table | None:
@@ -202,22 +294,21 @@ def worst_table(summary: Summary) -> Table | None:
 
 def published_blocks(result: StudyResult, claims: Sequence[Claim]) -> list[Block]:
     """Returns a table of the figures of an article beside those measured, and its notes; nothing without a figure."""
-    words = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
+    words = {
+        SPEEDUP.name: ("speed-up", "×"),
+        MEMORY_RATIO.name: ("memory", "×"),
+        MEMORY: ("memory limit", " GB"),
+    }
     headings = ("variant", "against", "figure", "shape", "GPU", "published", "here", "verdict", "because")
-    rows = [
-        (
-            claim.variant,
-            claim.reference,
-            words[claim.measure],
-            claim.shape,
-            claim.gpu,
-            Cell(claim.published_text, f"{claim.figure.printed}, {claim.place}" if claim.figure.printed else ""),
-            Cell(*claim.measured_parts),
-            word(claim.verdict),
-            claim.reason,
-        )
-        for claim in claims
-    ]
+    rows: list[tuple[Cell | str, ...]] = []
+    for claim in claims:
+        (what, unit), value, here = words[claim.measure], claim.figure.value, claim.measured
+        told = f"{value.value:g}" if value and claim.measure == MEMORY else f"{value.value:.2f}" if value else ""
+        published = f"{'<' if value.below else ''}{told}{unit}" if value else ""
+        printed = f"{claim.figure.printed}, {claim.place}" if claim.figure.printed else ""
+        measured = Cell(f"{here.estimate:.2f}{unit}", bounds_text(here)) if here else ""
+        sides = (claim.variant, claim.reference, what, claim.shape, claim.gpu)
+        rows.append((*sides, Cell(published, printed), measured, word(claim.verdict), claim.reason))
     return [Table(headings, rows).filled(), Notes(notes_of_published(result, claims))] if claims else []
 
 
@@ -260,8 +351,8 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
 
 def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:
     """Returns the verdicts on a variant, or on its step on top of another one; "" for none."""
-    row, step = summary.row(figures.variant.name), summary.step(figures)
-    found = step or row
+    row = summary.row(figures.variant.name)
+    found = next((step for step in row.steps if step.figures is figures), row) if row else None
     return {
         "speed": str((found.speed if found else None) or ""),
         "images": str((row.images if row else None) or ""),

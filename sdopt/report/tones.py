@@ -64,23 +64,13 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
 
 TONES: Mapping[str, Tone] = {member: tone for tone, members in _MEMBERS.items() for member in members}
 
-RICH: Mapping[Tone, str] = {
-    Tone.GOOD: "green",
-    Tone.OPEN: "yellow",
-    Tone.BAD: "red",
-    Tone.BROKEN: "red",
-    Tone.PLAIN: "dim",
+_LOOKS = {
+    Tone.GOOD: ("green", "✓", BLUE),
+    Tone.OPEN: ("yellow", "?", GREY),
+    Tone.BAD: ("red", "✗", VERMILION),
+    Tone.BROKEN: ("red", "⚠", PURPLE),
+    Tone.PLAIN: ("dim", "–", INK),
 }
-"""Styles of a terminal."""
 
-GLYPH: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.OPEN: "?", Tone.BAD: "✗", Tone.BROKEN: "⚠", Tone.PLAIN: "–"}
-"""Symbols of a page, which say the same as the colours of its badges."""
-
-COLOUR: Mapping[Tone, str] = {
-    Tone.GOOD: BLUE,
-    Tone.OPEN: GREY,
-    Tone.BAD: VERMILION,
-    Tone.BROKEN: PURPLE,
-    Tone.PLAIN: INK,
-}
-"""Colours of a plot."""
+RICH, GLYPH, COLOUR = ({tone: look[n] for tone, look in _LOOKS.items()} for n in range(3))
+"""Styles of a terminal; symbols of a page, which say the same as the colours of its badges; and colours of a plot."""

@@ -82,7 +82,7 @@ def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
 
 def summary_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
     """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts."""
-    first = written([Prose(summary.sentence, strong=True), ranking(summary, reasons=False)])
+    first = written([Prose(summary.sentence, strong=True), ranking(summary)])
     return f"{first}\n{verdict_markdown(summary, judgements)}"
 
 

@@ -33,7 +33,17 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     last = findings_of(judged, search.config, Gate()) if judged else {}
     passed = [name for name, finding in last.items() if answers[name].pays and not finding.out]
     winner = passed[0] if passed else None
-    undecided = next((name for name in last if _is_undecided(answers[name], last[name])), None) if not winner else None
+    # A finalist that was faster, and of which neither that nor the opposite is shown.
+    open_still = [
+        name
+        for name, finding in last.items()
+        if (row := answers[name]).status is Status.OK
+        and row.decision is not Decision.FAIL
+        and row.speed is not Speed.SLOWER
+        and not (row.pays or finding.out)
+        and (finding.speedup or 0) > 1
+    ]
+    undecided = open_still[0] if open_still and not winner else None
     objectives = search.config.objectives
     front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
     # As they were judged: by the same gate, and over the same baseline, which may have a LoRA.
@@ -52,6 +62,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         else:
             fate, why = search.dropped.get(name, (Fate.OPEN, ""))
             entries.append(_entry(candidate, fate, why, found.get(name, [])))
+    best = _fastest(entries, Fate.OPEN)
+    fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
+    so_far = f"The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
     started = search.trials.started
     shown = next(iter(search.results("screen-")), judged)
     return SearchRecord(
@@ -61,7 +74,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, undecided, passed, summary, last, entries) if ended else _so_far(entries),
+        sentence=_sentence(winner, undecided, passed, summary, last, entries) if ended else so_far,
         entries=sorted(entries, key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0))),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -70,12 +83,6 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         undecided=undecided,
         lines=list(answers[winner].lines) if winner else [],
     )
-
-
-def _is_undecided(row: Row, finding: Finding) -> bool:
-    """Returns whether a finalist was faster, and neither that nor the opposite is shown."""
-    open_still = row.status is Status.OK and row.decision is not Decision.FAIL and row.speed is not Speed.SLOWER
-    return open_still and not row.pays and not finding.out and (finding.speedup or 0) > 1
 
 
 def _because(row: Row, finding: Finding) -> str:
@@ -126,7 +133,12 @@ def _sentence(
     if summary is None:
         if not tried:
             return "No combination was tried."
-        refused = f"; {fastest}" if (fastest := _fastest_refused(entries)) else ""
+        best_out = _fastest(entries, Fate.RULED_OUT)
+        refused = (
+            f"; {best_out.name} was about {best_out.speedup:.2f}×, but: {shortened(best_out.because)}"
+            if best_out
+            else ""
+        )
         kept = f"none of the {tried} combinations that were tried is faster and keeps the images"
         return f"Keep the baseline: {kept}{refused}."
     row = summary.row(undecided) if undecided else None
@@ -141,22 +153,9 @@ def _sentence(
     return f"Keep the baseline: {none} shown to be better."
 
 
-def _fastest_refused(entries: Sequence[Entry]) -> str:
-    """Returns the fastest combination that was ruled out though it was faster, and why; "" if there is none."""
-    best = _fastest(entries, Fate.RULED_OUT)
-    return f"{best.name} was about {best.speedup:.2f}×, but: {shortened(best.because)}" if best else ""
-
-
 def _fastest(entries: Sequence[Entry], fate: Fate) -> Entry | None:
     faster = [entry for entry in entries if entry.fate is fate and (entry.speedup or 0) > 1]
     return max(faster, key=lambda entry: entry.speedup or 0, default=None)
-
-
-def _so_far(entries: Sequence[Entry]) -> str:
-    """Returns what a search that was interrupted has found: nothing of it was judged."""
-    best = _fastest(entries, Fate.OPEN)
-    best_said = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
-    return f"The search has not ended; {len(entries)} combinations were proposed so far{best_said}."
 
 
 def _notes(search: Search, judged: StudyResult | None) -> list[str]:

@@ -21,8 +21,7 @@ from sdopt.report.blocks import Chart
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord
-from sdopt.search.report import markdown_of, page_of
+from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord, markdown_of, page_of
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
@@ -125,7 +124,10 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: b
                 f"{folder}: another search runs in this folder; wait for it, or choose another search.title"
             )
         trials = Trials.open(name, prepared.space, config)
-        _require_whole(trials, folder)
+        there = {path.parent.name for path in folder.glob("screen-*/result.json")}
+        if trials.measured - there or there - trials.stages:
+            where = f"search.storage={config.storage} and {folder} do not belong together"
+            raise UsageError(f"{where}: one of them was removed; begin another search with search.title=…")
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
         yield Search(config, prepared.space, studies, trials, began + config.budget_s, say, brief)
 
@@ -136,15 +138,6 @@ def _identity(prepared: Prepared) -> str:
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
     identity = repr((own, recorded, prepared.space.device.name))
     return hashlib.sha256(identity.encode()).hexdigest()[:10]
-
-
-def _require_whole(trials: Trials, folder: Path) -> None:
-    """Raises UsageError where the trials or the files of an earlier call are missing."""
-    there = {path.parent.name for path in folder.glob("screen-*/result.json")}
-    lost = trials.measured - there
-    if lost or there - trials.stages:
-        where = f"search.storage={trials.config.storage} and {folder} do not belong together"
-        raise UsageError(f"{where}: one of them was removed; begin another search with search.title=…")
 
 
 def concluded(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:

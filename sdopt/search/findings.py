@@ -8,12 +8,11 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.statistics.figures import Figures, figures_of
-from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, spared_growth
+from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
 from sdopt.statistics.summary import broken_because
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
@@ -93,7 +92,9 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         for objective, name in RATIOS.items()
         if (ratio := row.ratios.get(name)) is not None
     }
-    score = distance_of(row, config.distance)
+    # For a metric over features, the first score.
+    scores = (score for name, score in row.scores.items() if f"{name}_".startswith(f"{config.distance}_"))
+    score = next((score for score in scores if score.estimate is not None), None)
     distance = score.estimate if score else None
     if distance is not None:
         losses["distance"] = distance
@@ -125,7 +126,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
-        recompiles=row.recompiles,
+        recompiles=row.at_shape["compile/recompiles"],
     )
 
 
@@ -141,7 +142,8 @@ def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
     if ratio is None or not limits:
         return ""
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
-    limit = max(min(limits), smallest_factor(MEMORY_RATIO, gate, baseline), spared_growth(gate, baseline, result))
+    least, _ = smallest_change(MEMORY_RATIO, gate, baseline)
+    limit = max(min(limits), least, spared_growth(gate, baseline, result))
     return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
 
 
@@ -152,12 +154,6 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
         return f"not measured: {', '.join(dict.fromkeys(unknown))}"
     beyond = [f"search.{name}={getattr(config, name):g}" for name, share in excess.items() if share > 0]
     return f"exceeds {', '.join(beyond)}" if beyond else ""
-
-
-def distance_of(row: Figures, metric: str) -> Score | None:
-    """Returns the distance of a candidate's images to the baseline's; for a metric over features, the first score."""
-    scores = [score for name, score in row.scores.items() if name == metric or name.startswith(f"{metric}_")]
-    return next((score for score in scores if score.estimate is not None), None)
 
 
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:

@@ -16,8 +16,7 @@ from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.program import program_of
-from sdopt.search.record import FINAL, PAGE, TABLES, SearchRecord
-from sdopt.search.report import load_line
+from sdopt.search.record import FINAL, PAGE, TABLES, SearchRecord, load_line
 from sdopt.statistics.summary import summary_of
 
 PICTURE, PROGRAM = "before_after.png", "optimized.py"

@@ -1,7 +1,6 @@
 """Plots a search: speed-up against image distance, for every measured candidate."""
 
 import math
-from itertools import product
 from typing import Any
 
 import altair as alt
@@ -56,7 +55,6 @@ def search_plot(record: SearchRecord) -> Spec | None:
         return None
     if by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
-    # Every second label goes below its point, so that labels of neighbouring points do not overlap.
     named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
     for index, point in enumerate(named):
         point["below"] = bool(index % 2)
@@ -76,35 +74,28 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> 
     every = alt.Chart().encode(x=x)
     bounds = every.transform_filter("isValid(datum.low)").mark_rule(color=MUTED, strokeWidth=2)
     front = every.transform_filter("datum.front").mark_line(color=GREEN, interpolate="step-after", opacity=0.6)
+    # Written towards the middle of the chart; every second one is below, so that neighbours do not overlap.
+    places = [math.log1p(point["x"] / _small(points)) if distance else point["x"] for point in points]
+    middle = (min(places) + max(places)) / 2
+    for point, place in zip(points, places, strict=True):
+        point["right"] = place > middle
+    labels = alt.Chart().mark_text(
+        align=alt.ExprRef("datum.right ? 'right' : 'left'"),
+        dx=alt.ExprRef("datum.right ? -9 : 9"),
+        dy=alt.ExprRef("datum.below ? 11 : -9"),
+        fontWeight="bold",
+        limit=420,
+    )
     chart = alt.layer(
         bounds.encode(y=alt.Y("low:Q", **axis), y2="high"),
         front.encode(y=y),
         every.mark_point(filled=True, size=90, opacity=0.9).encode(y=y, **kinds("kind", looks)),
-        *_labels(points, bool(distance), x, y),
+        labels.encode(x=x, y=y, text="label:N"),
         data=alt.InlineData(values=points),
     )
     title = record.header or [record.name]
     look = {"text": title, "anchor": "start", "fontSize": 12, "offset": 8}
     return {**built(chart, " · ".join(title), 420), "title": look}
-
-
-def _labels(points: list[dict[str, Any]], is_distance: bool, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    """Returns layers with the names of points, written towards the middle of the chart; every second is below."""
-    places = [math.log1p(point["x"] / _small(points)) if is_distance else point["x"] for point in points]
-    middle = (min(places) + max(places)) / 2
-    for point, place in zip(points, places, strict=True):
-        point["right"] = place > middle
-    layers = []
-    for right, below in product((False, True), repeat=2):
-        side = {"align": "right", "dx": -9} if right else {"align": "left", "dx": 9}
-        chosen = f"datum.label && datum.right == {str(right).lower()} && datum.below == {str(below).lower()}"
-        text = alt.Chart().transform_filter(chosen)
-        layers.append(
-            text.mark_text(**side, dy=11 if below else -9, fontWeight="bold", limit=420).encode(
-                x=x, y=y, text="label:N"
-            )
-        )
-    return layers
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:

@@ -157,17 +157,14 @@ def contenders(standings: Standings, error: float) -> list[str]:
     objectives = len(standings[order[0]])
     chance = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
 
-    def beaten(rank: int) -> bool:
-        # A candidate that is worse in everything has a lower rank.
-        return any(_is_beaten(standings[order[rank]], standings[better], chance) for better in order[:rank])
+    def is_beaten(name: str, better: str) -> bool:
+        """Whether another one is shown better in all objectives; without noise, ties in some suffice."""
+        pairs = zip(standings[name], standings[better], strict=True)
+        found = [mine.excess(theirs, chance) for mine, theirs in pairs]  # type: ignore[arg-type]
+        return all(difference >= 0 for difference in found) and any(difference > 0 for difference in found)
 
-    return [name for rank, name in enumerate(order) if not beaten(rank)]
-
-
-def _is_beaten(one: Sequence[Standing], other: Sequence[Standing], error: float) -> bool:
-    """Returns whether another candidate is shown better in all objectives; without noise, ties in some suffice."""
-    found = [mine.excess(theirs, error) for mine, theirs in zip(one, other, strict=True)]  # type: ignore[arg-type]
-    return all(difference >= 0 for difference in found) and any(difference > 0 for difference in found)
+    # A candidate that is worse in everything has a lower rank.
+    return [name for rank, name in enumerate(order) if not any(is_beaten(name, better) for better in order[:rank])]
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:
@@ -197,11 +194,15 @@ def race(
         the remaining candidates that were measured to be a gain, the best first.
     """
     gone: set[str] = set()
+    why = f"cannot win any more: {_WHY[config.objectives[0]]}"
+    if len(config.objectives) > 1:
+        better = f"{', '.join(config.objectives[:-1])} and {config.objectives[-1]}"
+        why = f"cannot be on the front any more: another one is better in {better} by more than noise explains"
     for number in range(config.races + 1):
         standings = {name: standing for name, standing in known(number).items() if name not in gone}
         order = contenders(standings, config.error / (config.races + 1))
         gone |= standings.keys() - set(order)
-        drop(standings.keys() - set(order), Fate.DROPPED, _why_dropped(config))
+        drop(standings.keys() - set(order), Fate.DROPPED, why)
         most = max(config.side_by_side, config.finalists)
         if number == config.races or len(order) <= config.finalists or not measure(number, order[:most]):
             break
@@ -217,10 +218,3 @@ _WHY = {
     "memory": "more memory than the best one, by more than equal baselines differ",
     "distance": "farther from the baseline's images than another one, by more than prompts explain",
 }
-
-
-def _why_dropped(config: SearchConfig) -> str:
-    if len(config.objectives) == 1:
-        return f"cannot win any more: {_WHY[config.objectives[0]]}"
-    better = f"{', '.join(config.objectives[:-1])} and {config.objectives[-1]}"
-    return f"cannot be on the front any more: another one is better in {better} by more than noise explains"

@@ -1,10 +1,19 @@
-"""The record of a search: what tables show, files store and trackers log."""
+"""The record of a search, which files store and trackers log; and its report: the answer and all combinations."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from sdopt.record.comparisons import BreakEven
-from sdopt.statistics.words import start_words
+from sdopt.record.comparisons import BreakEven, Interval
+from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Prose, Section, Table
+from sdopt.report.markdown import written
+from sdopt.report.tones import Tone
+from sdopt.statistics.figures import bounds_text
+from sdopt.statistics.words import gib_text, shortened, start_words
+
+if TYPE_CHECKING:
+    from sdopt.search.space import Space
 
 RECORD, TABLES, PLOT, PAGE = "search.json", "search.md", "search.png", "report.html"
 
@@ -19,19 +28,15 @@ def start_said(start: BreakEven | None) -> str:
 
 
 class Fate(StrEnum):
-    """How far a candidate came in the search."""
+    """How far a candidate came in the search; `_MEANING` says more of some."""
 
     WINNER = "winner"
     PASSED = "passed"
     """The gate passes the candidate, but another one that passes was ranked higher."""
     NOT_PASSED = "not passed"
-    """The gate judged the candidate and does not pass it."""
     LEFT_OUT = "left out"
-    """The candidate might have been the best, but others were ranked higher."""
     DROPPED = "dropped"
-    """The candidate cannot win any more."""
     RULED_OUT = "ruled out"
-    """The candidate failed, exceeds a limit, or breaks a rule of the gate."""
     OPEN = "open"
     """The search has not ended."""
 
@@ -86,3 +91,113 @@ class SearchRecord:
     """Without a winner, the first judged candidate that was faster, and of which nothing bad is shown."""
     lines: list[str] = field(default_factory=list)
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
+
+
+_MEANING = {
+    Fate.NOT_PASSED: "the gate judged it, and something speaks against it or is not shown",
+    Fate.LEFT_OUT: "it was not judged, since others promised more",
+    Fate.DROPPED: "another one is better by more than chance explains",
+    Fate.RULED_OUT: "it failed, exceeds a limit, or its images are too far from the baseline's",
+}
+
+_TONES = {Fate.WINNER: Tone.GOOD, Fate.PASSED: Tone.GOOD, Fate.NOT_PASSED: Tone.BAD}
+
+_SHOWN = 15
+"""Number of combinations that a terminal shows; the page has all."""
+
+
+def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
+    """Returns the answer, the combinations, how to use the winner, and what the figures rest on.
+
+    `brief` is as a terminal shows it: the best combinations, without the reasons why others cannot run.
+    """
+    shown = record.entries[:_SHOWN] if brief else record.entries
+    blocks: list[Block] = [Prose(record.sentence, strong=True)]
+    if shown:
+        blocks.append(_table(record, shown, brief))
+    if brief:
+        blocks.append(Notes(list(_reasons(shown, len(record.entries)))))
+    if record.winner:
+        if record.lines:
+            blocks.append(Code("To turn it on for a pipeline `pipe`", record.lines, "python"))
+        how = "Or, as it was measured" if record.lines else "As it was measured"
+        blocks.append(Code(how, [load_line(record, record.winner)], "python"))
+    if judged := [entry.command for entry in record.entries if entry.command]:
+        blocks.append(Code("To measure the judged combinations again", judged, "bash"))
+    blocks.append(Notes([*_words(record), *record.notes]))
+    why = [*record.left_out, *(f"{name}: {reason}" for name, reason in record.conflicts.items())]
+    if why and not brief:
+        blocks.append(Fold("What cannot run here", [Notes(why)]))
+    return blocks
+
+
+def markdown_of(record: SearchRecord) -> str:
+    """Returns a search as Markdown."""
+    return written([*blocks_of(record), Prose(" · ".join(record.header))])
+
+
+def page_of(record: SearchRecord, charts: Sequence[Chart]) -> Page:
+    """Returns the page of a search, with its plot if there is one."""
+    answer, *others = blocks_of(record)
+    facts = [("model", record.header[0]), *(("", line) for line in record.header[1:])] if record.header else []
+    return Page(f"{record.name}: search", facts, [Section("answer", "Answer", [answer, *charts, *others])])
+
+
+def load_line(record: SearchRecord, variant: str | None) -> str:
+    """Returns the line of Python that loads the pipeline of a judged candidate."""
+    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={variant!r})"
+
+
+def space_table(space: "Space") -> list[Block]:
+    """Returns a table of the variables to search, and the options that cannot run here."""
+    rows = [[each.name, ", ".join(map(str, each.values)), each.plain or ""] for each in space.variables]
+    table = Table(["varied", "values", "of the baseline"], rows)
+    return [table, Notes([f"cannot run: {reason}" for reason in space.left_out])]
+
+
+def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table:
+    """Returns the table; the column of starts is there only if a combination has such a figure."""
+    figures = ["speed-up", "latency", "memory", record.distance]
+    headings = ["options", "outcome", *figures, "start", *([] if brief else ["because"])]
+    rows = [_row(entry, brief)[: len(headings)] for entry in entries]
+    return Table(headings, rows, numbers=figures).filled()
+
+
+def _row(entry: Entry, brief: bool) -> list[Cell | str]:
+    speedup: Cell | str = ""
+    if entry.speedup is not None:
+        speedup = Cell(f"{entry.speedup:.2f}×", bounds_text(Interval(entry.speedup, entry.low, entry.high)))
+    words = start_words(entry.start)
+    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
+    start = "; ".join(filter(None, (start_said(entry.start), again)))
+    return [
+        entry.name,
+        Cell(f"{entry.fate}{', on the front' if entry.on_front else ''}", tone=_TONES.get(entry.fate)),
+        speedup,
+        "" if entry.latency_s is None else f"{entry.latency_s:.3g} s",
+        "" if entry.memory_gib is None else gib_text(entry.memory_gib),
+        "" if entry.distance is None else f"{entry.distance:.2g}",
+        f"+{words[0]}" if brief and words else start,
+        entry.because,
+    ]
+
+
+def _reasons(entries: Sequence[Entry], count: int) -> Iterator[str]:
+    """Yields all reasons of judged combinations, and the first one of those that were ruled out."""
+    for entry in entries:
+        if entry.command:
+            said = start_said(entry.start)
+            yield f"{entry.name}: {entry.because}" + (f"; start {said}" if said else "")
+        elif entry.fate is Fate.RULED_OUT:
+            yield f"{entry.name}: {shortened(entry.because)}"
+    if count > len(entries):
+        yield f"and {count - len(entries)} more"
+
+
+def _words(record: SearchRecord) -> Iterator[str]:
+    """Yields what the words of the table mean."""
+    if any(entry.distance is not None for entry in record.entries):
+        yield f"{record.distance}: how far images are from the baseline's; 0 means that they are the same"
+    for fate in dict.fromkeys(entry.fate for entry in record.entries):
+        if fate in _MEANING:
+            yield f"{fate}: {_MEANING[fate]}"

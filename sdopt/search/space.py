@@ -214,13 +214,15 @@ class Space:
     def overrides(self, point: Point) -> list[str]:
         """Returns the overrides that turn the baseline into a point, as on a command line."""
         combined: dict[str, list[str]] = {}
-        chosen, keys = [], []
+        varied, chosen, keys = {variable.name for variable in self.variables}, [], []
         for name, value in point.items():
             variable, (group, _, option) = self._named(name), name.partition(".")
             if variable.is_key:
                 keys.append(f"{name}={_written(value)}")
             elif variable.combines:
-                combined.setdefault(group, self._unvaried(group))
+                # The options of the group that the baseline has and the search does not vary stay.
+                kept = [axis.partition(".")[2] for axis in self._chosen_in(group) if axis not in varied]
+                combined.setdefault(group, kept)
                 combined[group] += [option] if value == ON else []
             elif value != variable.plain:
                 chosen.append(override_of(name, value))
@@ -237,11 +239,6 @@ class Space:
 
     def _chosen_in(self, group: str) -> list[str]:
         return [axis for axis in self.composer.current.choices if axis.startswith(f"{group}.")]
-
-    def _unvaried(self, group: str) -> list[str]:
-        """Returns the options of a group that the baseline has and the search does not vary."""
-        varied = {variable.name for variable in self.variables}
-        return [axis.partition(".")[2] for axis in self._chosen_in(group) if axis not in varied]
 
     def _variant(self, overrides: Sequence[str]) -> Variant | UsageError:
         key = tuple(overrides)

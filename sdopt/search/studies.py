@@ -145,7 +145,11 @@ class Studies:
         """
         run, _ = self.composed(FINAL)
         shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
-        if run.gate.calibration or not any(shares) or _packaged_fits(run):
+        if run.gate.calibration or not any(shares):
+            return
+        packaged = calibration_file(run.recorded)
+        there = run.model.weights == "packaged" and packaged.is_file()
+        if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
             return
         count = max(self._drawn(stage) for stage in ("screen", "race"))
         say(f"{CALIBRATE}: how much {2 * count} images of the baseline differ by chance, for the margins of the gate")
@@ -206,20 +210,10 @@ class Studies:
             return composer.current, composer.variant(BASELINE)
 
 
-def _packaged_fits(run: RunConfig) -> bool:
-    """Returns whether a calibration that comes with sdopt is of this model and this work."""
-    file = calibration_file(run.recorded)
-    own = run.model.weights == "packaged" and file.is_file()
-    return own and fit_of(read_calibration(file), run.recorded, named=False).calibration is not None
-
-
 def _variants(candidates: Sequence[Candidate]) -> str:
     """Returns the override that names the variants of a study: the baseline and the candidates."""
     named = {BASELINE: ()} | {candidate.name: candidate.overrides for candidate in candidates}
-    listed = (f"{_escaped(name)}:[{','.join(map(quoted, overrides))}]" for name, overrides in named.items())
+    # As Hydra's grammar takes the keys of a dictionary.
+    keys = {name: re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", name) for name in named}
+    listed = (f"{keys[name]}:[{','.join(map(quoted, overrides))}]" for name, overrides in named.items())
     return f"study.variants={{{','.join(listed)}}}"
-
-
-def _escaped(key: str) -> str:
-    """Returns the key of a dictionary as Hydra's grammar takes it."""
-    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", key)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 
-from sdopt.record.choices import option_name
+from sdopt.record.choices import difference, option_name
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import VariantResult
 from sdopt.schema import Workload
@@ -95,8 +95,7 @@ def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
 
     The code is diffusers' own for options that have such code, and `sdopt.optimize` for the others.
     """
-    differ = [axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option]
-    imports, changes, contexts = code_of(variant, differ)
+    imports, changes, contexts = code_of(variant, difference(variant.choices, reference.choices))
     scheduler = _scheduler(variant.config, reference.config)
     call = _call(variant.config, reference.config)
     if "spread(" in call:

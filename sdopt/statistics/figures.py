@@ -113,26 +113,14 @@ class Figures:
     shape: Shape
     variant: VariantResult
     comparison: Comparison | None
-    estimator: str
     latency: Interval | None
     """One call, as `protocol.estimator` summarises it."""
-    latency_s: dict[str, float]
-    """Other summaries of the same calls (`p50`, `mean`, `p95`), and the first one (`cold_start`, `compile`)."""
+    at_shape: dict[str, float | None]
+    """The variant's own figures that each shape has, by flat names: `latency/p50_s`, `memory/peak_process_gib`, …"""
+    at_main_shape: dict[str, float | None]
+    """Those that only the main shape has, likewise: operations, interference, energy, loading, stages."""
     stages_ms: dict[str, float]
-    images_per_s: float | None
-    energy_per_image_j: float | None
-    cost_per_1000_images: float | None
-    graphs: float | None
-    """Graphs compiled in the first call."""
-    recompiles: float | None
-    """Graphs compiled in later calls."""
     compute: Compute | None
-    interference: dict[str, float | None]
-    """What others took from its timed calls, by flat names; empty where nothing was counted."""
-    processes_needed: int | None
-    """How many processes the speed-ups need, in a study with `protocol.precision`."""
-    memory_gib: dict[str, float]
-    """By name (`peak_process`, `peak_allocated`, …): `headline_memory`, and the largest of all processes of others."""
     headline_memory: tuple[str, float] | None
     """The peak from which memory ratios are computed, with its name: the geometric mean of the processes."""
     largest_memory_gib: float | None
@@ -190,15 +178,7 @@ class Figures:
     @property
     def flat_of_shape(self) -> dict[str, float | None]:
         """The figures that every shape has, by flat names; None for a figure that was not measured."""
-        found: dict[str, float | None] = {
-            **{f"latency/{name}_s": value for name, value in self.latency_s.items()},
-            **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
-            "throughput/images_per_s": self.images_per_s,
-            "cost/per_1000_images": self.cost_per_1000_images,
-            "compile/graphs": self.graphs,
-            "compile/recompiles": self.recompiles,
-            **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
-        }
+        found = dict(self.at_shape)
         steps = {f"step/{name}": ratio for name, ratio in self.ratios.items()} if self.is_step else {}
         for name, ratio in (self.overall | steps).items():
             found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
@@ -216,12 +196,7 @@ class Figures:
         scored = bool(self.variant.quality or self.variant.trips)
         found: dict[str, float | None] = {
             **self.flat_of_shape,
-            **(self.compute.flat if self.compute else {}),
-            **self.interference,
-            "precision/processes_needed": self.processes_needed,
-            "energy/per_image_j": self.energy_per_image_j,
-            "latency/load_s": _median(measurement.load_s for measurement in self.variant.measurements),
-            **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
+            **self.at_main_shape,
             **{f"quality/{name}": score.estimate for name, score in self.scores.items()},
             "quality/tripped_images": self.variant.broken_images if scored else None,
             "gate/passed": None if self.verdict is None else self.verdict is Verdict.PASS,
@@ -268,15 +243,10 @@ def _figures_at(result: StudyResult) -> list[Figures]:
     ]
 
 
-def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
-    """Returns each variant's first row, in the order of the variants."""
-    first = first_rows(figures_of(result))
+def figures_by_variant(result: StudyResult, rows: Sequence[Figures] = ()) -> dict[str, Figures]:
+    """Returns each variant's first row, of `rows` or of all, in the order of the variants."""
+    first = {row.variant.name: row for row in reversed(rows or figures_of(result))}
     return {variant.name: first[variant.name] for variant in result.variants}
-
-
-def first_rows(rows: Sequence[Figures]) -> dict[str, Figures]:
-    """Returns the first of the rows of each variant, by the variant's name."""
-    return {row.variant.name: row for row in reversed(rows)}
 
 
 def floor_range(result: StudyResult) -> tuple[float, float] | None:
@@ -294,37 +264,45 @@ def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float
 
 
 def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Figures:
-    estimator = result.config.protocol.estimator
+    estimator, measured = result.config.protocol.estimator, variant.measurements
     time = latency(variant, estimator, result.confidence) if variant.status.timed else None
-    images = variant.config.images_per_call
-    price = variant.config.hardware.price_per_hour
-    measured = variant.measurements
+    images, price = variant.config.images_per_call, variant.config.hardware.price_per_hour
     name, peak = next((m.peak[0] for m in measured if m.peak), None), peak_memory_gib(variant)
     memory = None if name is None or peak is None else (name, peak)
     energy = [joules for measurement in measured for joules in measurement.energy_j]
-    tflop = variant.tflop_per_image
+    tflop, stages_ms = variant.tflop_per_image, _stages(variant)
+    per_s = images / time.estimate if time else None
+    compute = Compute(tflop, tflop * per_s, peak_rate(result, variant)) if tflop and per_s else None
     sides = (comparison.candidate, comparison.reference) if comparison else None
     return Figures(
         shape=variant.config.shapes[0],
         variant=variant,
         comparison=comparison,
-        estimator=estimator,
         latency=time,
-        latency_s=_latencies(variant),
-        stages_ms=_stages(variant),
-        images_per_s=images / time.estimate if time else None,
-        energy_per_image_j=float(np.mean(energy)) / images if energy else None,
-        cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
-        graphs=_median(measurement.shapes[0].graphs for measurement in measured),
-        recompiles=_median(measurement.shapes[0].recompiles for measurement in measured),
-        compute=Compute(tflop, tflop * (images / time.estimate), peak_rate(result, variant))
-        if time and tflop
-        else None,
-        interference=_interference(variant),
-        processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
-        memory_gib=_memory(variant) | ({memory[0].removesuffix("_gib"): memory[1]} if memory else {}),
+        at_shape={
+            **_latencies(variant),
+            **_bounded(f"latency/{_LABELS.get(estimator, estimator)}", time, "_s"),
+            "throughput/images_per_s": per_s,
+            "cost/per_1000_images": 1000 * price / 3600 * time.estimate / images
+            if time and price is not None
+            else None,
+            "compile/graphs": _median(measurement.shapes[0].graphs for measurement in measured),
+            "compile/recompiles": _median(measurement.shapes[0].recompiles for measurement in measured),
+            **_memory(variant),
+            **({f"memory/{memory[0]}": memory[1]} if memory else {}),
+        },
+        at_main_shape={
+            **(compute.flat if compute else {}),
+            **_interference(variant),
+            "precision/processes_needed": result.precision.needed.get(variant.name) if result.precision else None,
+            "energy/per_image_j": float(np.mean(energy)) / images if energy else None,
+            "latency/load_s": _median(measurement.load_s for measurement in measured),
+            **{f"stage/{stage}_ms": value for stage, value in stages_ms.items()},
+        },
+        stages_ms=stages_ms,
+        compute=compute,
         headline_memory=memory,
-        largest_memory_gib=max((m.peak[1] for m in measured if m.peak), default=None),
+        largest_memory_gib=max(variant.peaks_gib, default=None),
         ratios=_ratios(result, comparison) if comparison else {},
         overall=_overall(result, variant),
         scores=variant.quality | (comparison.quality if comparison else {}),
@@ -332,16 +310,15 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
     )
 
 
-def _latencies(variant: VariantResult) -> dict[str, float]:
+def _latencies(variant: VariantResult) -> dict[str, float | None]:
     samples = [sample for times in variant.samples.values() for sample in times]
-    summaries = {name: latency(variant, name, 0.95) for name in ("median", "mean")}
-    found: dict[str, float | None] = {
-        **{_LABELS.get(name, name): time.estimate if time else None for name, time in summaries.items()},
-        "p95": float(np.quantile(samples, 0.95)) if samples else None,
-        "cold_start": _median(m.shapes[0].cold_start_s for m in variant.measurements),
-        "compile": _median(m.shapes[0].compile_s for m in variant.measurements),
+    summaries = {_LABELS.get(name, name): latency(variant, name, 0.95) for name in ("median", "mean")}
+    return {
+        **{f"latency/{name}_s": time.estimate if time else None for name, time in summaries.items()},
+        "latency/p95_s": float(np.quantile(samples, 0.95)) if samples else None,
+        "latency/cold_start_s": _median(m.shapes[0].cold_start_s for m in variant.measurements),
+        "latency/compile_s": _median(m.shapes[0].compile_s for m in variant.measurements),
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _stages(variant: VariantResult) -> dict[str, float]:
@@ -382,6 +359,7 @@ def _interference(variant: VariantResult) -> dict[str, float | None]:
 
 
 def _memory(variant: VariantResult) -> dict[str, float]:
+    """Returns the largest of all processes of each kind of memory."""
     names = {
         "loaded_process": "process_loaded_gib",
         "peak_process": "peak_process_gib",
@@ -394,7 +372,7 @@ def _memory(variant: VariantResult) -> dict[str, float]:
     }
     memories = [memory for measurement in variant.measurements for memory in measurement.memories]
     found = {name: [getattr(memory, field) for memory in memories] for name, field in names.items()}
-    return {name: max(values) for name, values in found.items() if values and None not in values}
+    return {f"memory/{name}_gib": max(values) for name, values in found.items() if values and None not in values}
 
 
 def _overall(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:

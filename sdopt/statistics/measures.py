@@ -78,13 +78,8 @@ FIRST_IMAGE = "first_image_s"
 """The seconds from the start of loading to the end of the first call; a gate's rules may limit them."""
 
 
-def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
-    """Returns the smallest factor, at least 1, by which a measure must differ from that of a reference to count."""
-    return smallest_change(measure, gate, reference)[0]
-
-
 def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> tuple[float, str]:
-    """Returns the smallest factor that counts, with the key that sets it."""
+    """Returns the smallest factor, at least 1, by which a measure must differ to count, and the key that sets it."""
     if measure is not MEMORY_RATIO:
         return 1 + gate.smallest_speedup, "gate.smallest_speedup"
     peak = peak_memory_gib(reference)

@@ -4,13 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.record.choices import as_choice, option_name
+import numpy as np
+
+from sdopt.record.choices import as_choice, difference, option_name
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Evidence
 from sdopt.schema import WORK
 from sdopt.statistics.figures import Figures, figures_of
-from sdopt.statistics.gpu import LAUNCH_BOUND, busy_share
 from sdopt.statistics.measures import SPEEDUP
+
+LAUNCH_BOUND = 0.8
+"""If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
 
 
 class Standing(StrEnum):
@@ -99,9 +103,8 @@ def _alone(result: StudyResult, row: Figures) -> str | None:
     # Not even in what a variant may choose: fewer steps beside the option would be credited to it.
     if row.variant.config.differing(reference.config, (*WORK, "hardware")):
         return None
-    mine, others = row.variant.choices, reference.choices
-    axes = [axis for axis in {*mine, *others} if mine.get(axis) != others.get(axis)]
-    return axes[0] if len(axes) == 1 and axes[0] in mine and axes[0] in row.variant.promises else None
+    axes = list(difference(row.variant.choices, reference.choices))
+    return axes[0] if len(axes) == 1 and axes[0] in row.variant.choices and axes[0] in row.variant.promises else None
 
 
 def _nothing_gained(row: Figures, axis: str) -> str:
@@ -127,3 +130,13 @@ def _figures_text(row: Figures) -> str:
 def option_of(outcome: Outcome) -> str:
     """Returns the option as a command line chooses it."""
     return as_choice(outcome.group, outcome.option)
+
+
+def busy_share(variant: VariantResult) -> float | None:
+    """Returns the share of a denoiser step for which the device worked; None where either is not known.
+
+    The work comes from a trace. The step's time comes from calls that were not traced, because tracing slows Python.
+    """
+    found = [(m.shapes[0].denoiser_busy_s, m.stages_s.get("denoiser_step")) for m in variant.measurements]
+    shares = [min(1.0, busy_s / float(np.mean(steps))) for busy_s, steps in found if busy_s is not None and steps]
+    return float(np.median(shares)) if shares else None

@@ -14,10 +14,9 @@ from pydantic import ConfigDict, TypeAdapter
 
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
-from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.schema import Shape, bounded
-from sdopt.statistics.figures import Figures, bounds_text, figures_of
+from sdopt.record.records import Status, StudyResult
+from sdopt.schema import bounded
+from sdopt.statistics.figures import Figures, figures_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 
@@ -60,10 +59,6 @@ class PublishedTable:
         """The shape that the figures belong to; "" if the study has only one."""
         size = f"{self.size}×{self.size}" if self.size else ""
         return ", ".join(filter(None, [size, f"batch {self.batch_size}" if self.batch_size else ""]))
-
-    def is_of(self, shape: Shape) -> bool:
-        """Returns whether the figures are of calls of a shape."""
-        return self.size in (None, shape.size) and self.batch_size in (None, shape.batch_size)
 
     @property
     def columns(self) -> tuple[dict[str, str], ...]:
@@ -154,25 +149,10 @@ def require_published(published: Published, variants: Sequence[str]) -> None:
         raise UsageError(list(dict.fromkeys(problems)))
 
 
-def other_setup(setup: PublishedSetup, config: RecordedConfig) -> list[str]:
-    """Returns in what a study's configuration differs from the article's, as in `2 steps instead of 50`."""
-    workload = config.workload
-    pairs = {
-        "model": (config.model.name, setup.model),
-        "scheduler": (config.scheduler.class_name, setup.scheduler),
-        "steps": (workload.steps, setup.steps),
-        "size": (config.shapes[0].size, setup.size),
-        "images per call": (config.images_per_call, setup.images),
-    }
-    return [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]
-
-
 _GIB_IN_GB = 2**30 / 1e9
 
 MEMORY = "memory"
 """The measure of a claim that an amount of memory suffices; other claims have the name of their `Measure`."""
-
-_SYMBOLS = {SPEEDUP.name: "×", MEMORY_RATIO.name: "×", MEMORY: " GB"}
 
 
 class Reproduction(StrEnum):
@@ -221,21 +201,6 @@ class Claim:
     def measure(self) -> str:
         """What it is a figure of: see `_Figure.measure`."""
         return self.figure.measure
-
-    @property
-    def published_text(self) -> str:
-        """The published figure with its unit."""
-        value = self.figure.value
-        if value is None:
-            return ""
-        text = f"{value.value:{'g' if self.measure == MEMORY else '.2f'}}"
-        return ("<" if value.below else "") + text + _SYMBOLS[self.measure]
-
-    @property
-    def measured_parts(self) -> tuple[str, str]:
-        """The measured figure with its unit, and its interval; "" for none."""
-        found = self.measured
-        return (f"{found.estimate:.2f}{_SYMBOLS[self.measure]}", bounds_text(found)) if found else ("", "")
 
 
 _PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)
@@ -329,7 +294,12 @@ def _judged(
     result: StudyResult, published: Published, row: Figures, table: PublishedTable, gpu: str, figure: _Figure
 ) -> Claim:
     """Returns the claim for one published figure: with the measured figure beside it, and the verdict."""
-    there = next((at for at in row.shapes if table.is_of(at.shape)), None)
+    fits = (
+        at
+        for at in row.shapes
+        if table.size in (None, at.shape.size) and table.batch_size in (None, at.shape.batch_size)
+    )
+    there = next(fits, None)
     measured = _measured(there, figure.measure) if there else None
     verdict, reason = _not_run(result, row, figure) or (
         _verdict(result, published, there, figure, measured, gpu)
@@ -360,7 +330,15 @@ def _verdict(
         return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
     if figure.value is None:
         return Reproduction.NO_FIGURE, "the article gives none"
-    others = other_setup(published.setup, result.config)
+    config, setup = result.config, published.setup
+    pairs = {
+        "model": (config.model.name, setup.model),
+        "scheduler": (config.scheduler.class_name, setup.scheduler),
+        "steps": (config.workload.steps, setup.steps),
+        "size": (config.shapes[0].size, setup.size),
+        "images per call": (config.images_per_call, setup.images),
+    }
+    others = [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]
     if others:
         return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
     if figure.measure != SPEEDUP.name and (row.headline_memory or ("",))[0] != "peak_allocated_gib":
@@ -374,13 +352,13 @@ def _not_run(result: StudyResult, row: Figures, figure: _Figure) -> _Reasoned | 
     if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
         return Reproduction.REPRODUCED, "ran out of memory here too"
     stopped = [side for side in sides if side.status is not Status.OK]
-    reasons = [("" if side is row.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
+    reasons = []
+    for side in stopped:
+        silent = "no evidence that its options took effect" if side.status is Status.NOT_ENGAGED else ""
+        reason = side.reason or silent
+        told = f"{side.status} ({reason})" if reason else str(side.status)
+        reasons.append(told if side is row.variant else f"{side.name}: {told}")
     return (Reproduction.NOT_RUN, "; ".join(reasons)) if stopped else None
-
-
-def _why_not_run(side: VariantResult) -> str:
-    reason = side.reason or {Status.NOT_ENGAGED: "no evidence that its options took effect"}.get(side.status, "")
-    return f"{side.status} ({reason})" if reason else str(side.status)
 
 
 def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
+from sdopt.errors import UsageError
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import Measurement
+from sdopt.schema import Gate, Protocol
 from sdopt.statistics.break_even import break_even, uncounted
 
 MINIMUM_PROCESSES = 3
@@ -136,7 +138,7 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
 
 def _logs_of(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> list[np.ndarray]:
     """Returns log(reference / candidate) by round, of each replicate, over all its sessions."""
-    return [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
+    return [np.concatenate([paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
 
 
 def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
@@ -181,14 +183,14 @@ def paired(
     others = {(measurement.replicate, measurement.session): measurement for measurement in reference.measurements}
     for mine in candidate.measurements:
         other = others.get((mine.replicate, mine.session))
-        if other and _paired_logs(mine, other).size and (sessions is None or mine.session in sessions):
+        if other and paired_logs(mine, other).size and (sessions is None or mine.session in sessions):
             found.setdefault(mine.replicate, []).append((mine, other))
     return found
 
 
 def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
     """Returns how many rounds of a replicate were timed for both variants in the same session."""
-    return sum(_paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
+    return sum(paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
 
 
 def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
@@ -197,7 +199,7 @@ def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogR
     CUDA's peaks are the same in every process. Their error is 0, so that any difference is certain, and the smallest
     effect that counts decides.
     """
-    mine, other = _peaks(candidate), _peaks(reference)
+    mine, other = candidate.peaks_gib, reference.peaks_gib
     if not mine or not other or min(mine + other) <= 0:
         return None
     return _two_samples(np.log(mine), np.log(other))
@@ -205,7 +207,7 @@ def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogR
 
 def peak_memory_gib(variant: VariantResult) -> float | None:
     """Returns the geometric mean of the processes' peak memory, or None where it was not measured."""
-    peaks = _peaks(variant)
+    peaks = variant.peaks_gib
     return math.exp(float(np.mean(np.log(peaks)))) if peaks and min(peaks) > 0 else None
 
 
@@ -316,20 +318,16 @@ def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
 def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
     """Returns log times of one replicate by round, relative to the baseline of the same round and session."""
     pairs = paired(variant, baseline).get(replicate, [])
-    return np.concatenate([np.zeros(0), *(-_paired_logs(*pair) for pair in pairs)])
+    return np.concatenate([np.zeros(0), *(-paired_logs(*pair) for pair in pairs)])
 
 
-def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
+def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
     in_blocks = bool(candidate.shapes[0].latency_before_s or reference.shapes[0].latency_before_s)
     mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
     rounds = min(mine.size, other.size)
     found: np.ndarray = other[:rounds] - mine[:rounds]
     return found
-
-
-def _peaks(variant: VariantResult) -> list[float]:
-    return [m.peak[1] for m in variant.measurements if m.peak]
 
 
 def speedup_drift(
@@ -350,3 +348,57 @@ def speedup_drift(
         freedom = total**2 / float(np.sum(shares**2 / [mine.size - 1, other.size - 1])) if total else 1.0
         found = replace(found, error=math.sqrt(total), freedom=freedom)
     return found.interval(confidence)
+
+
+def require_precision(protocol: Protocol, gate: Gate) -> None:
+    """Raises UsageError if no number of processes could reach the precision, or if there is a budget without one."""
+    problems = []
+    pilot = gate.replicates if protocol.replicates is None else protocol.replicates
+    if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
+        problems.append(
+            f"protocol.precision={protocol.precision:g}: needs protocol.replicates={MINIMUM_PROCESSES} or more, not "
+            f"{pilot}: their deviation decides how many processes are added"
+        )
+    if protocol.budget_s is not None and protocol.precision is None:
+        problems.append(
+            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not set; "
+            "set both or neither"
+        )
+    if problems:
+        raise UsageError(problems)
+
+
+def processes_needed(result: StudyResult) -> dict[str, int]:
+    """Returns by candidate how many processes its speed-ups need for an interval as narrow as `protocol.precision`.
+
+    Candidates without an interval are left out. To measure until an interval is narrow enough means to stop when it
+    happens to look narrow, and such intervals miss the truth too often. So sdopt uses Stein's two stages (1945): the
+    deviation among the first `protocol.replicates` processes, the pilot, fixes the number of processes, and the
+    interval around the mean of all processes uses that same deviation. The coverage is then as stated, whatever the
+    deviation, because deviation and mean of normal samples are independent.
+    """
+    precision, found = result.config.protocol.precision, dict[str, int]()
+    if precision is None:
+        return found
+    for edge in result.comparisons:
+        candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
+        if candidate.role == "control":
+            continue
+        for shape_index in range(len(result.shapes)):
+            pilot = pilot_speedup(candidate.at(shape_index), reference.at(shape_index))
+            if pilot is not None and pilot.error is not None:
+                width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
+                needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)
+                found[candidate.name] = max(needed, pilot.n, found.get(candidate.name, 0))
+    return found
+
+
+def kept_going(result: StudyResult) -> Mapping[str, tuple[int, int]]:
+    """Returns how many processes each candidate has and needs, for those that needed more than the pilot had."""
+    if result.precision is None:
+        return {}
+    return {
+        name: (len(result.variant(name).samples), needed)
+        for name, needed in result.precision.needed.items()
+        if needed > result.config.replicates
+    }

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from sdopt.contract import Contract
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import Verdict
 from sdopt.statistics.figures import Figures, Ratio
 from sdopt.statistics.measures import RULED
 
@@ -63,20 +63,13 @@ def images_of(row: Figures) -> Images:
         return Images.WORSE
     if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
         return Images.EQUAL
-    rulings = image_rulings(row.judgement)
-    if row.judgement is None or not rulings:
-        return Images.NOT_JUDGED
-    if all(ruling.verdict is Verdict.PASS for ruling in rulings):
-        return Images.WITHIN if row.judgement.contract is Contract.LOSSY else Images.EQUAL
-    if any(ruling.verdict is Verdict.FAIL for ruling in rulings):
+    rulings = row.judgement.rulings if row.judgement else []
+    verdicts = {r.verdict for r in rulings if r.metric and r.metric.partition("/")[0] not in RULED}
+    if Verdict.FAIL in verdicts:
         return Images.WORSE
-    return Images.NOT_JUDGED
-
-
-def image_rulings(judgement: Judgement | None) -> list[Ruling]:
-    """Returns the rulings on the images of a comparison."""
-    rulings = judgement.rulings if judgement else []
-    return [ruling for ruling in rulings if ruling.metric and ruling.metric.partition("/")[0] not in RULED]
+    if row.judgement is None or verdicts != {Verdict.PASS}:
+        return Images.NOT_JUDGED
+    return Images.WITHIN if row.judgement.contract is Contract.LOSSY else Images.EQUAL
 
 
 def worst_images(found: Sequence[Images]) -> Images:

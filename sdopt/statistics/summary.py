@@ -5,13 +5,14 @@ Variants are ranked by their gain over the study's baseline; what a variant gain
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.adoption import command_of, lines_of
-from sdopt.statistics.figures import Figures, Ratio, figures_of, first_rows
+from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.scale import (
@@ -40,19 +41,15 @@ class Step:
 
     Attributes:
         reference: the other variant.
-        option: the option in which the two differ, as in `precision=bf16`.
         left_out: whether the variant leaves this option of its reference out, as in `study=leave_one_out`.
         figures: the figures of the comparison.
         speed: what the speed-up shows.
-        decision: the gate's verdict on it; None if none judged.
     """
 
     reference: str
-    option: str
     left_out: bool
     figures: Figures
     speed: Speed | None
-    decision: Decision | None
 
     @property
     def text(self) -> str:
@@ -149,11 +146,6 @@ class Row:
         return [name for name, ratio in self.ratios.items() if ratio.gain > 0 or name in self._gains]
 
     @property
-    def harms(self) -> list[str]:
-        """The names of the ratios that show a harm."""
-        return [name for name, ratio in self.ratios.items() if ratio.gain < 0 and name not in self._gains]
-
-    @property
     def _gains(self) -> Sequence[str]:
         judged = self.figures.judgement
         return () if judged is None or self.figures.is_step else judged.gains
@@ -201,17 +193,11 @@ class Summary:
     @property
     def first(self) -> dict[str, Figures]:
         """The first figures of each variant, by its name, in the order of the variants."""
-        first = first_rows(self.figures)
-        return {variant.name: first[variant.name] for variant in self.result.variants}
+        return figures_by_variant(self.result, self.figures)
 
     def row(self, variant: str) -> Row | None:
         """Returns the row of a variant; None for the repeated baseline."""
         return next((row for row in self.rows if row.name == variant), None)
-
-    def step(self, figures: Figures) -> Step | None:
-        """Returns the step that some figures are of; None if they are of a comparison with the baseline."""
-        row = self.row(figures.variant.name)
-        return next((step for step in row.steps if step.figures is figures), None) if row else None
 
 
 def summary_of(result: StudyResult) -> Summary:
@@ -223,7 +209,7 @@ def summary_of(result: StudyResult) -> Summary:
         if not variant.is_control
     ]
     known = {row.name: row for row in rows}
-    rows = sorted((_with_chain(row, known, result) for row in rows), key=rank_of)
+    rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
     return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(_notes(result)))
 
@@ -258,31 +244,24 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         lines=tuple(lines_of(variant, baseline)),
     )
     row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
-    because = _objection(result, row, direct)
+    because = next(filter(None, _objections(result, row, direct)), "")
     return replace(row, because=because, pays=not because)
 
 
 def _step(result: StudyResult, figures: Figures) -> Step:
     reference, baseline = result.variant(figures.reference), result.variant(result.baseline)
     speeds = [speed_of(at.speedup) for at in figures.shapes if at.speedup]
+    mine, plain = figures.variant.choices, baseline.choices
+    axes = difference(mine, reference.choices)
     return Step(
         reference=figures.reference,
-        option=figures.comparison.credit if figures.comparison else "",
-        left_out=_leaves_out(figures.variant, reference, baseline),
+        left_out=bool(axes) and all(mine.get(axis) == plain.get(axis) for axis in axes),
         figures=figures,
         speed=speed_over(speeds) if figures.variant.status.measured else None,
-        decision=decision_of(figures.judgement.verdict) if figures.judgement else None,
     )
 
 
-def _leaves_out(candidate: VariantResult, reference: VariantResult, baseline: VariantResult) -> bool:
-    """Returns whether the candidate is the reference without one of its options, as in `study=leave_one_out`."""
-    mine, other, plain = candidate.choices, reference.choices, baseline.choices
-    axes = [axis for axis in {*mine, *other} if mine.get(axis) != other.get(axis)]
-    return bool(axes) and all(mine.get(axis) == plain.get(axis) for axis in axes)
-
-
-def _with_chain(row: Row, known: dict[str, Row], result: StudyResult) -> Row:
+def _with_chain(row: Row, known: dict[str, Row]) -> Row:
     """Returns a row that is no better than the steps that it is built on: their images and verdicts are its own too."""
     images, seen, step = [row.images] if row.images else [], {row.name}, next(iter(row.steps), None)
     if not row.figures.is_step:
@@ -300,41 +279,28 @@ def _with_chain(row: Row, known: dict[str, Row], result: StudyResult) -> Row:
 # -------------------------------------------------------------------------------------------------------- objections
 
 
-def _objection(result: StudyResult, row: Row, direct: Figures | None) -> str:
-    """Returns why a variant does not pay; "" if it does."""
+def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterator[str]:
+    """Yields why a variant does not pay, each "" if that does not speak against it; the first one that does counts."""
     variant, baseline = row.variant, result.variant(result.baseline)
     reference = result.variant(row.figures.reference or result.baseline)
     judged = [one.judgement for one in (direct, *(step.figures for step in row.steps)) if one and one.judgement]
-    refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
-    because = _failure(variant)
-    if not because and baseline.status is not Status.OK:
-        because = f"the baseline has the status {baseline.status}"
-    if not because and (variant.choices, variant.config) == (reference.choices, reference.config):
-        because = REPEATS
-    if not because and (work := variant.config.incomparable_work(baseline.config)):
-        because = f"not the same work: {', '.join(work)}"
-    # What a gate says of leaving an option out says nothing of the variant as a whole.
-    if not because and not any(step.left_out for step in row.steps):
-        because = "; ".join(dict.fromkeys(map(_refusal, refused)))
-    if not because and not row.gains:
-        because = _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
-    if not because and not judged and not _is_explained(result, row, reference):
-        because = "sdopt's own trace shows no change that explains it"
-    return because
-
-
-def _is_explained(result: StudyResult, row: Row, reference: VariantResult) -> bool:
-    """Returns whether the traces of two variants show a change that can explain the gain that is claimed."""
-    claims = any(promise.claims for promise in row.variant.promises_beside(reference))
-    faster = all(measure_named(name) is SPEEDUP for name in row.gains)
-    return not (claims and faster) or bool(changes_of(result, row.variant, reference))
-
-
-def _failure(variant: VariantResult) -> str:
-    """Returns why the figures of a variant prove nothing; "" if it was fully measured and took effect."""
     if variant.status in (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED):
-        return variant.reason or str(variant.status)
-    return broken_because(variant)
+        yield variant.reason or str(variant.status)
+    yield broken_because(variant)
+    yield "" if baseline.status is Status.OK else f"the baseline has the status {baseline.status}"
+    if (variant.choices, variant.config) == (reference.choices, reference.config):
+        yield REPEATS
+    if work := variant.config.incomparable_work(baseline.config):
+        yield f"not the same work: {', '.join(work)}"
+    # What a gate says of leaving an option out says nothing of the variant as a whole.
+    if not any(step.left_out for step in row.steps):
+        refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
+        yield "; ".join(dict.fromkeys(map(_refusal, refused)))
+    if not row.gains:
+        yield _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
+    claims = any(promise.claims for promise in variant.promises_beside(reference))
+    if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
+        yield "" if changes_of(result, variant, reference) else "sdopt's own trace shows no change that explains it"
 
 
 def _wires(variant: VariantResult) -> str:
@@ -401,21 +367,18 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     if all(row.speed in (Speed.FEW, None) for row in candidates):
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
         return f"Not enough runs to tell: {described(first, baseline)}; {more}."
-    if not several and first.speed is Speed.FASTER:
-        return f"{described(first, baseline)}: {shortened(first.because)}."
-    told = [f"Keep the baseline: {described(first, baseline)}" if not several else _none_of(candidates)]
-    if several and first.speed is Speed.FASTER:
-        told.append(f"The fastest: {described(first, baseline)}: {shortened(first.because)}")
-    elif several and (trade := next((row for row in candidates if row.pays), None)):
-        told.append(f"A trade: {described(trade, baseline)}")
-    return ". ".join(told) + "."
-
-
-def _none_of(candidates: Sequence[Row]) -> str:
+    if not several:
+        one = described(first, baseline)
+        return f"{one}: {shortened(first.because)}." if first.speed is Speed.FASTER else f"Keep the baseline: {one}."
     counts = {speed: sum(row.speed is speed for row in candidates) for speed in Speed}
     counted = [f"{count} {speed}" for speed, count in counts.items() if count]
     counted += [f"{count} not measured"] if (count := sum(row.speed is None for row in candidates)) else []
-    return f"Keep the baseline: none of {len(candidates)} is shown to be better ({', '.join(counted)})"
+    told = [f"Keep the baseline: none of {len(candidates)} is shown to be better ({', '.join(counted)})"]
+    if first.speed is Speed.FASTER:
+        told.append(f"The fastest: {described(first, baseline)}: {shortened(first.because)}")
+    elif trade := next((row for row in candidates if row.pays), None):
+        told.append(f"A trade: {described(trade, baseline)}")
+    return ". ".join(told) + "."
 
 
 def described(row: Row, baseline: Row | None, name: str = "") -> str:

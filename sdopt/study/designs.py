@@ -3,7 +3,7 @@
 A design is a frozen dataclass with a yaml in `conf/study/`. It asks a `Composer` for variants and returns a `Plan`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
 from typing import Protocol
@@ -11,7 +11,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.record.choices import NONE, as_override, listed
+from sdopt.record.choices import as_override, difference, listed
 from sdopt.schema import ExplicitEdge, wrong_label
 from sdopt.statistics.published import Published, require_published
 from sdopt.variant import Variant
@@ -327,9 +327,3 @@ def _overrides(options: list[str], design: str) -> list[str]:
 def credit(candidate: Variant, reference: Variant) -> str:
     """Returns the choices by which a candidate differs, as in `precision=bf16, memory=vae_slicing`."""
     return listed(difference(candidate.choices, reference.choices)) or "nothing"
-
-
-def difference(choices: Mapping[str, str], reference: Mapping[str, str]) -> dict[str, str]:
-    """Returns the choices by axis that are not those of the reference; an axis that only it has is `none`."""
-    axes = [*choices, *(axis for axis in reference if axis not in choices)]
-    return {axis: choices.get(axis, NONE) for axis in axes if choices.get(axis) != reference.get(axis)}

@@ -44,8 +44,7 @@ class Inspection:
             if process.first and not any(m.complete for m in process.row.measurements if not m.replicate)
         ]
         for process in first:
-            self._take_energy(process)
-            self._count_operations(process)
+            self._take_totals(process)
         # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
         draw_images(self._session, [process for process in first if not (process.row.is_control and scored)])
         # After the images, because the image of this call is compared with one of them: options may change over calls.
@@ -90,15 +89,11 @@ class Inspection:
                     process.row.reason = append_reason(process.row, *left_set)
             self._study.progress.advance(len(self._group))
 
-    def _take_energy(self, process: VariantProcess) -> None:
+    def _take_totals(self, process: VariantProcess) -> None:
+        """Notes the energy of a call, and the TFLOP of one image, counted once for all variants of the same work."""
         seconds = self._study.protocol.energy_s
-        if not seconds:
-            return
-        for _, joules in self._ask([process], "energy", PipelineHost.measure_energy, seconds):
+        for _, joules in self._ask([process], "energy", PipelineHost.measure_energy, seconds) if seconds else ():
             process.measurement.energy_j += [] if joules is None else [joules]
-
-    def _count_operations(self, process: VariantProcess) -> None:
-        """Notes the TFLOP of one image, counted once for all variants of the same work."""
         if any(option.saves_operations is None for _, option in process.variant.applied):
             return
         savings = [option for _, option in process.variant.applied if option.saves_operations]

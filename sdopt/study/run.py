@@ -6,11 +6,10 @@ from pathlib import Path
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.files import write_at_last
 from sdopt.record.records import Precision, Schedule, Status, StudyResult, VariantResult, append_reason, now
-from sdopt.schema import Protocol, Quality
+from sdopt.schema import Protocol
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.effects import effects_of
-from sdopt.statistics.precision import processes_needed
-from sdopt.statistics.ratios import compare
+from sdopt.statistics.ratios import compare, processes_needed
 from sdopt.study.designs import Plan
 from sdopt.study.progress import Progress
 from sdopt.study.resume import missing_of
@@ -24,12 +23,10 @@ from sdopt.worker.process import StartWorker
 def run_study(
     plan: Plan,
     result: StudyResult,
-    protocol: Protocol,
     machine: Machine,
     start_worker: StartWorker,
     folder: Path,
     progress: Progress,
-    quality: Quality,
 ) -> StudyResult:
     """Measures the missing parts of a study, and keeps `result.json` in `folder` up to date meanwhile.
 
@@ -41,10 +38,10 @@ def run_study(
         OSError: the file could not be written at the end; the message says where the result is instead.
     """
     result.status, result.finished = "running", None
-    begun = time.monotonic()
+    begun, protocol = time.monotonic(), result.config.protocol
     try:
         with scratch_folder("study") as scratch:
-            study = Study(plan, result, protocol, quality, machine, start_worker, folder, scratch, progress)
+            study = Study(plan, result, machine, start_worker, folder, scratch, progress)
             before_s = result.precision.spent_s if result.precision else 0.0
             measure_missing(study, first_schedule(protocol, machine))
             while more_processes(result, protocol, before_s + time.monotonic() - begun):
@@ -56,7 +53,9 @@ def run_study(
         lacking = missing_of(result).variants
         for row in result.variants:
             if row.status is Status.PENDING and row.name in lacking:
-                row.status, row.reason = Status.INTERRUPTED, append_reason(row, _progress_of(row, protocol))
+                done = min((len(times) for times in row.samples.values()), default=0)
+                told = f"interrupted after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
+                row.status, row.reason = Status.INTERRUPTED, append_reason(row, told)
         set_final_statuses(result)
         raise
     finally:
@@ -124,12 +123,6 @@ def more_processes(result: StudyResult, protocol: Protocol, spent_s: float) -> b
             return False
     precision.granted = granted
     return True
-
-
-def _progress_of(row: VariantResult, protocol: Protocol) -> str:
-    """Returns how far an interrupted variant had come, in words."""
-    done = min((len(times) for times in row.samples.values()), default=0)
-    return f"interrupted after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
 
 
 def set_final_statuses(result: StudyResult) -> None:

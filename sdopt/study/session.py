@@ -78,8 +78,6 @@ class Study:
 
     plan: Plan
     result: StudyResult
-    protocol: Protocol
-    quality: Quality
     machine: Machine
     start_worker: StartWorker
     folder: Path
@@ -90,6 +88,16 @@ class Study:
     """TFLOP of one image, by the work that variants share."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
+
+    @property
+    def protocol(self) -> Protocol:
+        """How it measures."""
+        return self.result.config.protocol
+
+    @property
+    def quality(self) -> Quality:
+        """Which images it draws and scores."""
+        return self.result.config.quality
 
     @property
     def drawing_batch(self) -> int | None:

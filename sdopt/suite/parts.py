@@ -19,8 +19,8 @@ from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import Figures, figures_of, ratio_text
-from sdopt.statistics.noise import noise_of
 from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
 from sdopt.statistics.words import gib_text
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from runners import printed
 from sdopt.record.scores import Score
 from sdopt.report.answer_json import Answer, baseline_digest
-from sdopt.report.quality import worst_prompts
+from sdopt.report.tables import worst_prompts
 from sdopt.statistics.summary import summary_of
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers

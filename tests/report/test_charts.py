@@ -58,27 +58,31 @@ class TestEffects:
 
 class TestTradeoff:
     def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(self, result: StudyResult) -> None:
-        assert tradeoffs(summary_of(result)) == []
+        assert tradeoffs(summary_of(result)) is None
         half, four = result.comparisons[:2]
         half.quality = {"psnr_db": Score(30.0), "mse": Score(0.001, [0.001])}
         four.quality = {"psnr_db": Score(None, note="the images are identical"), "mse": Score(0.0, [0.0])}
-        [view] = tradeoffs(summary_of(result))
-        points = {row["name"]: row for row in rows(view.spec)}
-        assert view.metric == "psnr (dB) ↑"
+        chart = tradeoffs(summary_of(result))
+        assert chart is not None
+        [(metric, spec)] = chart.views
+        points = {row["name"]: row for row in rows(spec)}
+        assert metric == "psnr (dB) ↑"
         assert points["baseline"]["loss"] == points["batches of four"]["loss"] == pytest.approx(1.15 * 30)
         assert points["batches of four"]["loss_text"] == "equal"
-        assert [number for number, *_ in view.legend] == [1, 2, 3]
-        assert {name for _, name, _ in view.legend} == {"baseline", "bfloat16", "batches of four"}  # the fastest first
+        assert [number for number, *_ in chart.legend] == [1, 2, 3]
+        assert {name for _, name, _ in chart.legend} == {"baseline", "bfloat16", "batches of four"}  # the fastest first
 
     def test_a_point_without_memory_is_drawn(self, result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
         for edge in result.comparisons[:2]:
             edge.quality = {"psnr_db": Score(30.0), "mse": Score(0.001, [0.001])}
-        [view] = tradeoffs(summary_of(result))
-        assert "size" in view.spec["layer"][1]["encoding"]
+        sized = tradeoffs(summary_of(result))
+        assert sized is not None
+        assert "size" in sized.views[0][1]["layer"][1]["encoding"]
         monkeypatch.setattr(Measurement, "peak", None)
-        [view] = tradeoffs(summary_of(result))
-        assert "size" not in view.spec["layer"][1]["encoding"]  # null has no size, and no mark
-        assert view.spec["layer"][1]["mark"]["size"] > 0
+        plain = tradeoffs(summary_of(result))
+        assert plain is not None
+        assert "size" not in plain.views[0][1]["layer"][1]["encoding"]  # null has no size, and no mark
+        assert plain.views[0][1]["layer"][1]["mark"]["size"] > 0
 
 
 class TestTimes:

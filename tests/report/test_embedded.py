@@ -28,7 +28,7 @@ def page(finished: Finished, tmp_path: Path) -> Path:
 def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: Path, result: StudyResult) -> None:
     text = embed(page, {})
     assert "9.99×" not in text
-    for row in ranking(summary_of(result), reasons=False).cells:
+    for row in ranking(summary_of(result)).cells:
         assert f"| {' | '.join(map(str, row))} |" in text
     assert text.startswith("# Mine\n\n<!-- sdopt:table run -->\n")
     assert "\n> " in text[text.index("\nBetween.\n") :]

@@ -19,14 +19,13 @@ from sdopt.record.samples import ShapeSamples
 from sdopt.record.scores import BrokenImage, ImageRecord, Score
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.blocks import Chart, Prose
-from sdopt.report.charts.comparisons import forest, interactions, waterfall
+from sdopt.report.charts.comparisons import forest, interactions, main_plot, waterfall
 from sdopt.report.charts.spec import Spec
 from sdopt.report.markdown import markdown_page
 from sdopt.report.page import html
 from sdopt.report.page.gallery import gallery_of
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page, sweep_page
-from sdopt.report.plots import main_plot
 from sdopt.statistics.summary import Summary, summary_of
 from tests.command import Finished
 from tests.records import reconfigure, timed

@@ -9,8 +9,10 @@ from PIL import Image
 from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
+from sdopt.report.charts.comparisons import study_plot
+from sdopt.report.charts.times import stages_picture
+from sdopt.report.charts.tradeoff import tradeoff_picture
 from sdopt.report.contact_sheet import comparison_sheet
-from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
 from sdopt.statistics.summary import Summary, summary_of
 from tests.command import Finished
 from tests.report.test_table import renamed

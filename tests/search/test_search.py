@@ -19,8 +19,7 @@ from sdopt.report.page.html import html_page
 from sdopt.report.terminal import shown
 from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
-from sdopt.search.record import FINAL, Entry, Fate, SearchRecord
-from sdopt.search.report import blocks_of, markdown_of, page_of
+from sdopt.search.record import FINAL, Entry, Fate, SearchRecord, blocks_of, markdown_of, page_of
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.ratios import compare
 from tests.command import SMALL, Finished, refused, sdopt

@@ -6,9 +6,8 @@ import pytest
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from sdopt.report.notes import caveats_of, notes_of
-from sdopt.statistics.disturbance import count_rounds, rounds_left_out, worst_by_round
+from sdopt.statistics.disturbance import count_rounds, rounds_left_out, unsettled, worst_by_round
 from sdopt.statistics.figures import figures_by_variant
-from sdopt.statistics.noise import unsettled
 from sdopt.statistics.ratios import log_speedup, paired_rounds
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant

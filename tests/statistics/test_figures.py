@@ -12,9 +12,9 @@ from sdopt.record.samples import Memory
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.tables import ranking, to_dataframe
+from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import Ratio, figures_by_variant, flat_figures, ratio_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
-from sdopt.statistics.noise import noise_of
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import seconds_text

@@ -4,8 +4,8 @@ import pytest
 
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import GpuState
-from sdopt.statistics.gpu import busy_note, busy_share, gpu_notes, throttling_note
-from sdopt.statistics.outcomes import Standing, outcomes_of
+from sdopt.report.notes import busy_note, gpu_notes, throttling_note
+from sdopt.statistics.outcomes import Standing, busy_share, outcomes_of
 from tests.records import retime
 
 

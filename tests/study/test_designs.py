@@ -8,7 +8,8 @@ import pytest
 
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.study.designs import BASELINE, Edge, Plan, difference
+from sdopt.record.choices import difference
+from sdopt.study.designs import BASELINE, Edge, Plan
 from sdopt.variant import Variant
 from tests.fixtures import Composers
 

@@ -16,8 +16,8 @@ from sdopt.options.memory import PrecomputedEmbeddings
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
 from sdopt.scratch import CACHES
-from sdopt.study.environment import _PACKAGES, describe_environment
 from sdopt.study.fingerprint import inputs_of, of_model, own_files
+from sdopt.study.plan import _PACKAGES, describe_environment
 from sdopt.worker.machine import Machine
 from tests import sabotage
 from tests.fixtures import Compose

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sdopt.report.overhead import EXIT, TARGETS, overhead_tables, read_overhead, write_overhead
+from sdopt.report.overhead import EXIT, TARGETS, overhead_blocks, read_overhead, write_overhead
+from sdopt.report.terminal import shown as shown_blocks
 from sdopt.study.progress import Progress
 from sdopt.study.timeline import Timeline, process_begun, read_timeline
 from sdopt.terminal import OVERWRITES
@@ -91,7 +92,7 @@ class TestOverhead:
         inside = sum(span.seconds for span in read_timeline(finished.folder))
         found = read_overhead(finished.folder, inside, [])
         out = StringIO()
-        Console(file=out, width=80).print(overhead_tables(found))
+        Console(file=out, width=80).print(shown_blocks(overhead_blocks(found), 80))
         assert max(map(len, out.getvalue().splitlines())) <= 80
         for phase in ("loading", "timing", "writing result.json", "wall time", "≤ 1.3", "≤ 0.1 s", "≤ 25 s"):
             assert phase in out.getvalue()

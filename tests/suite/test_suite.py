@@ -21,7 +21,7 @@ import torch
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
-from sdopt.statistics.noise import noise_of
+from sdopt.statistics.disturbance import noise_of
 from sdopt.suite import run as running
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.parts import machine_findings, option_findings

@@ -1,7 +1,7 @@
 """Charts of how variants compare: speed-ups, the waterfall of a cumulative study, effects, and break-even."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -20,7 +20,7 @@ from sdopt.report.charts.parts import (
     ratio_axis,
     shortened,
 )
-from sdopt.report.charts.spec import Spec
+from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tables import images_cell, memory_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
 from sdopt.statistics.figures import Figures, Ratio, floor_range, ratio_text
@@ -210,3 +210,18 @@ def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:
         "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
         "aria_text": f"{of} {figure}",
     }
+
+
+def main_plot(summary: Summary) -> Callable[[Summary], Spec | None]:
+    """Returns which plot is the main one of a study: the map of its interactions, its waterfall, or the speed-ups."""
+    if interactions(summary):
+        return interactions
+    if summary.result.design == "cumulative" and waterfall(summary):
+        return waterfall
+    return forest
+
+
+def study_plot(summary: Summary) -> bytes | None:
+    """Draws the main plot of a study as a PNG, the speed-ups with more details; None if no comparison has a figure."""
+    plot = main_plot(summary)
+    return study_picture(summary, forest(summary, detailed=True) if plot is forest else plot(summary))

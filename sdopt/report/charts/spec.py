@@ -8,6 +8,7 @@ from typing import Any
 
 from sdopt.limits import require_address_space
 from sdopt.report.tones import INK, LINE, MUTED
+from sdopt.statistics.summary import Summary
 
 VEGA_LITE = "6.4"
 """The version that specifications are written for."""
@@ -55,6 +56,14 @@ def picture(spec: Spec, width: int = 900) -> bytes:
     """Draws a specification as a PNG. Raises UnavailableError as `engine` does."""
     content: bytes = engine().vegalite_to_png(whole(spec, width), vl_version=VEGA_LITE, scale=1.5)
     return content
+
+
+def study_picture(summary: Summary, spec: Spec | None) -> bytes | None:
+    """Draws a plot of a study as a PNG that stands alone, as a tracker shows it; None without one."""
+    if spec is None:
+        return None
+    where = f"{summary.result.name} on {summary.result.environment.device['name']}"
+    return picture({**spec, "title": {"text": where, "anchor": "start", "fontSize": 14, "offset": 8}})
 
 
 def engine() -> Any:

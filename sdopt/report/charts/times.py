@@ -15,7 +15,7 @@ from sdopt.report.charts.parts import (
     facts,
     zoom,
 )
-from sdopt.report.charts.spec import Spec
+from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
 from sdopt.statistics.summary import Summary
 
@@ -92,16 +92,10 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
         layers += [line.encode(detail="worker:N"), point.encode(shape=shape, **facts(_CALL_FACTS))]
     layers[-1] = layers[-1].add_params(zoom())
     chart = alt.layer(*layers, data=alt.InlineData(values=calls)).add_params(picked)
+    chosen, plain, rest = map(_quoted, _WHO)
+    who = f"datum.variant === {_quoted(result.baseline)} ? {plain} : datum.variant === picked ? {chosen} : {rest}"
     described = f"Latency of {len(calls)} calls of {len(names)} variants, by round"
-    return built(chart.transform_calculate(who=_who(result.baseline)), described, 320)
-
-
-def _who(baseline: str) -> str:
-    chosen, plain, others = _WHO
-    return (
-        f"datum.variant === {_quoted(baseline)} ? {_quoted(plain)} : "
-        f"datum.variant === picked ? {_quoted(chosen)} : {_quoted(others)}"
-    )
+    return built(chart.transform_calculate(who=who), described, 320)
 
 
 def _quoted(text: str) -> str:
@@ -187,3 +181,8 @@ def stages_plot(summary: Summary) -> Spec | None:
         color=alt.Color("stage:N", title=None, scale=scale_of_colours, legend=BARS),
     )
     return plot.spec([bars], "Time by stage")
+
+
+def stages_picture(summary: Summary) -> bytes | None:
+    """Draws the time by stage as a PNG; None if stages were not measured."""
+    return study_picture(summary, stages_plot(summary))

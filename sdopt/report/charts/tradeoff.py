@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
 from sdopt.quality.metrics import family_of, known_family
-from sdopt.report.blocks import Cell
+from sdopt.report.blocks import Cell, Chart
 from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
-from sdopt.report.charts.spec import Spec
-from sdopt.report.quality import metric_text, quality_columns, quality_heading
+from sdopt.report.charts.spec import Spec, study_picture
+from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, GREY, MUTED, TONES
 from sdopt.statistics.figures import Figures
 from sdopt.statistics.scale import Images
@@ -41,33 +40,37 @@ _FACTS = {
 """Tooltip of a point: titles by field of the data."""
 
 
-@dataclass(frozen=True)
-class Tradeoff:
-    """A plot of speed against one quality metric.
+def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
+    """Draws speed over the baseline against each quality metric, a view each; None if there is none.
 
-    Attributes:
-        metric: its heading, with its unit and its better direction.
-        spec: the plot; points bear numbers.
-        legend: the variant of each number, with what is known of its images.
-        sized: whether the area of a point is a variant's peak memory.
+    Points bear numbers, which the legend explains, or in a picture their names.
     """
-
-    metric: str
-    spec: Spec
-    legend: tuple[tuple[int, str, Cell], ...]
-    sized: bool
-
-
-def tradeoffs(summary: Summary, named: bool = False) -> list[Tradeoff]:
-    """Draws speed over the baseline against each quality metric; points bear numbers, or in a picture their names."""
     rows = [row for row in summary.rows if row.figures.latency and row.status.measured and not row.figures.is_step]
     families = {name: known_family(name) for name in quality_columns(summary.result)}
-    directed = [name for name, family in families.items() if family and family.higher_is_better is not None]
-    found = [_tradeoff(rows, name, named) for name in directed]
-    return [plot for plot in found if plot is not None]
+    views, legend, sized = [], dict[int, tuple[int, str, Cell]](), False
+    for metric in [name for name, family in families.items() if family and family.higher_is_better is not None]:
+        points = _points(rows, metric, named)
+        if all(point["kind"] == BASELINE for point in points):
+            continue
+        heading = quality_heading(metric)
+        x = _loss_axis(points, metric, heading)
+        views.append((heading, _spec(points, x, _front(points, bool(family_of(metric).higher_is_better)))))
+        legend |= {p["number"]: (p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points}
+        sized = sized or bool(_sizes(points))
+    if not views:
+        return None
+    area = " The area is the peak memory." if sized else ""
+    caption = f"Up is faster.{area} The dashed line joins the variants that no other one beats in both."
+    return Chart(views, caption, "quality as", [legend[number] for number in sorted(legend)], "tradeoff.png")
 
 
-def _tradeoff(rows: Sequence[Row], metric: str, named: bool) -> Tradeoff | None:
+def tradeoff_picture(summary: Summary) -> bytes | None:
+    """Draws speed against quality as a PNG; None if there are no images to judge quality by."""
+    found = tradeoffs(summary, named=True)
+    return study_picture(summary, found.views[0][1] if found else None)
+
+
+def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for number, row in enumerate(rows, 1):
         loss = _loss(row.figures, metric, row.is_baseline)
@@ -91,16 +94,7 @@ def _tradeoff(rows: Sequence[Row], metric: str, named: bool) -> Tradeoff | None:
             "latency": seconds_text(row.figures.latency) if row.figures.latency else "",
             "loss_text": "the reference itself" if itself else metric_text(row.figures, metric),
         })  # fmt: skip
-    if all(point["kind"] == BASELINE for point in points):
-        return None
-    heading = quality_heading(metric)
-    x = _loss_axis(points, metric, heading)
-    return Tradeoff(
-        heading,
-        _spec(points, x, _front(points, bool(family_of(metric).higher_is_better))),
-        tuple((p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points),
-        bool(_sizes(points)),
-    )
+    return points
 
 
 def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
@@ -123,19 +117,15 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
         for point in points:
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
         axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'equal' : datum.label"
-        axis["values"] = [*_round_values(min(finite, default=top), 0.95 * top), top]
+        low, high = min(finite, default=top), 0.95 * top
+        step = next((step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100)  # at most four figures
+        axis["values"] = [*(float(at) for at in range(step * math.ceil(low / step), math.floor(high) + 1, step)), top]
     return alt.X(
         "loss:Q",
         title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')} (better to the {better})",
         scale=alt.Scale(zero=False, padding=26, nice=False),
         axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
     )
-
-
-def _round_values(low: float, high: float) -> list[float]:
-    """Returns at most four round figures between two others."""
-    step = next((step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100)
-    return [float(value) for value in range(step * math.ceil(low / step), math.floor(high) + 1, step)]
 
 
 def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]]) -> Spec:

@@ -13,7 +13,7 @@ from sdopt.record.files import inside
 from sdopt.record.images import open_image
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report.blocks import Gallery, Picture, PromptImages
-from sdopt.report.quality import headline_columns, worst_prompts
+from sdopt.report.tables import headline_columns, worst_prompts
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""
@@ -81,7 +81,12 @@ def _losses(
 ) -> tuple[str, dict[int, dict[str, float]]]:
     """Returns the metric that orders the prompts, and its values by prompt and variant."""
     scores = {each.name: edge.quality for each in variants if (edge := result.first_comparison(each.name))}
-    metric = next(filter(_is_distance, in_reading_order(name for quality in scores.values() for name in quality)), "")
+    names = in_reading_order(name for quality in scores.values() for name in quality)
+    # Whose values by prompt grow with the difference from the reference.
+    distances = (
+        name for name in names if (of := known_family(name)) and of.needs_pair and of.higher_is_better is False
+    )
+    metric = next(distances, "")
     losses: dict[int, dict[str, float]] = {prompt: {} for prompt in prompts}
     for variant, quality in scores.items():
         values = quality[metric].per_prompt if metric in quality else []
@@ -89,12 +94,6 @@ def _losses(
             losses[prompt] |= {} if value is None else {variant: value}
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
-
-
-def _is_distance(metric: str) -> bool:
-    """Returns whether a metric has values by prompt that grow with the difference from the reference."""
-    family = known_family(metric)
-    return family is not None and family.needs_pair and family.higher_is_better is False
 
 
 def _row(

@@ -2,25 +2,25 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from sdopt.report.answer import answer_blocks
-from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table, charts_of
-from sdopt.report.charts.comparisons import forest, interactions, waterfall
+from sdopt.report.blocks import Block, Code, Facts, Fold, Notes, Page, Prose, Section, Table, charts_of
+from sdopt.report.charts.comparisons import forest, interactions, main_plot, waterfall
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
 from sdopt.report.notes import notes_of
 from sdopt.report.page.gallery import gallery_of, has_images
-from sdopt.report.plots import main_plot
-from sdopt.report.quality import headline_columns, quality_notes
 from sdopt.report.tables import (
     effects_table,
     evidence,
+    headline_columns,
     published_blocks,
+    quality_notes,
     quality_table,
     shapes_table,
     worst_table,
@@ -44,19 +44,40 @@ def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Pa
 
 def text_sections(summary: Summary) -> list[Section]:
     """Returns all sections of a report but its images."""
-    return [
-        Section("answer", "Answer", answer_blocks(summary)),
-        _results(summary),
-        _published(summary),
-        _tradeoff(summary),
-        _steps(summary),
-        _effects(summary),
-        _latency(summary),
-        _stages(summary),
-        _break_even(summary),
-        _method(summary),
-        _environment(summary),
-    ]
+    return list(_sections(summary))
+
+
+def _sections(summary: Summary) -> Iterator[Section]:
+    result = summary.result
+    yield Section("answer", "Answer", answer_blocks(summary))
+    yield _results(summary)
+    # An article's figures of its main card; `published.md` has all cards.
+    published = published_of(result)
+    claims = [claim for claim in claims_of(result) if published and claim.gpu in ("", published.gpu)]
+    yield Section("published", "Published and measured", published_blocks(result, claims))
+    yield Section("tradeoff", "Speed against quality", [*filter(None, [tradeoffs(summary)])])
+    caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
+    steps = _comparisons(summary, waterfall, caption) if result.design == "cumulative" else []
+    yield Section("steps", "Step by step", steps)
+    caption = (
+        "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
+        "together than the product of their separate effects."
+    )
+    effects = [*_comparisons(summary, interactions, caption), *filter(None, [effects_table(summary)])]
+    yield Section("effects", "Effects and interactions", effects)
+    views = [(str(shape), rounds_plot(summary, index)) for index, shape in enumerate(result.shapes)]
+    caption = (
+        "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
+        "Calls that other work disturbed have a mark of their own."
+    )
+    yield Section("latency", "Time of each call", charts_of(views, caption, choice="shape"))
+    caption = (
+        "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
+    )
+    yield Section("stages", "Time by stage", charts_of([("", stages_plot(summary))], caption, "stages.png"))
+    yield _break_even(summary)
+    yield _method(summary)
+    yield _environment(summary)
 
 
 def sweep_page(name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, Summary, Path]]) -> Page:
@@ -109,57 +130,6 @@ def _results(summary: Summary) -> Section:
     if lines := evidence(summary):
         blocks.append(Fold("What shows that each option was active", [Notes(lines)]))
     return Section("results", "Results", blocks)
-
-
-def _published(summary: Summary) -> Section:
-    """Returns an article's figures of its main card beside those measured; `published.md` has all cards."""
-    published = published_of(summary.result)
-    claims = [claim for claim in claims_of(summary.result) if published and claim.gpu in ("", published.gpu)]
-    return Section("published", "Published and measured", published_blocks(summary.result, claims))
-
-
-def _tradeoff(summary: Summary) -> Section:
-    found = tradeoffs(summary)
-    sized = " The area is the peak memory." if found and found[0].sized else ""
-    chart = Chart(
-        [(plot.metric, plot.spec) for plot in found],
-        f"Up is faster.{sized} The dashed line joins the variants that no other one beats in both.",
-        choice="quality as",
-        legend=sorted({symbol for view in found for symbol in view.legend}, key=lambda symbol: symbol[0]),
-        file="tradeoff.png",
-    )
-    return Section("tradeoff", "Speed against quality", [chart] if found else [])
-
-
-def _steps(summary: Summary) -> Section:
-    caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
-    blocks = _comparisons(summary, waterfall, caption) if summary.result.design == "cumulative" else []
-    return Section("steps", "Step by step", blocks)
-
-
-def _effects(summary: Summary) -> Section:
-    caption = (
-        "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
-        "together than the product of their separate effects."
-    )
-    blocks = _comparisons(summary, interactions, caption)
-    return Section("effects", "Effects and interactions", [*blocks, *filter(None, [effects_table(summary)])])
-
-
-def _latency(summary: Summary) -> Section:
-    views = [(str(shape), rounds_plot(summary, index)) for index, shape in enumerate(summary.result.shapes)]
-    caption = (
-        "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
-        "Calls that other work disturbed have a mark of their own."
-    )
-    return Section("latency", "Time of each call", charts_of(views, caption, choice="shape"))
-
-
-def _stages(summary: Summary) -> Section:
-    caption = (
-        "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
-    )
-    return Section("stages", "Time by stage", charts_of([("", stages_plot(summary))], caption, "stages.png"))
 
 
 def _break_even(summary: Summary) -> Section:
