@@ -1,6 +1,6 @@
 """Runs the study or the sweep of a command line, in this process or in processes of a launcher.
 
-This module is the entry point of the command line and of the Python API; `Experiment` runs each study.
+The command line calls `launch`, and programs do by `sdopt.guest.run`; `Experiment` runs each study.
 """
 
 import errno

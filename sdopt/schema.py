@@ -230,7 +230,7 @@ class Protocol:
     """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls;
     null repeats none."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
-    """Maximum number of repeated rounds per process; null is half of `rounds`, rounded up."""
+    """Maximum number of extra rounds per process, for disturbed ones; null is half of `rounds`, rounded up."""
     give_up: float | None = bounded(None, gt=1, le=1e6)
     """A variant ends before it is timed if its warm calls take more than this many times the baseline's; null times
     all."""

@@ -209,7 +209,7 @@ def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
             MEASURES[metric].log_ratio(at.candidate, at.reference),
             at.smallest(metric, gate),
             at.floor(metric),
-            at.share,
+            at.alpha_share,
             at.disturbed if metric == SPEEDUP.name else "",
             at.shape,
             at.memory_growth if metric == MEMORY_RATIO.name else 1.0,
@@ -257,7 +257,7 @@ class RuleContext:
         fit: the model's calibration, for margins.
         ratio: returns the interval of a measure in `RULED` at a two-sided confidence; None if it was not measured.
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
-        share: the share of each rule's α that this look may spend.
+        alpha_share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         trust: rulings on whether the measurements can be believed; only the first shape has them.
         shape: the shape's name if the study has several; "" if it has one.
@@ -272,7 +272,7 @@ class RuleContext:
     fit: Fit
     ratio: Callable[[str, float], Interval | None]
     floor: Callable[[str], float | None]
-    share: float = 1.0
+    alpha_share: float = 1.0
     disturbed: str = ""
     trust: tuple[Ruling, ...] = ()
     shape: str = ""
@@ -308,9 +308,14 @@ class RuleContext:
         return smallest_change(RULED[metric], gate, self.reference)[0]
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
-        """Applies one rule, at the share of its α that this look may spend."""
+        """Applies one rule, at the share of its α that this look may spend.
+
+        Its limit is the yaml's; of ratios, widened to what counts as a change (`_performance`); of images, by the
+        number type, or a share of the calibrated spread (`_threshold`), and lowered to a multiple of what
+        rounding alone changes (`_tied`).
+        """
         if rule.confidence is not None:
-            rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
+            rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.alpha_share)
         if rule.metric in RULED:
             return self._performance(rule, gate)
         if rule.metric == FIRST_IMAGE:

@@ -65,7 +65,7 @@ class InterferenceMeter:
         if self._before is not None:
             return ""
         missing = "/proc/stat, or no schedstat and status of each thread"
-        return f"interference is not recorded, and no round is timed again because of it: this system lacks {missing}"
+        return f"interference is not recorded, and no extra round is timed because of it: this system lacks {missing}"
 
     def stop(self, seconds: float, own_s: float = 0.0) -> Interference | None:
         """Returns the interference since the start; None if the kernel does not count, or the process has ended.

@@ -138,7 +138,7 @@ class VariantResult:
         """Whether functions of one's own change its pipeline."""
         return self.choices.get(PATCH, NONE) != NONE
 
-    def lacks(self, evidence: Evidence) -> bool:
+    def shows_no_effect(self, evidence: Evidence) -> bool:
         """Returns whether evidence shows that an option had no effect.
 
         What an option names that promises nothing, as the defaults do, a function of one's own may change.

@@ -186,7 +186,7 @@ class Figures:
 
     @property
     def flat(self) -> dict[str, float]:
-        """Every figure by one name: a tracker logs these, and a sweeper may optimise them.
+        """Every figure by one name: a sweeper may optimise them, and a tracker logs the few that people compare.
 
         With several shapes, a plain name is the figure at the main shape, and `speedup/512x512b1` the one at that
         shape. A failed variant has no figures: partial measurements must not rank beside complete ones.

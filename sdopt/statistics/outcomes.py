@@ -77,7 +77,7 @@ def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
     for item in (item for measured in variant.measurements for shape in measured.shapes for item in shape.evidence):
         taken.setdefault((item.axis, item.option), []).append(item)
     for (axis, option), items in taken.items():
-        lacking = next((item.summary for item in items if variant.lacks(item)), None)
+        lacking = next((item.summary for item in items if variant.shows_no_effect(item)), None)
         if lacking is not None:
             yield _outcome(variant, axis, option, Standing.REFUTED, f"no evidence that it took effect: {lacking}")
         elif not all(item.engaged for item in items):

@@ -32,7 +32,7 @@ class Inspection:
 
     def __init__(self, session: Session, group: Sequence[VariantProcess]) -> None:
         self._session, self._study = session, session.study
-        self._group = [process for process in group if process.living and not process.measurement.complete]
+        self._group = [process for process in group if process.takes_part and not process.measurement.complete]
 
     def take(self) -> None:
         """Takes the measurements; one that cannot be taken is noted, and fails no variant."""
@@ -52,17 +52,17 @@ class Inspection:
             self._take_stages(process)
         # Processes whose calls an earlier session timed, and did not live to compare, make one more.
         for process in self._group:
-            if process.living and not process.images:
+            if process.takes_part and not process.images:
                 number = self._session.next_batch(process, 0, 0)
                 for _, call in self._ask([process], "timed calls", PipelineHost.time_once, 0, number):
                     process.images += [] if call.image is None else [call.image]
         # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
         for process in first:
-            if process.living and process.row.is_control and scored:
+            if process.takes_part and process.row.is_control and scored:
                 draw_floors(self._session, process)
         for process in self._group:
-            if process.living:
+            if process.takes_part:
                 hold_against_drawn(self._study, process)
                 process.measurement.complete = True
 
@@ -112,7 +112,7 @@ class Inspection:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> list[tuple[VariantProcess, T]]:
-        asked = [process for process in group if process.living]
+        asked = [process for process in group if process.takes_part]
         begin = [(process, partial(process.worker.begin, request, *args, **kwargs)) for process in asked]
         return self._session.ask_each(phase, begin, lenient=True)
 
@@ -153,16 +153,18 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
     study = session.study
     passes = [
-        ImagePass(study, process, _draw(study, process), study.slug(process.row)) for process in group if process.living
+        ImagePass(study, process, _draw(study, process), study.slug(process.row))
+        for process in group
+        if process.takes_part
     ]
     for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
-        wanted = [drawing for drawing in passes if batch < drawing.draw.calls and drawing.process.living]
+        wanted = [drawing for drawing in passes if batch < drawing.draw.calls and drawing.process.takes_part]
         asked = {drawing.process: drawing for drawing in wanted}
         requests = [(process, partial(drawing.begin, batch)) for process, drawing in asked.items()]
         for process, answer in session.ask_each("images", requests, lenient=True):
             asked[process].receive(answer)
     for drawing in passes:
-        if not drawing.process.living:
+        if not drawing.process.takes_part:
             continue
         drawing.process.row.images = drawing.images
         if len(drawing.batches) == drawing.draw.calls:

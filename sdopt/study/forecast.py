@@ -31,7 +31,7 @@ class Forecast:
 
     processes: int
     calls: int
-    """Calls of the pipeline, without repeated rounds and without the processes that `protocol.precision` adds."""
+    """Calls of the pipeline, without extra rounds and without the processes that `protocol.precision` adds."""
     seconds: float | None
     """Time of all calls and loading, one after the other."""
     memory_gib: float | None

@@ -30,7 +30,7 @@ class _Timing:
         self._session, self._study = session, session.study
 
     def _time(self, process: VariantProcess, shape_index: int, number: int) -> None:
-        """Times one call at a shape; a number beyond the rounds of the session is a repeated round.
+        """Times one call at a shape; a number beyond the rounds of the session is an extra round.
 
         Raises WorkerError.
         """

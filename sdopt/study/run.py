@@ -151,9 +151,9 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
     idle = {
         f"{text}{_UNDONE if row.is_patched and evidence.axis != PATCH else ''}"
         for evidence, text in found
-        if row.lacks(evidence)
+        if row.shows_no_effect(evidence)
     }
-    changed = {f"the function changed what {text}" for evidence, text in found if not row.lacks(evidence)}
+    changed = {f"the function changed what {text}" for evidence, text in found if not row.shows_no_effect(evidence)}
     # A process that was killed before it showed evidence is replaced by another of the same replicate.
     shown = {
         measurement.replicate

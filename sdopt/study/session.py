@@ -179,7 +179,7 @@ class VariantProcess:
         return not self.measurement.replicate
 
     @property
-    def living(self) -> bool:
+    def takes_part(self) -> bool:
         """Whether it has a worker, and its variant has not failed."""
         return self.active and self.running is not None
 
@@ -249,7 +249,7 @@ class Session:
         return self.record.schedule == "interleaved"
 
     @property
-    def living(self) -> list[VariantProcess]:
+    def with_worker(self) -> list[VariantProcess]:
         """The processes that have a worker now."""
         return [process for process in self.processes if process.running is not None]
 
@@ -260,7 +260,7 @@ class Session:
 
     @property
     def extra_rounds(self) -> int:
-        """How many of its rounds may be timed again because other work disturbed them."""
+        """How many extra rounds may be timed because other work disturbed some."""
         if self.protocol.interference is None:
             return 0
         allowed = self.protocol.extra_rounds
@@ -322,7 +322,7 @@ class Session:
 
         Args:
             phase: the name of the phase in the progress display.
-            requests: living processes, each with the request to it.
+            requests: processes with a worker, each with the request to it.
             lenient: notes a request that cannot be answered, and fails no variant, because it is not a timing.
 
         Returns:
@@ -349,7 +349,7 @@ class Session:
         `call` is how many each has made at that shape; `memory` says whether to measure the peak memory, too.
         """
         found: list[tuple[VariantProcess, TimedCall]] = []
-        for part in batched([process for process in group if process.living], self.study.sharing.calls):
+        for part in batched([process for process in group if process.takes_part], self.study.sharing.calls):
             requests = []
             for process in part:
                 number = self.next_batch(process, shape_index, call)
@@ -395,7 +395,7 @@ class Session:
 
     def note_failure(self, process: VariantProcess, error: WorkerError) -> None:
         """Fails the variant of a process; ends it for `require_fit` if it may have lacked memory that others held."""
-        others = len([other for other in self.living if other is not process])
+        others = len([other for other in self.with_worker if other is not process])
         if not (error.out_of_memory and others):
             self.fail(process, error)
             return

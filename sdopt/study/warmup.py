@@ -37,7 +37,7 @@ class Warmup:
     def _next_group(self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]) -> Sequence[VariantProcess]:
         """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""
         session, together = self._session, self._study.sharing.processes
-        footprints = [other.footprint_gib for other in session.living]
+        footprints = [other.footprint_gib for other in session.with_worker]
         if session.interleaved and self._study.protocol.schedule == "auto":
             too_much = excess(footprints, budget_gib)
             if too_much is not None:
@@ -58,7 +58,7 @@ class Warmup:
         for shape_index in self._study.shapes:
             for part in parts:
                 self._first_call(part, shape_index)
-            for process in [process for process in group if process.living and process.compiled_packages]:
+            for process in [process for process in group if process.takes_part and process.compiled_packages]:
                 self._load_packages(process, shape_index)
             for number in range(1, 1 + self._calls):
                 memory = number == self._calls
@@ -77,7 +77,7 @@ class Warmup:
         for process in part:
             with self._session.noting_failure(process):
                 self._session.start(process)
-        started = [process for process in part if process.living]
+        started = [process for process in part if process.takes_part]
         requests = [(process, partial(process.worker.begin, PipelineHost.prepare)) for process in started]
         loaded = self._session.ask_each("loading", requests)
         self._study.progress.advance(len(loaded))

@@ -402,7 +402,7 @@ all. MLflow draws a chart of each metric."""
 
 
 def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
-    """Returns the few figures of a variant that its run has as metrics, those over the baseline with their bounds."""
+    """Returns the few figures of a variant that its run has as metrics, the speed-up with its bounds."""
     row = summary.row(variant.name)
     figures = row.figures if row else summary.first[variant.name]
     bounds = [f"{SPEEDUP.name}_{end}" for end in ("low", "high")]

@@ -21,7 +21,7 @@ from sdopt.worker.forkserver import ServerError, StartContext
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine as the first worker found it: the device, the CPU, and how workers start here."""
+    """The machine as a probe from the fork server found it: the device, the CPU, and how workers start here."""
 
     device: Device
     cpu: dict[str, Any]
