@@ -172,6 +172,7 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
         ("+parts.mine={kind: options, limit_s: 9}", "parts.mine.options: must name the groups or options"),
         ("+parts.mine=3", "parts.mine: must be a group of keys, not 3"),
         ("~parts.noise.limit_s", "parts.noise.limit_s: must be given"),
+        ("parts=null", "parts: there is none to run"),
     ],
 )
 def test_a_mistake_exits_with_2_and_names_the_key(
