@@ -37,11 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Returns one process more than there are cores, because tests wait for processes and servers that they start."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts the tests by file, the longest first."""
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
