@@ -67,7 +67,7 @@ def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path,
     )
     found = evidence(compiled, "compiler")
     assert found.engaged, found
-    assert compiled._variant.contract is Contract.EQUIVALENT
+    assert compiled._variant.optimizations["compiler"].contract is Contract.EQUIVALENT
     assert compiled_so_far()[0] > 0
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
     restore(compiled)
