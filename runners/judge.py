@@ -30,9 +30,8 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--contract",
-        type=Contract,
-        choices=list(Contract),
-        default=Contract.LOSSY,
+        choices=[str(contract) for contract in Contract],
+        default=str(Contract.LOSSY),
         help="what is promised: the same bytes, the same up to rounding, or as good (default: %(default)s)",
     )
     parser.add_argument(
@@ -52,7 +51,7 @@ def main(argv: list[str]) -> int:
     with only_json(arguments.json) as say:
         if not folders:
             raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
-        given = Given(arguments.baseline, folders, arguments.again, arguments.contract, arguments.precision)
+        given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
         code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
         say(answers(found_in(folder), code))
         return code

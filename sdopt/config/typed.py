@@ -42,10 +42,8 @@ def _build(path: str, node: Any, kind: Any, problems: list[str]) -> Any:
     of = get_args(kind)
     if not of:
         return _build_one(path, node, kind, problems)
-    if node is None:
-        return get_origin(kind)()
-    if get_origin(kind) is dict and OmegaConf.is_dict(node):
-        return {str(key): _build(f"{path}.{key}", node[key], of[1], problems) for key in node}
+    if get_origin(kind) is dict and (node is None or OmegaConf.is_dict(node)):
+        return {str(key): _build(f"{path}.{key}", node[key], of[1], problems) for key in node or {}}
     if get_origin(kind) is not dict and OmegaConf.is_list(node):
         return get_origin(kind)(_build(f"{path}[{i}]", item, of[0], problems) for i, item in enumerate(node))
     problems.append(f"{path}: must be a {'mapping' if get_origin(kind) is dict else 'list'}, not {node!r}")
