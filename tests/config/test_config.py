@@ -149,7 +149,7 @@ class TestMistakes:
             ("workload.size=[]", "workload.size=[]: must name at least one"),
             ("workload.negative_prompt=1.50", "workload.negative_prompt=1.5: must be text; write it in quotes"),
             ("study.name=true", "study.name=True: must be text; write it in quotes"),
-            ("gate.rules={exact: null}", "gate.rules.exact: must be a list, not None"),
+            ("+gate.rules.exact=null", "gate.rules.exact: must be a list, not None"),
             ("workload.size=[64,null]", "workload.size: "),
             ("workload.size=64px", "workload.size=64px: must be a whole number"),
             ("workload.batch_size=null", "workload.batch_size: "),
