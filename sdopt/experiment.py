@@ -33,8 +33,7 @@ from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
-from sdopt.report.header import announce, plan_blocks
-from sdopt.report.terminal import shown
+from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
@@ -174,7 +173,7 @@ class Experiment:
             # The baseline is measured twice.
             measured = [*runnable_of(plan, result), plan.baseline]
             expected = forecast(measured, result, Path("outputs"))
-            self.console.print(shown(plan_blocks(result, expected), self.console.width))
+            show_plan(result, expected, self.console)
             if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
                 for line in foreseen(plan.variants, machine, self.context):
                     self.console.print(line, markup=False, highlight=False, soft_wrap=True)

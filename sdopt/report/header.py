@@ -7,7 +7,8 @@ from rich.console import Console
 from sdopt.record.choices import difference, listed
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Status, StudyResult
-from sdopt.report.blocks import Block, Notes, Prose, Table
+from sdopt.report.blocks import Prose, Table
+from sdopt.report.terminal import shown
 from sdopt.statistics.words import gib_text
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ def announce(result: StudyResult, console: Console) -> None:
             console.print(f"not measured: {row.name}: {row.reason}", style="dim", markup=False, highlight=False)
 
 
-def plan_blocks(result: StudyResult, expected: "Forecast") -> list[Block]:
-    """Returns the variants of a plan, conflicts of those that cannot run, the comparisons, and the expected effort."""
+def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> None:
+    """Prints the variants of a plan, conflicts of those that cannot run, the comparisons, and the expected effort.
+
+    A reason is one line, however long, since it may hold a command to copy.
+    """
     environment, baseline = result.environment, result.variant(result.baseline).choices
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
@@ -69,14 +73,18 @@ def plan_blocks(result: StudyResult, expected: "Forecast") -> list[Block]:
     for repository, size in expected.downloads.items():
         size_text = "unknown, the hub cannot be asked" if size is None else f"up to {size / 2**30:.2f} GiB"
         effort.append(f"download of {repository}: {'nothing, it is in the cache' if size == 0 else size_text}")
-    return [
-        Prose(f"{result.name}: what would be measured{where}", strong=True),
-        Table(("variant", "choices beyond the defaults", "contract", "would run?"), variants),
-        Notes(told),
-        Prose("what would be compared", strong=True),
-        Table(("candidate", "against", "measures"), compared),
-        *map(Prose, effort),
+    tables = [
+        (
+            f"{result.name}: what would be measured{where}",
+            Table(("variant", "choices beyond the defaults", "contract", "would run?"), variants),
+            [f"  {line}" for line in told],
+        ),
+        ("what would be compared", Table(("candidate", "against", "measures"), compared), effort),
     ]
+    for heading, table, lines in tables:
+        console.print(shown([Prose(heading, strong=True), table], console.width))
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UsageError
-from sdopt.record.files import write_atomically
+from sdopt.record.files import first_problem, write_atomically
 from sdopt.report.markdown import markdown
 
 FILE, PAGE = "suite.json", "suite.md"
@@ -117,10 +117,8 @@ def read_record(folder: Path) -> Record | None:
     try:
         return _ADAPTER.validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
         raise UsageError(
-            f"{path}: not the record of a suite: {where}{first['msg']}; remove it, or choose another folder"
+            f"{path}: not the record of a suite: {first_problem(error)}; remove it, or choose another folder"
         ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error

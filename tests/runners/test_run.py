@@ -141,9 +141,11 @@ class TestDryRun:
         finished = sdopt(
             tmp_path,
             *("run", *SMOKE, "dry_run=true", "study=explicit", "workload.size=[64,72]", "workload.batch_size=[1,2]"),
-            "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=cudnn']}",
+            "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=deepspeed']}",
         )
         assert finished.code == 0
+        [reason] = [line for line in finished.out.splitlines() if "other: no:" in line]
+        assert "choose precision=fp16" in reason, "a reason is one line, from which one copies"
         for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
             assert shown in finished.out
         assert "rates of typical layers, measured here just now" in finished.shown
