@@ -454,7 +454,7 @@ class Session:
     def after(self, error: DoesNotFitError) -> Schedule:
         """Returns the schedule for a session that measures the rest: blocks if a process fits alone, else as before.
 
-        Ends this session. Each process that ran out of memory is tried alone; a variant that fails so has failed.
+        Its workers end. Each process that ran out of memory is tried alone; a variant that fails so has failed.
         """
         self.stop_all()
         for process, _ in error.starved:
