@@ -34,9 +34,8 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
-from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.pipelines.prompts import read_latents, take
-from sdopt.pipelines.tasks import inputs_of, noise_in_float32
+from sdopt.pipelines.prompts import read_latents
+from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
@@ -44,6 +43,7 @@ from sdopt.scratch import named_caches
 from sdopt.variant import Variant
 from sdopt.worker.child import Failure, Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
+from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.protocol import (
     Asked,
     Batch,
@@ -251,7 +251,7 @@ class PipelineHost:
         negatives = None if asked[0].negative is None else [image.negative or "" for image in filled]
         prompts, seeds = [image.prompt for image in filled], [image.seed for image in filled]
         size = self._variant.size
-        inputs = self._asked(size, prompts, negatives, seeds)
+        inputs = asked_inputs(self._variant, self._pipe, self._device.torch_name, size, prompts, negatives, seeds)
         images, pixels, seconds = self._read_inputs(inputs, size, **changes)
         finite = [bool(np.isfinite(image).all()) for image in images[: len(asked)]]
         found = int(compiled_so_far()[1] - graphs)
@@ -360,58 +360,10 @@ class PipelineHost:
             torch.set_num_threads(wanted)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
-        """Returns the prompts and the initial noise of one call; a short last batch is filled up from the start.
-
-        Latents from a file replace the noise, if there are any.
-        """
-        path, count = self._variant.workload.latents, self._variant.workload.images_per_prompt
-        if self._given is None and path is not None:
-            self._given = read_latents(path)
-        chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
-        numbers = [prompt * count + image for prompt in chosen for image in range(count)]
-        prompts = [draw.prompts[i] for i in chosen]
-        negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
-        return self._asked(draw.size, prompts, negatives, [draw.seed + number for number in numbers], numbers)
-
-    def _asked(
-        self,
-        size: int,
-        prompts: Sequence[str],
-        negatives: Sequence[str] | None,
-        seeds: Sequence[int],
-        numbers: Sequence[int] = (),
-    ) -> Inputs:
-        """Returns the prompts and the initial noise of a call for images that are named one by one.
-
-        The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
-        batch size and device do not change where an image starts.
-
-        Args:
-            size: height and width in pixels.
-            prompts: one or more images are drawn of each.
-            negatives: the negative prompt of each prompt; None if there are none.
-            seeds: the seed of each image.
-            numbers: the place of each image's latents in the file that replaces the noise, if there is one.
-        """
-        variant = self._variant
-        inputs = inputs_of(variant.task, variant.model, size, len(seeds))
-        inputs["prompt"] = list(prompts)
-        if negatives is not None:
-            inputs["negative_prompt"] = list(negatives)
-        # Some schedulers draw noise at every step: each image has its own seed for that, too.
-        inputs["generator"] = generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if variant.task.kind != "txt2img":
-            # The call itself makes the initial latents, from the encoded input image and noise that it draws.
-            return inputs
-        side = size // self._pipe.vae_scale_factor
-        shape = (1, self._pipe.vae.config.latent_channels, side, side)
-        if self._given is not None and numbers:
-            noise = take(self._given, numbers, shape[1:], variant.workload.latents or "")
-        else:
-            noise = [torch.randn(shape, generator=generator) for generator in generators]
-        # Not the type of the parameters, which may be stored in fewer bits than they compute in.
-        dtype = unwrapped(denoiser_of(self._pipe)).dtype
-        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
+        """Returns the prompts and the initial noise of one call."""
+        if self._given is None and self._variant.workload.latents is not None:
+            self._given = read_latents(self._variant.workload.latents)
+        return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
     def _read(
         self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any

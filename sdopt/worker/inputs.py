@@ -1,0 +1,87 @@
+"""Makes the inputs of one call of the pipeline: prompts, and the noise that its images start from."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from sdopt.options.base import Inputs
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.prompts import take
+from sdopt.pipelines.tasks import inputs_of
+from sdopt.variant import Variant
+from sdopt.worker.draws import Draw
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+def prompts_and_noise(
+    variant: Variant, pipe: "DiffusionPipeline", device: str, given: torch.Tensor | None, index: int, draw: Draw
+) -> Inputs:
+    """Returns the prompts and the initial noise of one call; a last, short batch is filled up from the start.
+
+    The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision, batch
+    size and device do not change where an image starts.
+
+    Args:
+        variant: defines the number of images per prompt, and the task.
+        pipe: the pipeline to call.
+        device: PyTorch's name of the device that the pipeline runs on.
+        given: latents from a file that replace the noise, if there are any.
+        index: the number of the call within the draw.
+        draw: defines the prompts, the batches and the image size.
+    """
+    count = variant.workload.images_per_prompt
+    chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
+    numbers = [prompt * count + image for prompt in chosen for image in range(count)]
+    prompts = [draw.prompts[i] for i in chosen]
+    negatives = [draw.negatives[i] for i in chosen] if draw.negatives else None
+    seeds = [draw.seed + number for number in numbers]
+
+    def taken(shape: tuple[int, ...]) -> list[torch.Tensor] | None:
+        return None if given is None else take(given, numbers, shape, variant.workload.latents or "")
+
+    return asked_inputs(variant, pipe, device, draw.size, prompts, negatives, seeds, taken)
+
+
+def asked_inputs(
+    variant: Variant,
+    pipe: "DiffusionPipeline",
+    device: str,
+    size: int,
+    prompts: Sequence[str],
+    negatives: Sequence[str] | None,
+    seeds: Sequence[int],
+    given: Callable[[tuple[int, ...]], list[torch.Tensor] | None] = lambda shape: None,
+) -> Inputs:
+    """Returns the prompts and the initial noise of one call for images that are named one by one.
+
+    Args:
+        variant: defines the task.
+        pipe: the pipeline to call.
+        device: PyTorch's name of the device that the pipeline runs on.
+        size: height and width in pixels.
+        prompts: one or more images are drawn of each.
+        negatives: the negative prompt of each prompt; None if there are none.
+        seeds: the seed of each image.
+        given: returns what replaces the noise, given the shape of one image's latents; None for nothing.
+    """
+    inputs = inputs_of(variant.task, variant.model, size, len(seeds))
+    inputs["prompt"] = list(prompts)
+    if negatives is not None:
+        inputs["negative_prompt"] = list(negatives)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    if variant.task.kind != "txt2img":
+        # The call itself makes the initial latents, from the encoded input image and noise that it draws.
+        return inputs | {"generator": generators}
+    side = size // pipe.vae_scale_factor
+    shape = (1, pipe.vae.config.latent_channels, side, side)
+    noise = given(shape[1:])
+    if noise is None:
+        noise = [torch.randn(shape, generator=generator) for generator in generators]
+    # Not the type of the parameters, which may be stored in fewer bits than they compute in.
+    dtype = unwrapped(denoiser_of(pipe)).dtype
+    latents = torch.cat(noise).to(device=device, dtype=dtype)
+    # Some schedulers draw noise at every step: each image has its own seed for that, too.
+    return inputs | {"latents": latents, "generator": generators}
