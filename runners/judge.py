@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
             raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
         given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
         code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
-        say(answers(found_in(folder), code))
+        if arguments.json:
+            say(answers(found_in(folder), code))
         return code
 
 

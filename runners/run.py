@@ -44,7 +44,8 @@ def main(argv: list[str]) -> int:
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
         code, folder = _run(argv, partial(launch, ready=ready), given.export)
-        say(answers(found_in(folder), code))
+        if given.json:
+            say(answers(found_in(folder), code))
         return code
 
 

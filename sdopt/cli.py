@@ -1,5 +1,7 @@
 """The console script, and its completion in shells. Imports little: every worker process imports it again."""
 
+import atexit
+import gc
 import importlib
 import logging
 import os
@@ -87,6 +89,8 @@ def _run(arguments: list[str]) -> int:
         print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     _require_working_folder()
+    # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.
+    atexit.register(gc.freeze)
     from sdopt.worker.forkserver import TALKATIVE
 
     for name in TALKATIVE:

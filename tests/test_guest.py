@@ -44,7 +44,8 @@ def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
 
 def test_a_command_imports_no_diffusers_itself(tmp_path: Path) -> None:
     heavy = "[m for m in ('diffusers', 'transformers', 'torch._dynamo', 'mlflow', 'altair') if m in sys.modules]"
-    assert python(tmp_path, "-c", f"import sys, sdopt.launching; print({heavy})").strip() == "[]"
+    composed = "from sdopt.config.composer import composer_of; composer_of(['scheduler=euler']).__enter__()"
+    assert python(tmp_path, "-c", f"import sys, sdopt.launching; {composed}; print({heavy})").strip() == "[]"
 
 
 def test_every_public_name_is_there() -> None:

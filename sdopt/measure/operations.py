@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
 from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, unwrapped
 from sdopt.schema import Task, Workload
@@ -45,7 +46,8 @@ def tflop_per_image(
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
     length = pipe.tokenizer.model_max_length
     read = 1 if pipe.config.get("force_zeros_for_empty_prompt") and not negative else samples
-    with torch.device("meta"):
+    # Networks are many objects, at which Python would look through all others for garbage.
+    with no_garbage(), torch.device("meta"):
         # A task may have changed the number of channels that the configuration gives: see `pipelines.tasks.adapt`.
         fresh_denoiser = type(denoiser).from_config(denoiser.config, in_channels=channels)
         fresh_vae = type(vae).from_config(vae.config)

@@ -94,9 +94,15 @@ def networks_of_a_lora(pipe: Pipeline) -> list[torch.nn.Module]:
 
 def lora_layers(denoiser: Any) -> list[Any]:
     """Returns the layers of a denoiser that have a LoRA beside their weights."""
+    return [layer for layer in unwrapped(denoiser).modules() if _is_tuned(layer)]
+
+
+def _is_tuned(layer: torch.nn.Module) -> bool:
+    """Returns whether peft keeps something beside a layer's weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return [layer for layer in unwrapped(denoiser).modules() if isinstance(layer, BaseTunerLayer)]
+    # isinstance() would ask all abstract classes of peft below this one, which takes a second for a pipeline.
+    return BaseTunerLayer in type(layer).__mro__
 
 
 def rank_of(file: Path) -> int:
@@ -280,13 +286,11 @@ def _mark(tensor: torch.Tensor) -> _Mark:
 
 def _arrived(pipe: Any) -> "tuple[Counter[tuple[_Mark, _Mark, float]], Counter[_Mark], list[str]]":
     """Returns the pairs of matrices in a pipeline's networks with their scales, what is beside them, what is empty."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     pairs: Counter[tuple[_Mark, _Mark, float]] = Counter()
     beside: Counter[_Mark] = Counter()
     empty: list[str] = []
     for path, layer in (found for network in networks_of_a_lora(pipe) for found in network.named_modules()):
-        if not isinstance(layer, BaseTunerLayer) or _ADAPTER not in getattr(layer, "lora_A", {}):
+        if not _is_tuned(layer) or _ADAPTER not in getattr(layer, "lora_A", {}):
             continue
         own = {name: each for name, each in layer.named_parameters() if "base_layer" not in name}
         if empty := [f"{path}.{name}" for name, each in own.items() if each.is_meta]:

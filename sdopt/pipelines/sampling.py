@@ -39,6 +39,9 @@ _TRAINED: Mapping[str, tuple[Any, ...]] = {
 _OPTIONS = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler", "unipc": "UniPCMultistepScheduler"}
 """Schedulers to choose instead, by their names in the group."""
 
+_COMMON = (*_OPTIONS.values(), "DPMSolverMultistepScheduler", "TCDScheduler")
+"""Schedulers that every diffusers has: to find one without options right, it need not be imported."""
+
 _PREDICTIONS = ("epsilon", "v_prediction", "sample")
 
 _EDM = ("edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min")
@@ -108,6 +111,8 @@ def spread(timesteps: Sequence[int], steps: int, scheduler: Any) -> list[int]:
 
 def require_options(scheduler: Scheduler) -> None:
     """Raises UsageError for options and timesteps that the scheduler does not take: diffusers would ignore them."""
+    if scheduler.class_name in _COMMON and not scheduler.options and scheduler.timesteps is None:
+        return
     cls = scheduler_class(scheduler)
     known, name = _arguments(cls), scheduler.class_name
     has = ", ".join(each for each in known if each != "self")

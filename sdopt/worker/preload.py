@@ -3,6 +3,8 @@
 Must not compute: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
+import atexit
+import gc
 import importlib
 import logging
 import os
@@ -114,6 +116,9 @@ FAILED = import_all(MODULES)
 
 _prepare_loading()
 _forget_missing_cards()
+
+# A command waits for the server's end, and that for a look for garbage among all objects. A worker ends without it.
+atexit.register(gc.freeze)
 
 SERVER_PID = os.getpid()
 """The process that imported this module; equals a worker's own pid if it was not forked from the fork server."""
