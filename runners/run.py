@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
         return _help()
 
     from sdopt.config.command import CommandLine
+    from sdopt.measure.garbage import no_garbage
     from sdopt.worker.forkserver import start_fork_server
 
     with only_json(given.json) as say, ExitStack() as stack:
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
         if not informative:
             # Started before heavy imports here, so that the server imports them in parallel.
             start_fork_server()
-        with interrupts_deferred():
+        with interrupts_deferred(), no_garbage():
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch

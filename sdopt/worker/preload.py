@@ -114,7 +114,8 @@ def _forget_missing_cards() -> None:
 FAILED = import_all(MODULES)
 """The import error of each module that is missing here, by name."""
 
-_prepare_loading()
+with no_garbage():
+    _prepare_loading()
 _forget_missing_cards()
 
 # A command waits for the server's end, and that for a look for garbage among all objects. A worker ends without it.
