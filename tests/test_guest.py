@@ -151,7 +151,8 @@ main()
 """
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["forked", "anew"])
 def test_a_program_of_hydra_with_an_active_run_of_mlflow_stays_as_it_was(tmp_path: Path, how: str) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").write_text("lr: 0.1\n")

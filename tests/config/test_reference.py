@@ -10,6 +10,7 @@ from runners.reference import PAGE, axis_of, class_of, key_rows, main, option_co
 from sdopt.config.paths import CONF
 
 
+@pytest.mark.slow  # `.ci/run` checks the page itself
 def test_it_is_current_and_depends_on_no_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

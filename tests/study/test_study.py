@@ -173,6 +173,7 @@ class TestNoise:
 
 
 class TestBlocks:
+    @pytest.mark.slow
     def test_each_process_compiles_once(self, tmp_path: Path) -> None:
         """The baseline is started three times, its control twice; all but the first find what was compiled."""
         finished = sdopt(
