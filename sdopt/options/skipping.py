@@ -30,6 +30,10 @@ class Skipping:
     parts: ClassVar[tuple[str, ...]]
     """Names of the attributes that a compiler may replace by graphs."""
 
+    def __init_subclass__(cls) -> None:
+        # As of `__call__`: TorchDynamo would compile it anew for each number of steps so far.
+        cls._predict = torch.compiler.disable(cls._predict, recursive=False)  # type: ignore[method-assign]
+
     def __init__(self) -> None:
         self.begin()
         self.end()

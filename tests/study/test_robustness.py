@@ -170,6 +170,7 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
         "protocol.rounds=40",
         "precision=bf16",
         "hardware.exclusive=false",
+        "protocol.interference=0.02",
     ]
     processes = [start(tmp_path, "run", *study) for _ in range(2)]
     try:
