@@ -25,8 +25,10 @@ from sdopt.locks import reserve
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.hub import fetch_models
-from sdopt.pipelines.loading import sampling_remarks
+from sdopt.pipelines.loading import part_config, sampling_remarks
 from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
+from sdopt.pipelines.sampling import answers_to, unanswered
+from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
 from sdopt.quality.features import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
@@ -102,6 +104,14 @@ def check_models(variants: Sequence[Variant], weights: Collection[str], context:
         except UsageError as error:
             scheduler = next(variant.scheduler for variant in variants if variant.model == model)
             raise UsageError([*error.problems, *sampling_remarks(model, scheduler)]) from error
+
+
+def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
+    """Lets a process that has diffusers find out whether schedulers suit their models: this one need not import it."""
+    own = ((part_config(variant.model, "scheduler"), variant) for variant in variants)
+    asked = unanswered((dict(config), each.scheduler, each.workload.steps) for config, each in own if config)
+    if asked:
+        remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
 
 
 def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
@@ -260,6 +270,7 @@ class Experiment:
             for name in features_of(config.quality, config.model) if config.quality.metrics else ():
                 fetch_features(name)
             check_models(runnable, ("hub",), self.context)
+            check_sampling(runnable, self.context)
             if awaits:
                 fetch_clip(self.composer)
                 config = self.config
@@ -300,9 +311,11 @@ class Experiment:
         hardware = self.config.hardware
         if self.config.dry_run and hardware.sheet is not None:
             check_models(plan.variants, ("path",), self.context)
+            check_sampling(plan.variants, self.context)
             return planned_machine(hardware.sheet)
         machine, self.context = find_machine(self.context, hardware, data_sheets)
         check_models(plan.variants, ("path",), self.context)
+        check_sampling(plan.variants, self.context)
         nothing_runs = self._all_refused(plan, machine)
         if self.config.dry_run or nothing_runs or not hardware.exclusive:
             return machine

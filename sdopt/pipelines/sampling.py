@@ -8,9 +8,9 @@ import difflib
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,6 +176,39 @@ def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
 
 def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = 20) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can."""
+    key = _key(own, scheduler, steps)
+    if key not in _found:
+        _found[key] = _mismatches(own, scheduler) or _rehearsed(own, scheduler, steps)
+    return list(_found[key])
+
+
+Question = tuple[Mapping[str, Any], Scheduler, int]
+"""The arguments of `unsuited`."""
+
+_found: dict[str, list[str]] = {}
+"""What `unsuited` has found, by its arguments."""
+
+
+def _key(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> str:
+    return json.dumps([dict(own), asdict(scheduler), steps], default=str)
+
+
+def unanswered(questions: Iterable[Question]) -> list[Question]:
+    """Returns those questions to which `unsuited` does not know the answer yet."""
+    return [question for question in questions if _key(*question) not in _found]
+
+
+def answers_to(questions: Iterable[Question]) -> dict[str, list[str]]:
+    """Returns what `unsuited` finds, for `remember` in another process, which need not import diffusers then."""
+    return {_key(*question): unsuited(*question) for question in questions}
+
+
+def remember(answers: Mapping[str, list[str]]) -> None:
+    """Takes in what `answers_to` found in another process."""
+    _found.update(answers)
+
+
+def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     chosen, options = scheduler_class(scheduler), scheduler.options
     at = f"scheduler.class_name={scheduler.class_name}"
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
@@ -211,17 +244,14 @@ def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = 20) -> l
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
             "+scheduler.options.prediction_type=epsilon or v_prediction"
         )
-    return found or _rehearsed(json.dumps([dict(own), asdict(scheduler), steps], default=str))
+    return found
 
 
-@lru_cache(maxsize=256)
-def _rehearsed(given: str) -> list[str]:
+def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list[str]:
     """Samples a few numbers without a model; returns why that fails.
 
     Schedulers accept configurations for which they have no step, such as a prediction type.
     """
-    own, chosen, steps = json.loads(given)
-    scheduler = Scheduler(**chosen)
     try:
         with quiet(), torch.no_grad():
             made = scheduler_like(SimpleNamespace(config=own), scheduler)

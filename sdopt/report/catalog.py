@@ -12,7 +12,7 @@ from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.html import html_page
-from sdopt.report.tables import published_blocks, to_dataframe
+from sdopt.report.tables import published_blocks, to_csv
 from sdopt.report.verdicts import junit, verdict_json, verdict_markdown
 from sdopt.statistics.published import claims_of
 from sdopt.statistics.summary import Summary
@@ -73,7 +73,7 @@ REPORTS = (
     Report("report", HTML, lambda summary, folder: html_page(_page(summary, folder))),
     # It links to the pictures beside it, so that no image has to be encoded.
     Report("report as Markdown", MARKDOWN, lambda summary, folder: markdown_page(_page(summary, folder, 0))),
-    Report("table as data", "table.csv", lambda summary, _: to_dataframe(summary).to_csv(index=False).encode()),
+    Report("table as data", "table.csv", lambda summary, _: to_csv(summary).encode()),
     Report("plot", "plot.png", _picture("comparisons", "study_plot")),
     Report("speed against quality", "tradeoff.png", _picture("tradeoff", "tradeoff_picture")),
     Report("time by stage", "stages.png", _picture("times", "stages_picture")),

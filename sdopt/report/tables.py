@@ -1,9 +1,12 @@
 """The tables of a study as blocks: the ranking, several shapes, effects, images; and all of it as a data frame."""
 
+import math
 from collections.abc import Callable, Sequence
+from csv import DictWriter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
 from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.record.choices import difference
@@ -324,6 +327,34 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
     """
     import pandas as pd
 
+    facts, figures, names = _records(summary)
+    frame = pd.DataFrame(facts)
+    whole = frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+    return whole[_first_columns([*whole.columns])]
+
+
+def to_csv(summary: Summary) -> str:
+    """Returns the rows of `to_dataframe` as CSV, without importing pandas."""
+    facts, figures, names = _records(summary)
+    text = StringIO()
+    writer = DictWriter(
+        text, _first_columns([*dict.fromkeys(name for row in facts for name in row), *names]), lineterminator="\n"
+    )
+    writer.writeheader()
+    for row, figure in zip(facts, figures, strict=True):
+        known = {name: float(value) for name, value in figure.items() if value is not None and not math.isnan(value)}
+        writer.writerow(row | known)
+    return text.getvalue()
+
+
+def _first_columns(names: list[str]) -> list[str]:
+    """Returns the columns of a table in order: since a notebook shows no more, the answer comes first."""
+    first = ["variant", *(name for name in ("speedup", "latency/p50_s", "memory_ratio") if name in names)]
+    return [*first, *(name for name in names if name not in first)]
+
+
+def _records(summary: Summary) -> tuple[list[dict[str, Any]], list[dict[str, float]], list[str]]:
+    """Returns facts and figures of the baseline and of each comparison, and the names of the figures."""
     result, order = summary.result, [row.name for row in summary.rows]
     rows = sorted(
         summary.figures, key=lambda one: len(order) if one.variant.is_control else order.index(one.variant.name)
@@ -342,11 +373,7 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
         for row in rows
     ]
     figures = [row.flat for row in rows]
-    names = list(dict.fromkeys(name for flat in figures for name in flat))
-    frame = pd.DataFrame(facts)
-    whole = frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
-    first = ["variant", *(name for name in ("speedup", "latency/p50_s", "memory_ratio") if name in names)]
-    return whole[[*first, *(name for name in whole.columns if name not in first)]]
+    return facts, figures, list(dict.fromkeys(name for flat in figures for name in flat))
 
 
 def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:

@@ -161,7 +161,7 @@ class Row:
         return metric, "equal" if estimate is None else f"{estimate:.3g}"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Summary:
     """A study, summed up.
 

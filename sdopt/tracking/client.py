@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlparse
 
 from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.locks import exclusive
+from sdopt.measure.garbage import no_garbage
 from sdopt.record.images import open_image
 from sdopt.schema import Tracking
 
@@ -142,8 +143,12 @@ def serve(channel: Connection) -> None:
         os.environ.setdefault(name, value)
     os.environ.update(_FORCED)
     os.environ.pop("MLFLOW_ACTIVE_MODEL_ID", None)  # metrics would belong to that model of another program
-    import mlflow
-    import sqlalchemy  # noqa: F401
+    with no_garbage():
+        import mlflow
+        import mlflow.store.tracking.sqlalchemy_store  # what a database needs, before the first request
+        import sqlalchemy.orm
+
+        sqlalchemy.orm.configure_mappers()
 
     for logger in ("alembic", "mlflow", "mlflow.store.db.utils"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)

@@ -1,6 +1,5 @@
 """The generated reference of groups, options and keys."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,9 @@ def test_an_old_page_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stale = tmp_path / "README.md"
-    shutil.copyfile(PAGE, stale)
     monkeypatch.setattr(reference, "PAGE", stale)
-    assert main(["--check"]) == 0
-    stale.write_text(stale.read_text() + "by hand")
+    stale.write_text(PAGE.read_text() + "by hand")
     assert main(["--check"]) == 2
     assert "is out of date" in capsys.readouterr().err
     assert main([]) == 0
-    assert main(["--check"]) == 0
+    assert stale.read_text() == PAGE.read_text()

@@ -63,7 +63,7 @@ class TestEveryOption:
             assert item.engaged, item
 
     @pytest.mark.parametrize(
-        "option", ["deepcache", "spectrum", *map(slow, ("pyramid_attention", "guidance_interval"))]
+        "option", ["deepcache", *map(slow, ("spectrum", "pyramid_attention", "guidance_interval"))]
     )
     def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load, option: str) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""
@@ -255,7 +255,9 @@ def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str, gui
     assert np.abs(image(session(*work, "workload.batch_size=3"))[0] - alone).max() < 1e-3
 
 
-@pytest.mark.parametrize(("option", "graphs"), [("deepcache", 2), ("first_block", 3), ("spectrum", 1)])
+@pytest.mark.parametrize(
+    ("option", "graphs"), [("deepcache", 2), pytest.param("first_block", 3, marks=pytest.mark.slow), ("spectrum", 1)]
+)
 def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int) -> None:
     """What decides which of them a step runs lies outside of them: the images are those of eager code."""
     eager = image(session(f"caching={option}", STEPS))

@@ -276,7 +276,7 @@ class TestArrival:
         assert all(item.engaged for item in loaded.prove().evidence)
 
 
-@pytest.mark.parametrize("lora_first", [True, False])
+@pytest.mark.parametrize("lora_first", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_graph_from_before_the_lora_is_no_evidence(session: Load, lora_first: bool) -> None:
     """It runs without the LoRA, whose layers are all active."""
     loaded, lora = session(STEPS), Loaded()

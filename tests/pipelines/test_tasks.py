@@ -25,6 +25,7 @@ from tests.pipelines.test_models import small_xl  # noqa: F401
 
 Inputs = dict[str, list[str]]
 TASKS = ["img2img", "inpaint"]
+FIRST = ["img2img", pytest.param("inpaint", marks=pytest.mark.slow)]  # which draw their noise alike
 
 
 @pytest.fixture(params=["emoji", "xl"])
@@ -77,7 +78,7 @@ class TestTasks:
         assert whole["vae_encoder"] > 0
         assert (whole["text_encoder"], whole["vae_decoder"]) == (text["text_encoder"], text["vae_decoder"])
 
-    @pytest.mark.parametrize("task", TASKS)
+    @pytest.mark.parametrize("task", FIRST)
     def test_noise_is_an_images_own_whatever_the_batch(
         self, session: Load, inputs: Inputs, model: list[str], task: str, tmp_path: Path
     ) -> None:
@@ -89,7 +90,7 @@ class TestTasks:
             assert np.abs(one - two).mean() < 1
         assert np.abs(alone[0] - alone[1]).mean() > 3
 
-    @pytest.mark.parametrize("task", TASKS)
+    @pytest.mark.parametrize("task", FIRST)
     def test_noise_is_the_same_in_half_precision(
         self, session: Load, inputs: Inputs, model: list[str], task: str
     ) -> None:

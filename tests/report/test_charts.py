@@ -1,17 +1,23 @@
 """The specifications of plots: which rows they have, in which order, and that they say what the table says."""
 
+import altair as alt
 import pytest
+from jsonschema import ValidationError  # type: ignore[import-untyped]
 
 from sdopt.record.comparisons import Effect, Interval
+from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Interference, Measurement
 from sdopt.record.scores import Score
+from sdopt.report.blocks import Chart
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.parts import ratio_ticks
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
+from sdopt.report.page.sections import text_sections
 from sdopt.statistics.summary import summary_of
+from tests.command import ROOT
 from tests.records import reconfigure, retime
 
 
@@ -19,6 +25,18 @@ def rows(spec: Spec | None) -> list[dict[str, object]]:
     assert spec is not None
     found: list[dict[str, object]] = spec["data"]["values"]
     return found
+
+
+@pytest.mark.parametrize("name", ["quickstart", "hf_sdxl"])
+def test_charts_are_as_the_schema_of_vega_lite_says(name: str) -> None:
+    sections = text_sections(summary_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / name)))
+    charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+    assert len(charts) > 2
+    for chart in charts:
+        for _, spec in chart.views:
+            alt.Chart.from_dict(spec)
+    with pytest.raises(ValidationError):
+        alt.Chart.from_dict(charts[0].views[0][1] | {"layer": "none"})
 
 
 def test_in_a_forest_the_fastest_comes_first_and_the_control_last(result: StudyResult) -> None:

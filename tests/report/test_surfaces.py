@@ -22,7 +22,7 @@ from sdopt.report.embedded import KINDS
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
-from sdopt.report.tables import to_dataframe
+from sdopt.report.tables import to_csv, to_dataframe
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
 from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.published import Reproduction
@@ -117,6 +117,7 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
         assert said == expected, surface
 
     frame = to_dataframe(summary)
+    assert to_csv(summary) == frame.to_csv(index=False)
     frame = frame[frame["role"] != "control"].drop_duplicates("variant")
     rows = frame[["variant", "speed", "images", "gate"]].itertuples(index=False)
     whole = [Said(row.name, *map(str, (row.speed or "", row.images or "", row.decision or ""))) for row in summary.rows]

@@ -1,6 +1,7 @@
 """Charts of times: call by call, their distribution, by stage, and how far from the hardware's limit they are."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import altair as alt
@@ -135,6 +136,7 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
     return ("ms", 1e3) if max(seconds) < 1 else ("s", 1.0)
 
 
+@lru_cache(maxsize=1)  # for the page, and for the picture
 def stages_plot(summary: Summary) -> Spec | None:
     """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
     rows = [row.figures for row in summary.rows if row.figures.stages_ms]

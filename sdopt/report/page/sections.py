@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from sdopt.report.answer import answer_blocks
@@ -42,9 +43,10 @@ def study_page(summary: Summary, folder: Path, budget: int = IMAGES_BYTES) -> Pa
     return Page(summary.result.name, _facts(summary), [section for section in sections if section.blocks])
 
 
-def text_sections(summary: Summary) -> list[Section]:
+@lru_cache(maxsize=1)  # the page and its Markdown have the same
+def text_sections(summary: Summary) -> tuple[Section, ...]:
     """Returns all sections of a report but its images."""
-    return list(_sections(summary))
+    return tuple(_sections(summary))
 
 
 def _sections(summary: Summary) -> Iterator[Section]:
