@@ -207,7 +207,8 @@ def calibration_of(result: StudyResult) -> Calibration:
     """
     spreads = result.floors.get("sampling")
     if not spreads:
-        raise UnavailableError("no calibration written: the images could not be drawn or scored")
+        failed = next((f": {row.name}: {row.reason}" for row in result.variants if row.status.failure), "")
+        raise UnavailableError(f"no calibration written: the images could not be drawn or scored{failed}")
     config, work = result.config, work_of(result.config)
     digests = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
     workload = asdict(config.workload) | {key: work[key] for key in ("guidance_scale", "size")}

@@ -1,7 +1,7 @@
 """The gate: applies rules fixed beforehand to the measurements of a study. It decides; nothing here measures.
 
-Begin reading at `RuleContext.apply`. `_threshold` says where a limit comes from: from the rule in `conf/gate/`, or from
-a share of the calibrated spread.
+Begin reading at `RuleContext.apply`. `_against_limit` says where a limit comes from: from the rule in `conf/gate/`,
+which may have one for each number type, or from a share of the calibrated spread.
 
 Every rule fails closed: a value that is missing, not finite or not comparable never passes. A rule that compares an
 estimate with a limit passes if the whole one-sided interval lies on the right side, fails if it lies on the wrong side,
@@ -9,7 +9,7 @@ and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with 
 
 A candidate passes only if all its rules do, so the rules need no correction for their number. Claims of a gain need
 one: they are tested together (`paying`). A study that is judged again as it grows divides its error rate α among its
-looks (`looks`). If another study disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
+looks (`looks`). If other programs disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
 """
 
 import math
@@ -367,6 +367,7 @@ class RuleContext:
         return self._against_limit(rule, name, score)
 
     def _against_limit(self, rule: Rule, name: str, score: Score) -> Ruling:
+        """Tests a value against its limit: that for the reference's number type, or that of `_threshold`."""
         if rule.limits and rule.limit is None and (kind := precision_of(self.reference)):
             rule = replace(rule, limit=rule.limits.get(kind))
         limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)

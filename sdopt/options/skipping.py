@@ -90,6 +90,9 @@ class Halves:
     for both, for which the guidance formula has no effect.
     """
 
+    def __init_subclass__(cls) -> None:
+        cls._which = torch.compiler.disable(cls._which)  # type: ignore[method-assign]  # as `Skipping._predict`
+
     def __init__(self, pipe: Any, forward: Any) -> None:
         self._pipe, self._forward = pipe, forward
 

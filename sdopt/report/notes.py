@@ -113,7 +113,9 @@ def _floor_note(result: StudyResult) -> str:
         return ""
     if result.is_imported and result.control is None:
         return "Without the baseline's images and times once more (--again), nothing says which difference is chance."
-    return "One of the two baselines failed, so that no speed-up can be told from chance."
+    if result.variant(result.baseline).status.failure:
+        return ""  # which the answer says
+    return "The repeated baseline failed, so that no speed-up can be told from chance."
 
 
 def _floor_text(low: float, high: float) -> str:

@@ -194,7 +194,9 @@ class Studies:
             judged = bool(result.judgements) or not result.config.gate.judges
             if result.status == "finished" and not missing_of(result).variants and judged:
                 return result
-            launch([f"resume={folder}", *(f"patch={each}" for each in own_functions(overrides))], brief=brief)
+            again = ["retry_failed=true"] if result.variant(result.baseline).status.failure else []
+            own = [f"patch={each}" for each in own_functions(overrides)]
+            launch([f"resume={folder}", *again, *own], brief=brief)
         else:
             argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
             argv += [*overrides, f"hydra.run.dir={quoted(str(folder))}"]
@@ -202,7 +204,11 @@ class Studies:
         if not (folder / "result.json").is_file():
             error = read_error(folder)
             raise UnavailableError(error.problems if error else f"{folder}: the study left no result")
-        return read_result(folder)
+        result = read_result(folder)
+        if (baseline := result.variant(result.baseline)).status.failure:
+            needs = "; every combination is added to it: give what it needs to run, as in precision=fp16"
+            raise UnavailableError(f"{folder}: the baseline failed: {baseline.reason}{needs}")
+        return result
 
     def composed(self, stage: str) -> tuple[RunConfig, Variant]:
         """Returns the configuration of a study without its variants, and its baseline; see `overrides`."""

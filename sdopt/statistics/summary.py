@@ -360,10 +360,7 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
         return f"{described(best, baseline)}."
     first, several = candidates[0], len(candidates) > 1
     if first.speed is None:
-        pictured = "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images)
-        fully = "fully " if first.status is Status.INTERRUPTED else ""
-        none = f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
-        return f"{pictured} (not timed)." if pictured else none
+        return _untimed(candidates, baseline)
     if all(row.speed in (Speed.FEW, None) for row in candidates):
         more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
         return f"Not enough runs to tell: {described(first, baseline)}; {more}."
@@ -379,6 +376,21 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     elif trade := next((row for row in candidates if row.pays), None):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."
+
+
+def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
+    """Returns the answer where no time was compared: images alone, or what failed."""
+    first = candidates[0]
+    if baseline is not None and baseline.status.failure:
+        told = f"Nothing was compared: the baseline failed: {shortened(baseline.figures.variant.reason)}"
+        if baseline.status is Status.OUT_OF_MEMORY:
+            told += "; choose one that fits, as in study.baseline=[precision:fp16,memory:[model_offload]], or as the "
+            told += "first variant of study=explicit"
+        return f"{told}."
+    if pictured := "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images):
+        return f"{pictured} (not timed)."
+    fully = "fully " if first.status is Status.INTERRUPTED else ""
+    return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
 
 
 def described(row: Row, baseline: Row | None, name: str = "") -> str:

@@ -8,13 +8,12 @@ from itertools import product
 import numpy as np
 
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.record.records import Status
 from sdopt.record.samples import Call, ShapeSamples
 from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.study.evidence import Inspection
 from sdopt.study.session import Session, VariantProcess, batched
 from sdopt.worker.host import PipelineHost
-from sdopt.worker.protocol import TimedCall, WorkerError
+from sdopt.worker.protocol import TimedCall
 
 _SAMPLED = 6
 """Number of images of a process's timed calls that are kept, to be compared with drawn ones."""
@@ -191,17 +190,10 @@ class Blocks(_Timing):
             if not own:
                 continue
             after = self._block(baseline)
-            if not after:
-                break
             _set_baseline_times(process, before, after)
             session.result.schedule.drift[process.slug] = math.exp(_mean_log(after) - _mean_log(before))
             before = after
             self._study.checkpoint()
-        if not baseline.active:
-            for process in others:
-                if process.active and not process.measurement.shapes[0].latency_after_s:
-                    problem = "the baseline failed, so this block has no baseline after it to compare with"
-                    session.fail(process, WorkerError(Status.FAILED, problem))
 
     def _block(self, process: VariantProcess) -> list[list[float]]:
         """Times a fresh worker for all rounds, and inspects it; returns the times by shape, or nothing if it failed."""

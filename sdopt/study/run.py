@@ -14,10 +14,12 @@ from sdopt.study.designs import Plan
 from sdopt.study.progress import Progress
 from sdopt.study.resume import missing_of
 from sdopt.study.rounds import Blocks, Rounds
-from sdopt.study.session import DoesNotFitError, Session, Study
+from sdopt.study.session import BaselineFailedError, DoesNotFitError, Session, Study
 from sdopt.study.warmup import Warmup
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import StartWorker
+
+_NO_BASELINE = "the baseline failed, so that there is nothing to compare with"
 
 
 def run_study(
@@ -30,9 +32,9 @@ def run_study(
 ) -> StudyResult:
     """Measures the missing parts of a study, and keeps `result.json` in `folder` up to date meanwhile.
 
-    A worker that fails ends its variant and no other. On KeyboardInterrupt, keeps and compares the measurements, ends
-    the workers, and raises the interrupt again. If the file cannot be written, measuring continues, and writing is
-    tried again after every round.
+    A worker that fails ends its variant and no other, unless it is the baseline's, which ends the study. On
+    KeyboardInterrupt, keeps and compares the measurements, ends the workers, and raises the interrupt again. If the
+    file cannot be written, measuring continues, and writing is tried again after every round.
 
     Raises:
         OSError: the file could not be written at the end; the message says where the result is instead.
@@ -46,6 +48,12 @@ def run_study(
             measure_missing(study, first_schedule(protocol, machine))
             while more_processes(result, protocol, before_s + time.monotonic() - begun):
                 measure_missing(study, Schedule(result.sessions[-1].schedule, result.schedule.reason))
+        set_final_statuses(result)
+        result.status = "finished"
+    except BaselineFailedError:
+        for row in result.variants:
+            if row.status is Status.PENDING:
+                row.status, row.reason = Status.INTERRUPTED, append_reason(row, _NO_BASELINE)
         set_final_statuses(result)
         result.status = "finished"
     except KeyboardInterrupt:

@@ -210,6 +210,10 @@ class DoesNotFitError(Exception):
         super().__init__("; ".join(reason for _, reason in starved))
 
 
+class BaselineFailedError(Exception):
+    """The baseline has failed, so that nothing is left to compare the other variants with."""
+
+
 class Session:
     """One session of a study, with new processes for all variants that take part."""
 
@@ -267,7 +271,7 @@ class Session:
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
     def start(self, process: VariantProcess) -> None:
-        """Starts a worker. Raises WorkerError."""
+        """Starts a worker: a `WorkerProcess`, with what `Experiment.measure` gave. Raises WorkerError."""
         study = self.study
         self.progress.phase(process.row.name, "starting")
         process.given.clear()
@@ -323,7 +327,8 @@ class Session:
         Args:
             phase: the name of the phase in the progress display.
             requests: processes with a worker, each with the request to it.
-            lenient: notes a request that cannot be answered, and fails no variant, because it is not a timing.
+            lenient: notes a request that fails instead of failing its variant, because it is not a timing; a worker
+                that is gone or lacks memory fails it anyway.
 
         Returns:
             the processes that answered, with their answers; of the others, `note_failure` keeps what went wrong.
@@ -411,7 +416,10 @@ class Session:
         process.row.reason = append_reason(process.row, advice)
 
     def fail(self, process: VariantProcess, error: WorkerError) -> None:
-        """Ends all processes of a variant, with the error as its status and reason."""
+        """Ends all processes of a variant, with the error as its status and reason.
+
+        Raises BaselineFailedError if it is the baseline, and others wait to be compared with it.
+        """
         row = process.row
         if row.status is Status.PENDING:
             row.status, row.reason = error.status, error.reason
@@ -423,6 +431,8 @@ class Session:
                 other.active = False
                 other.kill()
                 self.retire(other)
+        if row.name == self.result.baseline and any(other.active for other in self.processes):
+            raise BaselineFailedError
 
     def give_up_slow(self, warm: Callable[[ShapeSamples], Sequence[float]]) -> None:
         """Ends the variants whose last `warm` calls take more than `protocol.give_up` times the baseline's."""

@@ -397,8 +397,8 @@ def config_yaml(result: StudyResult) -> str:
 
 
 _LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/cold_start_s")
-"""The figures of a variant that are metrics in MLflow, beside those of its images; `table.csv` and `result.json` have
-all. MLflow draws a chart of each metric."""
+"""The figures of a variant that are metrics in MLflow, beside those that `logged_metrics` adds; `table.csv` and
+`result.json` have all. MLflow draws a chart of each metric."""
 
 
 def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:

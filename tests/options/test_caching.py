@@ -270,9 +270,16 @@ def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "chosen", ["caching=deepcache", "caching=deepcache compiler.fullgraph=true", "caching=guidance_interval"]
+    ("chosen", "graphs"),
+    [
+        ("caching=deepcache", 2),
+        ("caching=deepcache compiler.fullgraph=true", 2),
+        ("caching=guidance_interval", 2),
+        ("caching=first_block", 3),
+        ("caching=spectrum", 1),
+    ],
 )
-def test_inductor_makes_two_graphs_without_a_break(session: Load, chosen: str) -> None:
+def test_inductor_makes_a_graph_of_each_kind_of_step_without_a_break(session: Load, chosen: str, graphs: int) -> None:
     eager = image(session(chosen.split(maxsplit=1)[0], STEPS))
     torch._dynamo.reset()
     loaded = session("compiler=inductor", *chosen.split(), STEPS)
@@ -280,7 +287,7 @@ def test_inductor_makes_two_graphs_without_a_break(session: Load, chosen: str) -
     for item in loaded.prove().evidence:
         assert item.engaged, item
     assert np.array_equal(image(loaded), image(loaded))
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
 
 

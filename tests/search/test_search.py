@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, text
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.files import read_result, write_result
+from sdopt.record.records import Status
 from sdopt.report.blocks import Chart
 from sdopt.report.page.html import html_page
 from sdopt.report.terminal import shown
@@ -23,7 +24,7 @@ from sdopt.search.record import FINAL, Entry, Fate, SearchRecord, blocks_of, mar
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.ratios import compare
 from tests.command import SMALL, Finished, refused, sdopt
-from tests.fakes import fake_workers
+from tests.fakes import Fakes, failing, fake_workers
 from tests.records import retime
 
 SEARCH = (
@@ -88,6 +89,16 @@ class TestSearch:
         assert any("precision=tf32" in reason for reason in record["left_out"])
         assert searched.finished.code == (0 if record["winner"] else 3)
         assert record["sentence"] in searched.finished.shown
+
+    def test_ends_where_the_baseline_fails_and_says_why(self, tmp_path: Path) -> None:
+        for _again in range(2):
+            with fake_workers(Fakes({"baseline": failing(Status.OUT_OF_MEMORY)})):
+                ended = sdopt(tmp_path, *SEARCH, "tracking=none")
+            assert ended.code == 3
+            assert "the baseline failed: out_of_memory in prepare" in ended.err
+            assert "Keep the baseline" not in ended.shown
+        [folder] = (tmp_path / "outputs" / "searches").iterdir()
+        assert {str(row.status) for row in read_result(folder / "screen-00").candidates} == {"interrupted"}
 
     def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(self, searched: Searched) -> None:
         screened, judged = read_result(searched.folder / "screen-00"), read_result(searched.folder / FINAL)

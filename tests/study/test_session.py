@@ -10,10 +10,12 @@ from typing import ClassVar
 
 import pytest
 
+from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Interference
 from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL
 from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.worker.protocol import WorkerError
@@ -163,7 +165,7 @@ class TestBlocks:
         assert not any(m.shapes[0].discarded_s for row in result.variants for m in row.measurements)
         assert all(worker.beside < 1 for worker in fakes.started)
 
-    def test_a_baseline_that_fails_leaves_a_block_without_its_pair(self, tmp_path: Path) -> None:
+    def test_a_baseline_that_fails_between_two_of_them_ends_the_study(self, tmp_path: Path) -> None:
         started = itertools.count()
 
         def dies_later(worker: FakeWorker, name: str) -> None:
@@ -171,8 +173,8 @@ class TestBlocks:
                 raise WorkerError(Status.KILLED, "gone")
 
         result, _ = run_fake(tmp_path, fake_study(["a"], rounds=2, schedule="blocks"), Fakes({"baseline": dies_later}))
-        assert statuses(result) == {"baseline": "killed", "a": "failed", CONTROL: "failed"}
-        assert "no baseline after it" in result.variant(CONTROL).reason
+        assert statuses(result) == {"baseline": "killed", "a": "interrupted", CONTROL: "interrupted"}
+        assert not any(edge.shapes[0].speedup for edge in result.comparisons)
 
     def test_say_how_far_the_baseline_drifted_meanwhile(self, tmp_path: Path) -> None:
         """Each process of it, and of the control, which is the same variant, is a tenth slower than the one before."""
@@ -188,6 +190,37 @@ class TestBlocks:
 
 
 class TestFaults:
+    @pytest.mark.parametrize(
+        ("fault", "calls"),
+        [(failing(Status.OUT_OF_MEMORY), 0), (failing(Status.FAILED, "time_once", call=2 + 3), 2)],
+        ids=["at once", "in the third round"],
+    )
+    def test_of_the_baseline_end_the_study_and_are_its_answer(self, tmp_path: Path, fault: Fault, calls: int) -> None:
+        def of_baseline(worker: FakeWorker, name: str) -> None:
+            if "00-baseline" in worker.log.stem:
+                fault(worker, name)
+
+        study = fake_study(["a", "b"], rounds=9, warmup=1)
+        result, fakes = run_fake(tmp_path, study, Fakes({"baseline": of_baseline}))
+        baseline = result.variant("baseline")
+        assert baseline.status.failure
+        assert result.status == "finished"
+        assert {statuses(result)[name] for name in ("a", "b", CONTROL)} == {"interrupted"}
+        assert max((count for of in calls_of(result).values() for *_, count in of), default=0) <= calls + 1
+        assert not any(worker.alive for worker in fakes.started)
+        summary = summary_of(result)
+        assert "the baseline" in summary.sentence
+        assert baseline.reason in summary.sentence
+        assert ("study.baseline=" in summary.sentence) == (baseline.status is Status.OUT_OF_MEMORY)
+        with pytest.raises(UsageError, match="retry_failed=true"):
+            merge_resumed(read_result(tmp_path), study[1], study[0], tmp_path, retry_failed=False)
+        plan, fresh, machine = fake_study(["a", "b"], rounds=9, warmup=1)
+        again, _ = run_fake(
+            tmp_path, (plan, merge_resumed(read_result(tmp_path), fresh, plan, tmp_path, True), machine)
+        )
+        assert set(statuses(again).values()) == {"ok"}
+        assert all(edge.shapes[0].speedup for edge in again.comparisons)
+
     @pytest.mark.parametrize(
         ("fault", "status"),
         [
@@ -210,13 +243,6 @@ class TestFaults:
         assert not any(worker.alive for worker in fakes.started)
         compared = {edge.candidate: edge.shapes[0].speedup is not None for edge in result.comparisons}
         assert compared == {"it": result.variant("it").status.measured, "sound": True, CONTROL: True}
-
-    def test_of_the_baseline_leave_nothing_to_compare(self, tmp_path: Path) -> None:
-        # The control is the same variant, and fails as it does.
-        result, _ = run_fake(tmp_path, fake_study(rounds=2), Fakes({"baseline": failing(Status.FAILED)}))
-        assert statuses(result) == {"baseline": "failed", "it": "ok", CONTROL: "failed"}
-        assert result.floor is None
-        assert not any(edge.shapes[0].speedup for edge in result.comparisons)
 
 
 class TestMemory:

@@ -9,14 +9,43 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from sdopt.assembly import Assembly
+from sdopt.config.composer import composer_of
+from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.worker.draws import timed_draw
-from tests.fixtures import Load
+from sdopt.worker.host import PipelineHost
+from sdopt.worker.inputs import prompts_and_noise
+from tests.fixtures import CPU, Load
+from tests.options.hosts import image as image_of
 from tests.records import known
 from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
+
+
+def test_a_program_draws_the_same_by_the_parts_of_a_call() -> None:
+    """Programs compare a study with calls of their own, by these names."""
+    words = [
+        "precision=bf16",
+        "caching=deepcache",
+        "workload.steps=6",
+        "memory=[precomputed_embeddings]",
+        "workload.size=32",
+    ]
+    with composer_of(words, None) as composer:
+        variant = composer.variant("own", words)
+    assembly = Assembly.load(variant, "cpu")
+    assembly.prepare_inputs(variant.prompts)
+    given = prompts_and_noise(variant, assembly.pipe, "cpu", None, 0, timed_draw(variant))
+    call = {"num_inference_steps": 6, "guidance_scale": variant.guidance_scale, "output_type": "np"}
+    with noise_in_float32(assembly.pipe), assembly.entered(), torch.no_grad():
+        images = assembly.pipe(**call, **assembly.changed(given), **assembly.call_kwargs).images
+    host = PipelineHost(variant, CPU)
+    host.prepare()
+    assert np.array_equal(images, image_of(host))
 
 
 class TestNoise:
