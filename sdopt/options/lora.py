@@ -190,10 +190,15 @@ class Fused(Lora):
         # Keeps no text encoder alive that `memory=precomputed_embeddings` removes.
         networks = [weakref.ref(network) for network in networks_of_a_lora(pipe)]
         before = _all_sums(networks)
+        trained = [
+            weight for network in networks_of_a_lora(pipe) for weight in network.parameters() if weight.requires_grad
+        ]
         self._load(pipe, self.names[0])
         parts = [name for name in pipe._lora_loadable_modules if getattr(pipe, name, None) is not None]
         pipe.fuse_lora(components=parts, lora_scale=self.scale)
         pipe.unload_lora_weights()
+        for weight in trained:  # peft froze them, and grad_mode=enabled would record nothing
+            weight.requires_grad_(True)
         fused = {name for name, total in _all_sums(networks).items() if _differ(total, before.get(name))}
 
         def proof(trace: Trace) -> Finding:

@@ -267,6 +267,7 @@ class FirstBlock(Skipping):
         noise: Tensor = self.last(kept, *further[1:3], skips[0])
         return noise
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _changed(self, added: Tensor, before: Tensor) -> Tensor:
         """Returns for each sample whether its image needs the inner layers."""
         change = (added - before).abs().mean(dim=(1, 2, 3)) / before.abs().mean(dim=(1, 2, 3))
@@ -287,6 +288,7 @@ class Spectrum(Skipping):
 
     def __init__(self, pipe: Any, unet: Any, chosen: Any) -> None:
         self._pipe, self._chosen = pipe, chosen
+        self._weights = torch.compiler.disable(chosen.weights)  # TorchDynamo would compile NumPy, for each step anew
         self.whole: torch.nn.Module = Own(unet)
         super().__init__()
 
@@ -301,7 +303,7 @@ class Spectrum(Skipping):
             self._kept = []  # a callback has left out a part of the batch
         steps = int(self._pipe.num_timesteps) if self._on else 0
         if len(self._kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
-            weights = self._chosen.weights([known for known, _ in self._kept], step, steps)
+            weights = self._weights([known for known, _ in self._kept], step, steps)
             forecast = torch.zeros_like(self._kept[0][1])
             for (_, known), weight in zip(self._kept, weights, strict=True):
                 forecast.add_(known, alpha=weight)

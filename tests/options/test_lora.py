@@ -276,6 +276,11 @@ class TestArrival:
         assert all(item.engaged for item in loaded.prove().evidence)
 
 
+def test_fusing_leaves_weights_that_autograd_records(session: Load) -> None:
+    loaded = session("lora=fused", "grad_mode=enabled", "memory=[precomputed_embeddings]", "workload.steps=2")
+    assert evidence(loaded, "grad_mode").engaged
+
+
 @pytest.mark.parametrize("lora_first", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_graph_from_before_the_lora_is_no_evidence(session: Load, lora_first: bool) -> None:
     """It runs without the LoRA, whose layers are all active."""

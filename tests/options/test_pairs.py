@@ -293,6 +293,7 @@ class TestRun:
         assert not found, "\n".join(found)
 
     @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # TorchDynamo warns of what it traces in diffusers
     @pytest.mark.parametrize("which", ["quick", "all"])
     def test_runs_that_cover_every_pair_take_effect(self, walk: Walk, quick: Sequence[Choice], which: str) -> None:
         """Minutes on one core, and an hour or more with those that compile for long."""
