@@ -459,6 +459,8 @@ def _images_text(row: Row) -> str:
 def _notes(result: StudyResult) -> list[str]:
     if result.judgements:
         return [f"Images and pass or fail follow gate={result.gate}; speed follows the two-sided intervals."]
+    if result.variant(result.baseline).status.failure:
+        return []  # no gate has anything to judge
     from sdopt.statistics.bounds import prompts_to_exclude  # imports scipy, which takes a second
 
     advice = "add gate=default, or run `sdopt gate <folder>` on this result"

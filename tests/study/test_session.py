@@ -211,6 +211,7 @@ class TestFaults:
         summary = summary_of(result)
         assert "the baseline" in summary.sentence
         assert baseline.reason in summary.sentence
+        assert not summary.notes, "on a gate for images that there are none of"
         assert ("study.baseline=" in summary.sentence) == (baseline.status is Status.OUT_OF_MEMORY)
         with pytest.raises(UsageError, match="retry_failed=true"):
             merge_resumed(read_result(tmp_path), study[1], study[0], tmp_path, retry_failed=False)
