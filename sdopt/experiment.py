@@ -309,14 +309,14 @@ class Experiment:
             UsageError: the device or a local model does not match the configuration, or no candidate can run.
         """
         hardware = self.config.hardware
-        if self.config.dry_run and hardware.sheet is not None:
-            check_models(plan.variants, ("path",), self.context)
-            check_sampling(plan.variants, self.context)
-            return planned_machine(hardware.sheet)
-        machine, self.context = find_machine(self.context, hardware, data_sheets)
+        sheet = hardware.sheet if self.config.dry_run else None
+        if sheet is not None:
+            machine = planned_machine(sheet)
+        else:
+            machine, self.context = find_machine(self.context, hardware, data_sheets)
         check_models(plan.variants, ("path",), self.context)
         check_sampling(plan.variants, self.context)
-        nothing_runs = self._all_refused(plan, machine)
+        nothing_runs = sheet is None and self._all_refused(plan, machine)
         if self.config.dry_run or nothing_runs or not hardware.exclusive:
             return machine
         return until_done.enter_context(self.reserved(machine))

@@ -42,6 +42,12 @@ def test_importing_it_imports_nothing_heavy(tmp_path: Path) -> None:
     assert python(tmp_path, "-c", f"import sys, sdopt; dir(sdopt); print({heavy})").strip() == "[]"
 
 
+def test_a_command_imports_no_diffusers_itself(tmp_path: Path) -> None:
+    heavy = "[m for m in ('diffusers', 'transformers', 'torch._dynamo', 'mlflow', 'altair') if m in sys.modules]"
+    composed = "from sdopt.config.composer import composer_of; composer_of(['scheduler=euler']).__enter__()"
+    assert python(tmp_path, "-c", f"import sys, sdopt.launching; {composed}; print({heavy})").strip() == "[]"
+
+
 @pytest.mark.slow
 def test_only_workers_of_a_study_import_diffusers(tmp_path: Path) -> None:
     heavy = "[m for m in ('diffusers', 'transformers', 'torch._dynamo', 'mlflow', 'pandas') if m in sys.modules]"

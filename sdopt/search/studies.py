@@ -192,9 +192,10 @@ class Studies:
         if (folder / "result.json").is_file():
             result = read_result(folder)
             judged = bool(result.judgements) or not result.config.gate.judges
-            if result.status == "finished" and not missing_of(result).variants and judged:
+            failed = result.variant(result.baseline).status.failure
+            if result.status == "finished" and not missing_of(result).variants and judged and not failed:
                 return result
-            again = ["retry_failed=true"] if result.variant(result.baseline).status.failure else []
+            again = ["retry_failed=true"] if failed else []
             own = [f"patch={each}" for each in own_functions(overrides)]
             launch([f"resume={folder}", *again, *own], brief=brief)
         else:

@@ -384,7 +384,7 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
     if baseline is not None and baseline.status.failure:
         told = f"Nothing was compared: the baseline failed: {shortened(baseline.figures.variant.reason)}"
         if baseline.status is Status.OUT_OF_MEMORY:
-            told += "; choose one that fits, as in study.baseline=[precision:fp16,memory:[model_offload]], or as the "
+            told += "; choose one that fits, as in study.baseline=[precision:fp16,memory:model_offload], or as the "
             told += "first variant of study=explicit"
         return f"{told}."
     if pictured := "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images):

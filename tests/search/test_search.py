@@ -95,10 +95,13 @@ class TestSearch:
             with fake_workers(Fakes({"baseline": failing(Status.OUT_OF_MEMORY)})):
                 ended = sdopt(tmp_path, *SEARCH, "tracking=none")
             assert ended.code == 3
-            assert "the baseline failed: out_of_memory in prepare" in ended.err
+            assert "screen-00: the baseline failed: out_of_memory in prepare" in ended.err
             assert "Keep the baseline" not in ended.shown
         [folder] = (tmp_path / "outputs" / "searches").iterdir()
         assert {str(row.status) for row in read_result(folder / "screen-00").candidates} == {"interrupted"}
+        with fake_workers():
+            sdopt(tmp_path, *SEARCH, "tracking=none")
+        assert {str(row.status) for row in read_result(folder / "screen-00").candidates} == {"ok"}
 
     def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(self, searched: Searched) -> None:
         screened, judged = read_result(searched.folder / "screen-00"), read_result(searched.folder / FINAL)

@@ -208,6 +208,8 @@ class TestFaults:
         assert {statuses(result)[name] for name in ("a", "b", CONTROL)} == {"interrupted"}
         assert max((count for of in calls_of(result).values() for *_, count in of), default=0) <= calls + 1
         assert not any(worker.alive for worker in fakes.started)
+        assert result.floor is None
+        assert not any(edge.shapes[0].speedup for edge in result.comparisons)
         summary = summary_of(result)
         assert "the baseline" in summary.sentence
         assert baseline.reason in summary.sentence
