@@ -60,7 +60,7 @@ def test_measures_a_study_outside_of_the_checkout(installed: Path, tmp_path: Pat
     where = "import sdopt, sdopt.config.paths; print(sdopt.__file__, sdopt.config.paths.CONF)"
     assert run("-c", where).split() == [f"{installed}/sdopt/__init__.py", f"{installed}/sdopt/conf"]
     assert "usage: sdopt" in run(str(installed / "bin" / "sdopt"), "--help")
-    run("-m", "sdopt.cli", "run", *SMOKE, "precision=bf16")
+    run("-m", "sdopt", "run", *SMOKE, "precision=bf16")
     [path] = tmp_path.rglob("result.json")
     result = read_result(path)
     assert [str(row.status) for row in result.variants] == ["ok", "ok", "ok"]

@@ -264,6 +264,8 @@ def explain(error: Exception, command: str, keys: Callable[[], Iterable[str]]) -
         known = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
         near = difflib.get_close_matches(option[2], known, n=2)
         advice = f"did you mean {' or '.join(near)}? " if near else ""
+        if option[1] == "hardware" and not re.search(r"\d", option[2]):  # `gpu`: its options are cards, a page of them
+            advice = "hardware=auto takes the GPU where there is one, and hardware.device=cuda:1 the second of them; "
         choices = f"the options are {', '.join(known)}" if known else "there is no such group"
         if plugin := re.fullmatch(r"hydra/(launcher|sweeper)", option[1]):
             name = option[2].partition("_")[0]

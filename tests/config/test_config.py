@@ -502,6 +502,12 @@ def test_what_is_given_twice_is_refused(words: str, said: str) -> None:
         Command.of(CommandLine.of(words.split()))
 
 
+@pytest.mark.parametrize("kind", ["cuda", "gpu"])
+def test_a_kind_of_device_is_no_card(kind: str, composer: Composers) -> None:
+    with pytest.raises(UsageError, match=r"unknown option; hardware=auto takes the GPU .*hardware\.device="):
+        composer([f"hardware={kind}"])
+
+
 class TestSwappedNodes:
     """A variant of options is put together from nodes; Hydra would compose the same of all overrides."""
 

@@ -401,7 +401,7 @@ class TestProcess:
         assert eventually(lambda: log.is_file() and bool(log.read_text()), 20)
         parent.send_signal(signal.SIGINT)
         assert parent.wait(20) != 0
-        assert eventually(lambda: working_in(tmp_path) == [], 5)
+        assert eventually(lambda: working_in(tmp_path) == [], 60)
 
 
 class TestFindings:
