@@ -59,14 +59,14 @@ GROUPS: Mapping[str, Callable[[Figure, Sheet], str]] = {
 """What can be left out whole."""
 
 
-def case_of(card: str, sheet: Sheet, work: Work, software: Software) -> Case:
+def case_of(sheet: Sheet, work: Work, software: Software) -> Case:
     """Counts what a published figure's work costs."""
     folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
     denoiser = pass_costs(folder, "unet", work.batch * work.samples, *size, software.attention)
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
     decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
-    return Case(card, sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
+    return Case(sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
 
 
 def why_not(sheet: Sheet) -> str:
@@ -93,7 +93,7 @@ class Data:
     def of(cls, figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> "Data":
         """Takes the figures that can be predicted."""
         kept = [figure for figure in figures if not refused(figure, sheets)]
-        cases = [case_of(figure.card, sheets[figure.card], figure.work, figure.software) for figure in kept]
+        cases = [case_of(sheets[figure.card], figure.work, figure.software) for figure in kept]
         return cls(kept, sheets, Table.of(cases), np.array([figure.seconds for figure in kept]))
 
     def groups(self, by: str) -> list[str]:

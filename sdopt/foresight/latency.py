@@ -158,8 +158,7 @@ class Case:
     """One call on one card: everything that the model needs to know.
 
     Attributes:
-        card: the name in `hardware=`.
-        sheet: its data sheet.
+        sheet: the card's data sheet.
         software: with what.
         denoiser: costs of one step.
         decoder: costs of decoding all images of the call.
@@ -169,7 +168,6 @@ class Case:
         decodes_in_float32: whether the decoder runs in float32, whatever the precision.
     """
 
-    card: str
     sheet: Sheet
     software: Software
     denoiser: Costs

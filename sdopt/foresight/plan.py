@@ -66,13 +66,13 @@ class Prediction:
         sheet: its data sheet.
         shape: image size and batch size.
         images: of a call.
+        memory: of a call; told of refused ones, too.
         state: `known`, `extrapolated` or `refused`.
         reason: why a time is refused; "" if there is one.
         seconds: of a call; NaN if refused.
         low: lower end of the 80 % interval.
         high: upper end.
         shares: of the time, by what it is spent on.
-        memory: None if it cannot be traced.
         evidence: what the time rests on.
         price: of 1,000 images, where a price per hour is known.
     """
@@ -82,20 +82,20 @@ class Prediction:
     sheet: Sheet
     shape: Shape
     images: int
+    memory: Footprint
     state: str
     reason: str = ""
     seconds: float = math.nan
     low: float = math.nan
     high: float = math.nan
     shares: Mapping[str, float] = field(default_factory=dict)
-    memory: Footprint | None = None
     evidence: str = ""
     price: float | None = None
 
     @property
     def fits(self) -> str:
-        """Whether it fits: `fits`, `tight`, `does not fit`, or "" if that cannot be told."""
-        return "" if self.memory is None else self.memory.verdict(self.sheet.memory_gib)
+        """Whether it fits: `fits`, `tight` or `does not fit`."""
+        return self.memory.verdict(self.sheet.memory_gib)
 
     @property
     def deviation(self) -> float:
@@ -104,7 +104,6 @@ class Prediction:
 
     def row(self) -> dict[str, Any]:
         """Returns the prediction as a flat row."""
-        memory = self.memory
         return {
             "variant": self.variant,
             "card": self.card,
@@ -116,8 +115,8 @@ class Prediction:
             "seconds": self.seconds,
             "low": self.low,
             "high": self.high,
-            "at_least_gib": math.nan if memory is None else memory.floor,
-            "likely_gib": math.nan if memory is None else memory.likely,
+            "at_least_gib": self.memory.floor,
+            "likely_gib": self.memory.likely,
             "card_gib": self.sheet.memory_gib,
             "fits": self.fits,
             "price_per_1000_images": math.nan if self.price is None else self.price,
@@ -171,16 +170,17 @@ def _prediction(
     found = coefficients()
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
-    made = Prediction(variant.name, card, sheet, shape, images, REFUSED, memory=memory)
-    software = software_of(variant, torch)
+    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED)
     conflicts = variant.conflicts(_device(sheet))
-    reason = conflicts[0] if conflicts else "" if not isinstance(software, str) else software
-    reason = reason or (_why_not_here(software) if sheet.architecture == CPU else why_not(sheet))
+    software = conflicts[0] if conflicts else software_of(variant, torch)
+    if isinstance(software, str):
+        return replace(made, reason=software)
+    reason = _why_not_here(software) if sheet.architecture == CPU else why_not(sheet)
     if not reason and made.fits == "does not fit":
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
-    if reason or isinstance(software, str):
+    if reason:
         return replace(made, reason=reason)
-    case = case_of_variant(variant, plan, shape, card, sheet, software)
+    case = case_of_variant(variant, plan, shape, sheet, software)
     if sheet.architecture == CPU:
         return _here(made, variant, plan, case)
     table = Table.of([case])
@@ -216,25 +216,21 @@ def version_of(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def case_of_variant(
-    variant: Variant, plan: Blueprint, shape: Shape, card: str, sheet: Sheet, software: Software
-) -> Case:
+def case_of_variant(variant: Variant, plan: Blueprint, shape: Shape, sheet: Sheet, software: Software) -> Case:
     """Returns what the latency model needs to know of a variant's call on a card."""
     decoder = plan.decoder
     if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
         decoder = decoder.times(1 + _ENCODER_SHARE)
     images = shape.batch_size * variant.workload.images_per_prompt
-    steps = steps_of(variant)
-    return Case(card, sheet, software, plan.denoiser, decoder, steps, images, "call", plan.decodes_in_float32)
+    steps, full = steps_of(variant), plan.decodes_in_float32
+    return Case(sheet, software, plan.denoiser, decoder, steps, images, decodes_in_float32=full)
 
 
 def _device(sheet: Sheet) -> Device:
     return Device("cpu", name=sheet.name) if sheet.architecture == CPU else planned_device(sheet)
 
 
-def _why_not_here(software: Software | str) -> str:
-    if isinstance(software, str):
-        return ""
+def _why_not_here(software: Software) -> str:
     if software.compiled:
         return "a compiler's kernels cannot be timed without it: measure, which is quick here"
     # Large products in bfloat16 were twice as fast on a CPU where the whole call gained nothing.
@@ -320,10 +316,8 @@ def text_of(prediction: Prediction) -> str:
     parts = []
     if math.isfinite(prediction.seconds):
         parts.append(seconds_text(Interval(prediction.seconds, prediction.low, prediction.high)))
-    if prediction.memory is not None:
-        total, verdict = prediction.sheet.memory_gib, prediction.fits
-        least, likely = prediction.memory.floor, prediction.memory.likely
-        parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {verdict}")
+    least, likely, total = prediction.memory.floor, prediction.memory.likely, prediction.sheet.memory_gib
+    parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {prediction.fits}")
     if prediction.shares:
         largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
         parts.append(", ".join(f"{name} {100 * share:.0f} %" for name, share in largest))
@@ -344,14 +338,6 @@ KEYS = {
 """Keys of the command itself."""
 
 
-@dataclass(frozen=True)
-class Planned:
-    """Predictions, and the command that would measure them."""
-
-    predictions: list[Prediction]
-    command: str
-
-
 def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame":
     """Predicts seconds and GiB on cards that one does not have: a row per variant, card and shape.
 
@@ -364,12 +350,16 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     """
     import pandas as pd
 
-    found = plan_of(overrides, None if config_dir is None else Path(config_dir))
-    return pd.DataFrame([each.row() for each in found.predictions])
+    predictions, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
+    return pd.DataFrame([each.row() for each in predictions])
 
 
-def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned:
-    """Composes a study and predicts its variants. Raises UsageError."""
+def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[Prediction], str]:
+    """Composes a study; returns predictions of its variants, and the command that would measure them.
+
+    Raises:
+        UsageError: the overrides cannot be composed, or a card is unknown.
+    """
     from sdopt.worker.preload import import_all  # what it imports takes seconds
 
     import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
@@ -401,7 +391,7 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
         cards = _cards(composer, sheets, names, rest)
         variants = _variants(composer, rest)
         predictions = predict(variants, cards, sheets, learned, torch)
-    return Planned(predictions, command_line("run", *rest, "protocol.replicates=3"))
+    return predictions, command_line("run", *rest, "protocol.replicates=3")
 
 
 def _cards(
@@ -426,8 +416,8 @@ def _cards(
             "hardware=cpu is this machine"
         )
     chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == "hardware"), "")
-    option = chosen if sheets.get(chosen) == sheet else next((n for n, s in sheets.items() if s == sheet), chosen)
-    return {option or sheet.name: sheet}
+    # A preset chooses without a word on the command line.
+    return {chosen or next((name for name, other in sheets.items() if other == sheet), sheet.name): sheet}
 
 
 def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
@@ -445,7 +435,6 @@ def _learned(folder: Path, sheets: Mapping[str, Sheet]) -> tuple[tuple[int, int]
     sheet = sheet_of(device, sheets.values())
     if sheet is None:
         raise UsageError(f"plan.measured={folder}: was measured on {device}, for which there is no data sheet")
-    card = next(name for name, other in sheets.items() if other == sheet)
     measured = [found for found in row.measurements if found.stages_s.get("denoiser_step")]
     calls = [seconds for times in row.samples.values() for seconds in times]
     if not measured or not calls:
@@ -457,7 +446,7 @@ def _learned(folder: Path, sheets: Mapping[str, Sheet]) -> tuple[tuple[int, int]
     if isinstance(software, str):
         raise UsageError(f"plan.measured={folder}: {software}")
     shape = variant.shapes[0]
-    case = case_of_variant(variant, blueprint(variant, shape), shape, card, sheet, software)
+    case = case_of_variant(variant, blueprint(variant, shape), shape, sheet, software)
     stages = {
         name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
         for name in ("denoiser_step", "vae_decoder")

@@ -24,15 +24,15 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
     priced = any(each.price is not None for each in predictions)
     table = Table(title="what it would take (80 % intervals)", title_justify="left")
     for number, each in enumerate(predictions):
-        memory, largest = each.memory, sorted(each.shares.items(), key=lambda item: -item[1])[:2]
+        largest = sorted(each.shares.items(), key=lambda item: -item[1])[:2]
         interval = Interval(each.seconds, each.low, each.high)
         row = {
             "card": each.card,
             **({"variant": each.variant} if several else {}),
             **({"shape": str(each.shape)} if shapes else {}),
             "one call": "—" if math.isnan(each.seconds) else seconds_text(interval),
-            "at least": "" if memory is None else f"{memory.floor:.1f} GiB",
-            "likely": "" if memory is None else f"{memory.likely:.1f}",
+            "at least": f"{each.memory.floor:.1f} GiB",
+            "likely": f"{each.memory.likely:.1f}",
             "of": f"{each.sheet.memory_gib:.1f}",
             "fits?": each.fits,
             **({"per 1,000 images": "" if each.price is None else f"{each.price:.2f}"} if priced else {}),

@@ -17,7 +17,7 @@ EAGER = Software("library", "eager", torch=(2, 1))
 
 
 def case(card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: object) -> Case:
-    made = Case(card, SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images)
+    made = Case(SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
