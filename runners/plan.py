@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from sdopt.foresight.plan import plan_of, text_of
     from sdopt.foresight.tables import plan_table, remarks
+    from sdopt.report.terminal import shown
 
     if arguments.by != "chip":
         raise UsageError("--by: only applies to --check")
@@ -62,7 +63,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             console.print(f"{only.variant}, {only.shape}, on {only.sheet.name}:", markup=False, highlight=False)
             console.print(text_of(only), markup=False, highlight=False, soft_wrap=True)
         else:
-            console.print(plan_table(predictions))
+            console.print(shown([plan_table(predictions)], console.width))
         for line in remarks(predictions, command):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.plot:
@@ -79,7 +80,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from sdopt.foresight.check import check
     from sdopt.foresight.latency import coefficients
     from sdopt.foresight.published import read_figures
-    from sdopt.foresight.tables import check_tables
+    from sdopt.foresight.tables import check_blocks
+    from sdopt.report.terminal import shown
 
     if arguments.overrides or arguments.plot:
         raise UsageError("--check: takes no overrides and draws no plot")
@@ -92,8 +94,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(_as_json(found))
         return 0
     console = terminal()
-    for part in check_tables(found):
-        console.print(part, soft_wrap=isinstance(part, str), highlight=False)
+    console.print(shown(check_blocks(found), console.width))
     return 0
 
 
