@@ -10,7 +10,7 @@ import numpy as np
 
 from sdopt.foresight.fitting import Data, half_width, labels, refused, state_of
 from sdopt.foresight.latency import Coefficients
-from sdopt.foresight.memory import Footprint, likely_of
+from sdopt.foresight.memory import likely_of
 from sdopt.foresight.published import Figure
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
@@ -55,8 +55,6 @@ class Check:
     """Share of pairs of options on one device in the right order; number of pairs."""
     memory: list[tuple[str, int, float, float, float]]
     """Kind of memory, figures, median and 80th percentile of the error, and share that is below the floor."""
-    fits: tuple[float, float, int]
-    """Of the usual cards just too small and just large enough: share told right, share wrongly refused; number."""
     refusals: Mapping[str, int]
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
@@ -74,7 +72,6 @@ def check(
         _order(table),
         _options(table),
         list(_memory(memory, sheets)),
-        _fits(memory),
         dict(Counter([*refusals, *filter(None, others)]).most_common()),
         table[["line", "gpu", "card", "seconds", "predicted", "low", "high", "state"]].to_dict("records"),
     )
@@ -186,28 +183,6 @@ def _option_apart(first: Software, second: Software) -> bool:
     one, other = ((each.attention, each.compiled, each.graphs, each.precision) for each in (first, second))
     named = first.name == second.name or first.compiled != second.compiled
     return one != other and named
-
-
-_CARDS_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 80)
-
-
-def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
-    """Returns how often it is told whether a published amount fits on the usual cards next to it.
-
-    `tight` counts as fitting: an allocator that reserved more gives it up where there is less.
-    """
-    right, refused_wrongly = [], []
-    for figure in figures:
-        beside = [
-            *[size for size in _CARDS_GIB if size < figure.gib][-1:],
-            *[size for size in _CARDS_GIB if size >= figure.gib][:1],
-        ]
-        for size in beside:
-            floor, likely = likely_of(figure.work, figure.software, figure.memory, float(size))
-            told = Footprint(floor, likely).verdict(size) != "does not fit"
-            right.append(told == (figure.gib <= size))
-            refused_wrongly.append(not told and figure.gib <= size)
-    return _share(right), _share(refused_wrongly), len(right)
 
 
 def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[tuple[str, int, float, float, float]]:

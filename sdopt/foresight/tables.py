@@ -88,12 +88,6 @@ def _notes(found: Check) -> Iterator[str]:
             f"memory, {kind}: {figures} figures, median error {_percent(median)}, 80th percentile {_percent(p80)}; "
             f"the floor is not above {_percent(above)} of them"
         )
-    right, wrong, count = found.fits
-    if count:
-        yield (
-            f"fits: right for {_percent(right)} of {count} usual cards just too small or just large enough; "
-            f"wrongly refused {_percent(wrong)}"
-        )
     for reason, count in found.refusals.items():
         yield f"refused: {count} figures: {reason}"
 
