@@ -1,7 +1,6 @@
 """Measures rows under load, one after the other: each a fresh server, and requests at several rates."""
 
 import asyncio
-import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -90,34 +89,26 @@ class LoadTest:
             windows = [self._window(url, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
 
-    async def _measure(self, candidate: Candidate, replicate: int) -> None:
-        """Serves a row, and sends it all its windows. Raises UnavailableError or KeyboardInterrupt."""
-        row, ready, end = candidate.row, asyncio.Event(), asyncio.Event()
+    async def _measure(self, candidate: Candidate, number: int) -> None:
+        """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
         assert self._device is not None
         listening = listen(candidate.serving)
         site = f"http://127.0.0.1:{listening.getsockname()[1]}"
         engine = Engine(candidate.variant, candidate.serving, candidate.start)
-        serving = asyncio.create_task(serve(engine, candidate.serving, self._device, listening, ready.set, end))
-        first = asyncio.create_task(ready.wait())
-        sending: asyncio.Future[Replicate] | None = None
-        try:
-            await asyncio.wait({serving, first}, return_when=asyncio.FIRST_COMPLETED)
-            if ready.is_set():
-                sending = asyncio.ensure_future(asyncio.to_thread(self._replicate, candidate, engine, site, replicate))
-                await asyncio.wait({serving, sending}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():  # a signal, or the server's own end
+        found: list[Replicate] = []
+
+        async def send() -> None:
+            try:
+                found.append(await asyncio.to_thread(self._replicate, candidate, engine, site, number))
+            except asyncio.CancelledError:
                 if self._generator is not None:
                     self._generator.kill()
-                await serving
-                raise KeyboardInterrupt
-            assert sending is not None
-            row.replicates.append(sending.result())
-        finally:
-            first.cancel()
-            end.set()
-            await asyncio.wait({serving})
-            with contextlib.suppress(Exception):
-                serving.result()
+                raise
+
+        await serve(engine, candidate.serving, self._device, listening, send)
+        if not found:  # a signal ended the server
+            raise KeyboardInterrupt
+        candidate.row.replicates += found
 
     def _replicate(self, candidate: Candidate, engine: Engine, site: str, number: int) -> Replicate:
         row, variant = candidate.row, candidate.variant
