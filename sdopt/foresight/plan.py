@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,19 +62,15 @@ class Prediction:
     """One variant on one card, at one shape.
 
     Attributes:
-        variant: its name.
-        card: the card's name in `hardware=`.
-        sheet: its data sheet.
-        shape: image size and batch size.
+        card: the name in `hardware=`.
         images: of a call.
-        memory: of a call; told of refused ones, too.
+        memory: of a call; told where the time is refused, too.
         state: `known`, `extrapolated` or `refused`.
         reason: why a time is refused; "" if there is one.
         seconds: of a call; NaN if refused.
         low: lower end of the 80 % interval.
         high: upper end.
         shares: of the time, by what it is spent on.
-        evidence: what the time rests on.
         price: of 1,000 images, where a price per hour is known.
     """
 
@@ -129,7 +126,6 @@ class Prediction:
 def predict(
     variants: Sequence[Variant],
     cards: Mapping[str, Sheet],
-    sheets: Mapping[str, Sheet],
     learned: Learned | None = None,
     torch: tuple[int, int] | None = None,
 ) -> list[Prediction]:
@@ -138,13 +134,12 @@ def predict(
     Args:
         variants: what would run.
         cards: the data sheets of the cards in question, by option of `hardware`.
-        sheets: all data sheets, which tell how many relatives of a card the figures are of.
         learned: what a user's own measurement says of this software and host.
         torch: version of PyTorch there; this machine's if not given.
     """
     there = torch or version_of(version("torch"))
     return [
-        _prediction(variant, plan, shape, card, sheet, sheets, learned, there)
+        _prediction(variant, plan, shape, card, sheet, learned, there)
         for variant in variants
         for shape in variant.shapes
         for plan in [blueprint(variant, shape)]
@@ -152,9 +147,9 @@ def predict(
     ]
 
 
-def predict_here(variants: Sequence[Variant], sheets: Mapping[str, Sheet]) -> list[Prediction]:
+def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
     """Predicts each variant at each of its shapes on this machine's CPU, whose rates are measured first."""
-    return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)}, sheets)
+    return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
 
 
 def _prediction(
@@ -163,7 +158,6 @@ def _prediction(
     shape: Shape,
     card: str,
     sheet: Sheet,
-    sheets: Mapping[str, Sheet],
     learned: Learned | None,
     torch: tuple[int, int],
 ) -> Prediction:
@@ -186,7 +180,7 @@ def _prediction(
     table = Table.of([case])
     vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
-    state = state_of(found.cards, sheets, card)
+    state = state_of(found.cards, data_sheets(), card)
     if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
@@ -205,7 +199,7 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
-        evidence=_evidence(sheets, card, state, software, learned),
+        evidence=_evidence(card, state, software, learned),
         price=_price(variant, seconds / images),
     )
 
@@ -273,8 +267,8 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     return {name: float(value / total) for name, value in sums.items() if value > 0}
 
 
-def _evidence(sheets: Mapping[str, Sheet], card: str, state: str, software: Software, learned: Learned | None) -> str:
-    known = coefficients().cards
+def _evidence(card: str, state: str, software: Software, learned: Learned | None) -> str:
+    known, sheets = coefficients().cards, data_sheets()
     generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(known, sheets, card)
     own = f", {known[card]} figures of this card" if card in known else ""
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
@@ -299,16 +293,13 @@ def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float
     ordered = sorted(
         (each for each in predictions if math.isfinite(each.seconds)), key=lambda each: each.seconds / each.images
     )
-    for index, each in enumerate(ordered):
-        if index + 1 == len(ordered):
-            yield each, math.nan
-            continue
-        other = ordered[index + 1]
+    for each, other in pairwise(ordered):
         apart = math.log(other.seconds / other.images / (each.seconds / each.images))
         # Two variants on one card share its error, and two cards the error of their software.
         shared = 0.85 if each.card == other.card else 0.3
         spread = math.sqrt((each.deviation**2 + other.deviation**2) * (1 - shared))
-        yield each, 0.5 * (1 + math.erf(apart / spread / math.sqrt(2)))
+        yield each, statistics.NormalDist().cdf(apart / spread)
+    yield from ((last, math.nan) for last in ordered[-1:])
 
 
 def text_of(prediction: Prediction) -> str:
@@ -374,9 +365,8 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
         # A version is as written: 2.10 is not 2.1.
         text = override.partition("=")[2].strip("'\"")
         asked[key] = text if key == "plan.torch" else parsed_override(override).value()
-    sheets = data_sheets()
     named = asked.get("plan.hardware")
-    names = named if isinstance(named, list) else [named] if named else None
+    names = named if isinstance(named, list) else [named] if named else []
     torch = asked.get("plan.torch")
     learned: Learned | None = None
     try:
@@ -386,19 +376,16 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
     if "plan.measured" in asked:
         if torch:
             raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
-        torch, learned = _learned(Path(str(asked["plan.measured"])), sheets)
+        torch, learned = _learned(Path(str(asked["plan.measured"])))
     with composer_of(rest, config_dir) as composer:
-        cards = _cards(composer, sheets, names, rest)
-        variants = _variants(composer, rest)
-        predictions = predict(variants, cards, sheets, learned, torch)
+        predictions = predict(_variants(composer, rest), _cards(composer, names, rest), learned, torch)
     return predictions, command_line("run", *rest, "protocol.replicates=3")
 
 
-def _cards(
-    composer: HydraComposer, sheets: Mapping[str, Sheet], names: Sequence[Any] | None, overrides: Sequence[str]
-) -> dict[str, Sheet]:
+def _cards(composer: HydraComposer, names: Sequence[Any], overrides: Sequence[str]) -> dict[str, Sheet]:
     """Returns the cards to plan for, by option of `hardware`."""
-    if names is not None:
+    sheets = data_sheets()
+    if names:
         unknown = [str(name) for name in names if str(name) not in sheets]
         if unknown:
             near = get_close_matches(unknown[0], sheets)
@@ -427,12 +414,12 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
     return [composer.variant(None)]
 
 
-def _learned(folder: Path, sheets: Mapping[str, Sheet]) -> tuple[tuple[int, int], Learned]:
+def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     """Returns the PyTorch of a measured run, and what its baseline tells of software and host. Raises UsageError."""
     result = read_result(folder)
     row = result.variant(result.baseline)
     device = str(result.environment.device["name"])
-    sheet = sheet_of(device, sheets.values())
+    sheet = sheet_of(device, data_sheets().values())
     if sheet is None:
         raise UsageError(f"plan.measured={folder}: was measured on {device}, for which there is no data sheet")
     measured = [found for found in row.measurements if found.stages_s.get("denoiser_step")]

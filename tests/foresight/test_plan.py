@@ -32,7 +32,7 @@ def planned() -> Planned:
         if overrides not in kept:
             with composer_of(list(overrides)) as composer:
                 variant = composer.variant(None)
-            kept[overrides] = {found.card: found for found in predict([variant], SHEETS, SHEETS)}
+            kept[overrides] = {found.card: found for found in predict([variant], SHEETS)}
         return kept[overrides][card]
 
     return made
