@@ -194,8 +194,8 @@ def half_width(widths: Mapping[str, float], classes: Sequence[str], untold: floa
     return math.hypot(math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold)
 
 
-def save(found: Coefficients, path: Path = COEFFICIENTS) -> None:
-    """Writes coefficients as JSON."""
+def save(found: Coefficients) -> None:
+    """Writes coefficients to the packaged file."""
 
     def numbers(values: Array) -> list[float]:
         return [round(float(value), 4) for value in values]
@@ -210,7 +210,7 @@ def save(found: Coefficients, path: Path = COEFFICIENTS) -> None:
         "widths": {name: round(value, 4) for name, value in sorted(found.widths.items())},
     }
     lines = json.dumps(content, separators=(",", ":")).replace('"all"', '\n"all"').replace("],", "],\n")
-    path.write_text(lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8")
+    COEFFICIENTS.write_text(lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> None:

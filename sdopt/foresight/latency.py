@@ -158,12 +158,8 @@ class Case:
     """One call on one card: everything that the model needs to know.
 
     Attributes:
-        sheet: the card's data sheet.
-        software: with what.
         denoiser: costs of one step.
         decoder: costs of decoding all images of the call.
-        steps: of the denoiser.
-        images: of the call.
         part: what the time is of: `call`, `step`, `image`, `unet` or `vae`.
         decodes_in_float32: whether the decoder runs in float32, whatever the precision.
     """

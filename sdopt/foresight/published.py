@@ -55,9 +55,6 @@ class Work:
 
     Attributes:
         architecture: `sd15`, `sd21` or `sdxl`.
-        width: of the images, in pixels.
-        height: of the images, in pixels.
-        steps: denoising steps.
         batch: images of a call.
         samples: of the denoiser per image and step: 2 with guidance.
         part: what a time is of, `call`, `step`, `image`, or a network.
@@ -82,11 +79,8 @@ class Figure:
 
     Attributes:
         line: of the file.
-        publisher: who published it.
         gpu: the device as written.
         card: the data sheet's name in `hardware=`.
-        work: what was done.
-        software: with what.
         seconds: the time, if it is one.
         gib: the memory, if it is one.
         memory: which memory: `reserved`, `allocated` or `device`.
@@ -138,7 +132,7 @@ class _RefusedError(Exception):
 def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     card = names.card(row["gpu"])
     if card is None:
-        raise _RefusedError(names.why_not(row["gpu"]))
+        raise _RefusedError("no data sheet")
     value, work = _positive(row["value"], "value"), _work(row)
     software = Software.read(row["backend"], row["precision"])
     if isinstance(software, str):
@@ -247,17 +241,6 @@ class Names:
     def card(self, name: str) -> str | None:
         """Returns the card of a name; None if there is none."""
         return next((card for form in forms(name) if (card := self._cards.get(form))), None)
-
-    def why_not(self, name: str) -> str:
-        """Returns why a name has no card."""
-        lower = name.lower()
-        if "mig" in lower.split():
-            return "a slice of a card"
-        if re.search(r"\barc\b|intel\(r\) graphics", lower):
-            return "Intel's Arc: no figures to learn from"
-        if re.search(r"cpu|xeon|core i|apple|mac|m[1-4] (max|ultra|pro)|tpu|gaudi|qualcomm|jetson|orin", lower):
-            return "not a graphics card"
-        return "no data sheet"
 
 
 _USUAL = {
