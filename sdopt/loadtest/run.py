@@ -83,7 +83,13 @@ class LoadTest:
                         raise
 
     def run_url(self, row: LoadRow, url: str, prompts: Sequence[str]) -> None:
-        """Measures a server that is only known by its address."""
+        """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
+        [first] = generate(Schedule(url, [0.0], [{"prompt": prompts[0], "seed": self._load.seed}], timeout_s=60.0))
+        if first.status != 200:
+            raise UnavailableError(
+                f"load.url={url}: a first request got no image (status {first.status}); name the address without "
+                "/v1/images/generations, and see whether the server is up"
+            )
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
             windows = [self._window(url, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]

@@ -38,7 +38,8 @@ async def main():
         await request.read()
         async with lock:
             await asyncio.sleep(service_s)
-        return web.json_response({"data": [{"batch_size": 1, "queue_s": 0.1, "compute_s": service_s}]})
+        images = [{"batch_size": 1, "queue_s": 0.1, "compute_s": service_s}] if service_s else []
+        return web.json_response({"data": images})
     app = web.Application()
     app.router.add_post("/v1/images/generations", draw)
     runner = web.AppRunner(app)
@@ -162,6 +163,7 @@ class TestTheGenerator:
         assert sent[-1].latency_s == math.inf
         stub.end()
         assert [each.status for each in generate(schedule(stub, np.arange(2) / 10))] == [0, 0]
+        assert [each.status for each in generate(schedule(stubs(0), np.arange(1)))] == [0], "an answer without images"
 
 
 def stop(process: "subprocess.Popen[Any]", stub: Stub, after_s: float, for_s: float) -> None:
