@@ -285,6 +285,16 @@ def _price(variant: Variant, seconds_per_image: float) -> float | None:
     return None if per_hour is None else seconds_per_image * 1000 / 3600 * per_hour
 
 
+def names_of(predictions: Sequence[Prediction]) -> list[str]:
+    """Returns what tells predictions apart: the cards, and variants and shapes where there are several."""
+    variants = len({each.variant for each in predictions}) > 1
+    shapes = len({each.shape for each in predictions}) > 1
+    return [
+        f"{each.card}{f' {each.variant}' if variants else ''}{f' {each.shape}' if shapes else ''}"
+        for each in predictions
+    ]
+
+
 def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float]]:
     """Yields those with a time, the fastest per image first, each with the probability that it beats the next one.
 

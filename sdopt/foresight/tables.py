@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from sdopt.foresight.check import Check
 from sdopt.foresight.fitting import EXTRAPOLATED
-from sdopt.foresight.plan import REFUSED, Prediction, ranks
+from sdopt.foresight.plan import REFUSED, Prediction, names_of, ranks
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Notes, Prose, Table
 from sdopt.statistics.words import seconds_text
@@ -46,10 +46,8 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
         yield f"no time for {refusal}"
     ordered = list(ranks(predictions))
     if len(ordered) > 1:
-        several = len({each.variant for each in predictions}) > 1
         words = []
-        for each, chance in ordered:
-            name = f"{each.card} {each.variant}" if several else each.card
+        for name, (_, chance) in zip(names_of([each for each, _ in ordered]), ordered, strict=True):
             sign = "" if math.isnan(chance) else f" ({100 * chance:.0f} %) >" if chance >= TIE else " ="
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"

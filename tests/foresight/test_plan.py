@@ -11,7 +11,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
-from sdopt.foresight.plan import Prediction, learn, plan, predict, ranks, text_of
+from sdopt.foresight.plan import Prediction, learn, names_of, plan, predict, ranks, text_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from tests.test_architecture import ROOT
 
@@ -136,6 +136,9 @@ class TestStates:
         ordered = list(ranks(found))
         assert [each.card for each, _ in ordered] == ["rtx4090", "t4"]
         assert ordered[0][1] > 0.9
+        assert names_of(found) == ["t4", "rtx4090", "mi300x"]
+        other = planned("t4", "model=sd15", "precision=fp16", "workload.size=1024")
+        assert names_of([found[0], other]) == ["t4 512×512, batch 1", "t4 1024×1024, batch 1"]
 
 
 def test_a_measured_run_changes_components_and_not_the_card() -> None:
