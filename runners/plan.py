@@ -76,7 +76,6 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from sdopt.config.groups import data_sheets
     from sdopt.foresight.check import check
     from sdopt.foresight.latency import coefficients
     from sdopt.foresight.published import read_figures
@@ -85,11 +84,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
     if arguments.overrides or arguments.plot:
         raise UsageError("--check: takes no overrides and draws no plot")
-    sheets = data_sheets()
-    figures, refusals = read_figures(arguments.check, sheets)
+    figures, refusals = read_figures(arguments.check)
     if not figures and not refusals:
         raise UsageError(f"{arguments.check}: has no figures")
-    found = check(figures, refusals, sheets, coefficients(), arguments.by)
+    found = check(figures, refusals, coefficients(), arguments.by)
     if arguments.json:
         print(_as_json(found))
         return 0

@@ -180,7 +180,7 @@ def _prediction(
     table = Table.of([case])
     vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
-    state = state_of(found.cards, data_sheets(), card)
+    state = state_of(found.cards, sheet)
     if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
@@ -199,7 +199,7 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
-        evidence=_evidence(card, state, software, learned),
+        evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
 
@@ -267,9 +267,9 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     return {name: float(value / total) for name, value in sums.items() if value > 0}
 
 
-def _evidence(card: str, state: str, software: Software, learned: Learned | None) -> str:
-    known, sheets = coefficients().cards, data_sheets()
-    generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(known, sheets, card)
+def _evidence(card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None) -> str:
+    known = coefficients().cards
+    generation, count = generation_of(sheet), relatives(known, sheet)
     own = f", {known[card]} figures of this card" if card in known else ""
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
@@ -80,7 +81,7 @@ class Figure:
     Attributes:
         line: of the file.
         gpu: the device as written.
-        card: the data sheet's name in `hardware=`.
+        card: the name of its data sheet in `hardware=`.
         seconds: the time, if it is one.
         gib: the memory, if it is one.
         memory: which memory: `reserved`, `allocated` or `device`.
@@ -96,8 +97,13 @@ class Figure:
     gib: float = math.nan
     memory: str = ""
 
+    @property
+    def sheet(self) -> Sheet:
+        """The data sheet of its card."""
+        return data_sheets()[self.card]
 
-def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> tuple[list[Figure], list[str]]:
+
+def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
     """Reads a file of published figures.
 
     Returns:
@@ -108,7 +114,7 @@ def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> tuple[list[Figure],
     """
     figures: list[Figure] = []
     refusals: list[str] = []
-    names = Names(sheets)
+    names = Names()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -227,16 +233,15 @@ def publisher_of(source: str) -> str:
 class Names:
     """Finds a card's data sheet by a name as people write it."""
 
-    def __init__(self, sheets: Mapping[str, Sheet]) -> None:
+    def __init__(self) -> None:
         self._cards: dict[str, str] = {}
-        for card, sheet in sheets.items():
+        for card, sheet in data_sheets().items():
             for name in (*sheet.device_names, sheet.name, card.replace("_", " ")):
                 for form in forms(name):
                     self._cards.setdefault(form, card)
         # A name without form factor stands for the card that most people mean by it.
         for name, card in _USUAL.items():
-            if card in sheets:
-                self._cards.setdefault(plain(name), card)
+            self._cards.setdefault(plain(name), card)
 
     def card(self, name: str) -> str | None:
         """Returns the card of a name; None if there is none."""
