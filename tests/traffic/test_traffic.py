@@ -2,12 +2,10 @@
 
 import json
 import math
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,14 @@ from sdopt.traffic.generator import Schedule, Sent, generate
 from sdopt.traffic.twin import batched, highest_rate, unit_trace
 
 STUB = """
-import asyncio, json, sys
+import asyncio, json, sys, time
 from aiohttp import web
 
 async def main():
     service_s, lock = json.loads(sys.argv[1]), asyncio.Lock()
     async def draw(request):
-        await request.read()
+        if (await request.json())["prompt"] == "stand still":
+            time.sleep(0.7)
         async with lock:
             await asyncio.sleep(service_s)
         images = [{"batch_size": 1, "queue_s": 0.1, "compute_s": service_s}] if service_s else []
@@ -148,13 +147,18 @@ class TestTheGenerator:
         assert [(each.batch, each.queue_s, each.compute_s) for each in sent] == [(1, 0.1, 0.1)] * 8
 
     def test_a_server_that_stands_still_makes_all_that_arrive_late(self, stubs: Any) -> None:
-        stub = stubs(0.01)
-        stop(stub.process, stub, after_s=0.2, for_s=0.7)
-        sent = generate(schedule(stub, np.arange(40) / 40))
+        bodies = [{"prompt": "stand still" if number == 8 else "x"} for number in range(40)]
+        sent = generate(replace(schedule(stubs(0.01), np.arange(40) / 40), bodies=bodies))
         assert [each.status for each in sent] == [200] * 40, "none is missing"
         late = [each.latency_s for each in sent if each.latency_s > 0.2]
         assert len(late) >= 15, "half a second of arrivals"
         assert max(late) >= 0.6
+
+    def test_says_what_it_sends_late(self, stubs: Any) -> None:
+        """Of requests that are due before it has begun, so that the window is void."""
+        found = window_of(generate(schedule(stubs(0.001), np.arange(30) / 30 - 1)), 30.0, 1.0, 0.02)
+        assert found.void
+        assert found.lag_s >= 0.5
 
     def test_notes_who_gives_no_answer(self, stubs: Any) -> None:
         stub = stubs(0.3)
@@ -166,28 +170,9 @@ class TestTheGenerator:
         assert [each.status for each in generate(schedule(stubs(0), np.arange(1)))] == [0], "an answer without images"
 
 
-def stop(process: "subprocess.Popen[Any]", stub: Stub, after_s: float, for_s: float) -> None:
-    """Lets a process stand still for a while, once a client has a connection to a server."""
-    port = f":{int(stub.url.rpartition(':')[2]):04X}"
-
-    def connected() -> bool:
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        return any(fields[1].endswith(port) and fields[3] == "01" for fields in lines)
-
-    def stand_still() -> None:
-        while process.poll() is None and not connected():
-            time.sleep(0.005)
-        time.sleep(after_s)
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(for_s)
-        process.send_signal(signal.SIGCONT)
-
-    threading.Thread(target=stand_still).start()
-
-
-def sent(latencies: list[float], lag_s: float = 0.0, status: int = 200) -> list[Sent]:
+def sent(latencies: list[float], lag_s: float = 0.0) -> list[Sent]:
     return [
-        Sent(number / 10, number / 10 + lag_s, number / 10 + latency, status if latency < 9 else 429, 2, 0.1, 0.2)
+        Sent(number / 10, number / 10 + lag_s, number / 10 + latency, 200 if latency < 9 else 429, 2, 0.1, 0.2)
         for number, latency in enumerate(latencies)
     ]
 
@@ -272,12 +257,3 @@ class TestFigures:
             covered += found.low <= math.exp(0.3) <= found.high
         assert 930 <= covered <= 970
         assert interval_of([2.0, 2.0]).low is None
-
-
-def test_a_generator_that_is_held_up_says_so(stubs: Any) -> None:
-    """What it sends late says nothing of the server, so the window is void."""
-    stub = stubs(0.001)
-    sent = generate(schedule(stub, np.arange(30) / 30), lambda process: stop(process, stub, 0.0, 0.3))
-    found = window_of(sent, 30.0, 1.0, 0.02)
-    assert found.void
-    assert found.requests == 30
