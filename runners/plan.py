@@ -81,9 +81,11 @@ def _check(arguments: argparse.Namespace) -> int:
     from sdopt.foresight.published import read_figures
     from sdopt.foresight.tables import check_blocks
     from sdopt.report.terminal import shown
+    from sdopt.worker.preload import import_all
 
     if arguments.overrides or arguments.plot:
         raise UsageError("--check: takes no overrides and draws no plot")
+    import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
     figures, refusals = read_figures(arguments.check)
     if not figures and not refusals:
         raise UsageError(f"{arguments.check}: has no figures")
