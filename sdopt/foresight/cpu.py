@@ -7,7 +7,7 @@ also how well a pass is told by its operations, bytes and kernels alone, without
 
 import math
 import os
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -117,12 +117,7 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
     """Returns the highest rate of some samples: what else runs on the machine only ever makes them slower."""
     work, run = make()
     run()
-    taken = []
-    for _ in range(_SAMPLES):
-        begun = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - begun)
-    return work / min(taken)
+    return work / min(timeit.repeat(run, number=1, repeat=_SAMPLES))
 
 
 def threads_of(hardware: Hardware) -> int:
