@@ -115,7 +115,7 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
 
         site = f"http://{serving.host}:{serving.port}"
         print(f"{site}: loading {_described(variant, serving)}, {serving.replicas} replicas", flush=True)
-        deploy(variant, serving, machine.device, partial(_say_ready, site))
+        deploy(variant, serving, machine.device, lambda: _say_ready(site))
         print("ended", flush=True)
         return
     host, port = listening.getsockname()[:2]
@@ -130,7 +130,12 @@ def _serve(variant: "Variant", serving: Serving, context: "StartContext") -> Non
         )
         print(f"{site}: loading {_described(variant, serving)}", flush=True)
         engine = Engine(variant, serving, start)
-        asyncio.run(serve(engine, serving, machine.device, listening, partial(_say_ready, site)))
+
+        async def until_told() -> None:
+            _say_ready(site)
+            await asyncio.Event().wait()
+
+        asyncio.run(serve(engine, serving, machine.device, listening, until_told))
     print("ended", flush=True)
 
 

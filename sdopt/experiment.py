@@ -116,14 +116,14 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
 
 def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
     """Returns lines on what variants would take on a card with a data sheet or on this CPU, as `sdopt plan` says."""
-    sheets, sheet = dict(data_sheets()), machine.sheet
+    sheet = machine.sheet
     name = machine.device.name if sheet is None else sheet.name
     try:
         if sheet is None:
-            found = in_process(context, predict_here, variants, sheets, what="the networks")
+            found = in_process(context, predict_here, variants, what="the networks")
         else:
-            card = next((key for key, other in sheets.items() if other == sheet), name)
-            found = in_process(context, predict, variants, {card: sheet}, sheets, what="the networks")
+            card = next((key for key, other in data_sheets().items() if other == sheet), name)
+            found = in_process(context, predict, variants, {card: sheet}, what="the networks")
     except UsageError as error:  # a model that was not fetched has no configuration here
         return [f"no prediction: {error}"]
     told = [f"  {each.variant}, {each.shape}: {text_of(each)}" for each in found]

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -332,9 +332,3 @@ def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
             "made from other noise. Compare images of the same prompts and seeds, made in the same size by the same "
             "sampler"
         )
-
-
-def numbered(values: Sequence[Hashable]) -> list[int]:
-    """Returns the number of each value, from 0, in the order in which they first occur."""
-    numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -10,7 +10,6 @@ from sdopt.errors import UsageError
 from sdopt.exchange.pictures import (
     Picture,
     Row,
-    numbered,
     of_other_noise,
     partners,
     read_folder,
@@ -204,12 +203,14 @@ def _positive(row: Row, name: str) -> float:
 
 def _copied(side: _Side, first: Sequence[Picture], output: Path, number: int) -> list[ImageRecord]:
     """Copies the images of a folder to the study's; they keep the baseline's prompts and seeds."""
-    prompts = numbered([(picture.prompt or picture.file.stem, picture.negative) for picture in first])
+    asked = [(picture.prompt or picture.file.stem, picture.negative) for picture in first]
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(asked))}
     counts: dict[int, int] = {}
     target = output / "images" / f"{number:02d}"
     target.mkdir(parents=True, exist_ok=True)
     records: list[ImageRecord] = []
-    for mine, theirs, prompt in zip(side.pictures, first, prompts, strict=True):
+    for mine, theirs, each in zip(side.pictures, first, asked, strict=True):
+        prompt = numbers[each]
         path = target / f"{len(records):05d}{mine.file.suffix.lower()}"
         shutil.copyfile(mine.file, path)
         image = counts[prompt] = counts.get(prompt, -1) + 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from sdopt.foresight.fitting import EXTRAPOLATED
-from sdopt.foresight.plan import REFUSED, Prediction
+from sdopt.foresight.plan import REFUSED, Prediction, names_of
 from sdopt.report.charts.parts import inline
 from sdopt.report.charts.spec import Spec, picture
 from sdopt.report.tones import BLUE, GREY, MUTED, SKY, VERMILION
@@ -17,34 +17,31 @@ _ROW = 26
 def plan_chart(predictions: Sequence[Prediction]) -> Spec:
     """Returns two panels with a row for each prediction, the fastest per image first."""
     ordered = sorted(predictions, key=lambda each: (math.isnan(each.seconds), each.seconds / each.images))
-    several = len({each.variant for each in ordered}) > 1
-    shapes = len({each.shape for each in ordered}) > 1
+    names = names_of(ordered)
     rows = [
         {
             **{
                 key: None if isinstance(value, float) and math.isnan(value) else value
                 for key, value in each.row().items()
             },
-            "row": ", ".join([each.card, *([each.variant] if several else []), *([str(each.shape)] if shapes else [])]),
-            "kind": each.state,
+            "row": name,
             "label": "" if math.isnan(each.seconds) else f"{each.seconds:.3g} s",
             "why": f"no time: {each.reason}"[:70] if each.state == REFUSED else "",
         }
-        for each in ordered
+        for name, each in zip(names, ordered, strict=True)
     ]
-    names = [str(row["row"]) for row in rows]
     y = alt.Y("row:N", sort=names, title=None, axis=alt.Axis(labelLimit=260))
     data, height = inline(rows), _ROW * len(set(names))
     # Hatched: a dashed outline without a filling stands for what no figure of that generation supports.
-    times = data.transform_filter(f"datum.kind != '{REFUSED}'")
+    times = data.transform_filter(f"datum.state != '{REFUSED}'")
     low, high = alt.X("low:Q", title="seconds of a call, 80 % interval", scale=alt.Scale(zero=True)), "high:Q"
-    known = times.transform_filter(f"datum.kind != '{EXTRAPOLATED}'").mark_bar(height=9, color=BLUE, opacity=0.45)
-    far = times.transform_filter(f"datum.kind == '{EXTRAPOLATED}'").mark_bar(
+    known = times.transform_filter(f"datum.state != '{EXTRAPOLATED}'").mark_bar(height=9, color=BLUE, opacity=0.45)
+    far = times.transform_filter(f"datum.state == '{EXTRAPOLATED}'").mark_bar(
         height=9, fill=None, stroke=BLUE, strokeDash=[3, 3], strokeWidth=1.5
     )
     dot = times.mark_point(filled=True, size=60, opacity=1, color=BLUE)
     text = times.mark_text(align="left", dx=8)
-    refused = data.transform_filter(f"datum.kind == '{REFUSED}'").mark_text(align="left", color=MUTED, fontSize=11)
+    refused = data.transform_filter(f"datum.state == '{REFUSED}'").mark_text(align="left", color=MUTED, fontSize=11)
     left = alt.layer(
         known.encode(x=low, x2=high, y=y),
         far.encode(x=low, x2=high, y=y),

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdopt.foresight.fitting import Data, half_width, labels, refused, state_of
 from sdopt.foresight.latency import Coefficients
-from sdopt.foresight.memory import Footprint, likely_of
+from sdopt.foresight.memory import likely_of
 from sdopt.foresight.published import Figure
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
@@ -55,26 +55,21 @@ class Check:
     """Share of pairs of options on one device in the right order; number of pairs."""
     memory: list[tuple[str, int, float, float, float]]
     """Kind of memory, figures, median and 80th percentile of the error, and share that is below the floor."""
-    fits: tuple[float, float, int]
-    """Of the usual cards just too small and just large enough: share told right, share wrongly refused; number."""
     refusals: Mapping[str, int]
     rows: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
-def check(
-    figures: Sequence[Figure], refusals: Sequence[str], sheets: Mapping[str, Sheet], found: Coefficients, by: str
-) -> Check:
+def check(figures: Sequence[Figure], refusals: Sequence[str], found: Coefficients, by: str) -> Check:
     """Predicts each figure without its group, and compares. `refusals` tell why other rows are no figures."""
-    table = _table(Data.of(figures, sheets), found, by)
-    others = (refused(figure, sheets) for figure in figures if not figure.memory)
+    table = _table(Data.of(figures), found, by)
+    others = (refused(figure) for figure in figures if not figure.memory)
     memory = [figure for figure in figures if figure.memory]
     return Check(
         by,
         list(_scores(table)) if len(table) else [],
         _order(table),
         _options(table),
-        list(_memory(memory, sheets)),
-        _fits(memory),
+        list(_memory(memory)),
         dict(Counter([*refusals, *filter(None, others)]).most_common()),
         table[["line", "gpu", "card", "seconds", "predicted", "low", "high", "state"]].to_dict("records"),
     )
@@ -87,18 +82,17 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    sheets, seen = data.sheets, found.without.get("publisher", {})
+    seen, sheets = found.without.get("publisher", {}), [figure.sheet for figure in data.figures]
     table = pd.DataFrame([vars(figure) for figure in data.figures], columns=[*Figure.__dataclass_fields__])
     if not data.figures:
         return table.assign(predicted=[], low=[], high=[], state=[])
     table["group"], table["generation"] = data.groups(by), data.groups("generation")
-    table["chip"] = [sheets[card].chip for card in table.card]
-    table["rate"] = [_peak(sheets[card]) for card in table.card]
+    table["chip"], table["rate"] = [sheet.chip for sheet in sheets], [_peak(sheet) for sheet in sheets]
     table["application"] = [software.application for software in table.software]
     table["precision"] = [software.precision for software in table.software]
     table["state"] = [
-        state_of(found.cards, sheets, card, group if by != "publisher" else "")
-        for card, group in zip(table.card, table.group, strict=True)
+        state_of(found.cards, sheet, group if by != "publisher" else "")
+        for sheet, group in zip(sheets, table.group, strict=True)
     ]
     classes = (
         labels(row.state, row.software, "" if by == "generation" else row.generation, by != "publisher" and known)
@@ -188,33 +182,11 @@ def _option_apart(first: Software, second: Software) -> bool:
     return one != other and named
 
 
-_CARDS_GIB = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 80)
-
-
-def _fits(figures: Sequence[Figure]) -> tuple[float, float, int]:
-    """Returns how often it is told whether a published amount fits on the usual cards next to it.
-
-    `tight` counts as fitting: an allocator that reserved more gives it up where there is less.
-    """
-    right, refused_wrongly = [], []
-    for figure in figures:
-        beside = [
-            *[size for size in _CARDS_GIB if size < figure.gib][-1:],
-            *[size for size in _CARDS_GIB if size >= figure.gib][:1],
-        ]
-        for size in beside:
-            floor, likely = likely_of(figure.work, figure.software, figure.memory, float(size))
-            told = Footprint(floor, likely).verdict(size) != "does not fit"
-            right.append(told == (figure.gib <= size))
-            refused_wrongly.append(not told and figure.gib <= size)
-    return _share(right), _share(refused_wrongly), len(right)
-
-
-def _memory(figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> Iterator[tuple[str, int, float, float, float]]:
+def _memory(figures: Sequence[Figure]) -> Iterator[tuple[str, int, float, float, float]]:
     """Compares memory: it hardly depends on the card, so nothing needs to be left out."""
     for kind in sorted({figure.memory for figure in figures}):
         errors = np.array([
-            np.array(likely_of(figure.work, figure.software, kind, sheets[figure.card].memory_gib)) / figure.gib - 1
+            np.array(likely_of(figure.work, figure.software, kind, figure.sheet.memory_gib)) / figure.gib - 1
             for figure in figures
             if figure.memory == kind
         ])  # fmt: skip

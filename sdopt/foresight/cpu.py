@@ -7,7 +7,7 @@ also how well a pass is told by its operations, bytes and kernels alone, without
 
 import math
 import os
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -40,9 +40,8 @@ _BYTES = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """What a CPU reaches with some threads in float32: FLOP/s, bytes/s, and seconds per operator."""
+    """What a CPU reaches in float32: FLOP/s, bytes/s, and seconds per operator."""
 
-    threads: int
     denoiser: float
     decoder: float
     products: float
@@ -83,18 +82,17 @@ def measure_machine(threads: int) -> Machine:
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            return _measure(threads)
+            return _measure()
     finally:
         torch.set_num_threads(before)
 
 
-def _measure(threads: int) -> Machine:
+def _measure() -> Machine:
     square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
     source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
     target = torch.empty_like(source)
     rates = {shape: _fastest(partial(_convolution, *shape)) for shape in (*_DENOISER, *_DECODER)}
     return Machine(
-        threads,
         math.prod(rates[shape] for shape in _DENOISER) ** (1 / len(_DENOISER)),
         rates[_DECODER[0]],
         _fastest(lambda: (2.0 * 1024**3, lambda: square @ square)),
@@ -119,12 +117,7 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
     """Returns the highest rate of some samples: what else runs on the machine only ever makes them slower."""
     work, run = make()
     run()
-    taken = []
-    for _ in range(_SAMPLES):
-        begun = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - begun)
-    return work / min(taken)
+    return work / min(timeit.repeat(run, number=1, repeat=_SAMPLES))
 
 
 def threads_of(hardware: Hardware) -> int:

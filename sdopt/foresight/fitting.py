@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sdopt.config.groups import data_sheets
 from sdopt.foresight.latency import (
     COEFFICIENTS,
     NAMES,
@@ -23,7 +24,7 @@ from sdopt.foresight.latency import (
     fit,
     generation_of,
 )
-from sdopt.foresight.published import TEXT, Figure, Work
+from sdopt.foresight.published import TEXT, Figure, read_figures
 from sdopt.foresight.software import Software
 from sdopt.foresight.trace import pass_costs
 from sdopt.pipelines.catalog import ARCHITECTURES
@@ -51,22 +52,23 @@ _FEW = 2
 
 ALL, NEW = "all", "new "
 
-GROUPS: Mapping[str, Callable[[Figure, Sheet], str]] = {
-    "chip": lambda figure, sheet: str(sheet.chip),
-    "generation": lambda figure, sheet: generation_of(sheet),
-    "publisher": lambda figure, sheet: figure.publisher,
+GROUPS: Mapping[str, Callable[[Figure], str]] = {
+    "chip": lambda figure: str(figure.sheet.chip),
+    "generation": lambda figure: generation_of(figure.sheet),
+    "publisher": lambda figure: figure.publisher,
 }
 """What can be left out whole."""
 
 
-def case_of(card: str, sheet: Sheet, work: Work, software: Software) -> Case:
+def case_of(figure: Figure) -> Case:
     """Counts what a published figure's work costs."""
+    work, software = figure.work, figure.software
     folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
     denoiser = pass_costs(folder, "unet", work.batch * work.samples, *size, software.attention)
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
     decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
-    return Case(card, sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
+    return Case(figure.sheet, software, denoiser, decoder, work.steps, work.batch, work.part)
 
 
 def why_not(sheet: Sheet) -> str:
@@ -85,20 +87,18 @@ class Data:
     """Published times as arrays, beside where each is from."""
 
     figures: list[Figure]
-    sheets: Mapping[str, Sheet]
     table: Table
     seconds: Array
 
     @classmethod
-    def of(cls, figures: Sequence[Figure], sheets: Mapping[str, Sheet]) -> "Data":
+    def of(cls, figures: Sequence[Figure]) -> "Data":
         """Takes the figures that can be predicted."""
-        kept = [figure for figure in figures if not refused(figure, sheets)]
-        cases = [case_of(figure.card, sheets[figure.card], figure.work, figure.software) for figure in kept]
-        return cls(kept, sheets, Table.of(cases), np.array([figure.seconds for figure in kept]))
+        kept = [figure for figure in figures if not refused(figure)]
+        return cls(kept, Table.of([case_of(figure) for figure in kept]), np.array([figure.seconds for figure in kept]))
 
     def groups(self, by: str) -> list[str]:
         """Returns the chip, generation or publisher of each figure."""
-        return [GROUPS[by](figure, self.sheets[figure.card]) for figure in self.figures]
+        return [GROUPS[by](figure) for figure in self.figures]
 
     def errors(self, found: Coefficients, by: str) -> Array:
         """Returns log(predicted / published) of each figure, each predicted without its group."""
@@ -133,7 +133,7 @@ class Data:
             (by, figure.card, labels(state, figure.software, "" if by == "generation" else own, by != "publisher"))
             for by in GROUPS
             for figure, group, own in zip(self.figures, self.groups(by), self.groups("generation"), strict=True)
-            for state in [state_of(found.cards, self.sheets, figure.card, "" if by == "publisher" else group)]
+            for state in [state_of(found.cards, figure.sheet, "" if by == "publisher" else group)]
         ]
         errors = np.concatenate([np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS])
         tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
@@ -154,25 +154,24 @@ class Data:
         return widths
 
 
-def refused(figure: Figure, sheets: Mapping[str, Sheet]) -> str:
+def refused(figure: Figure) -> str:
     """Returns why a published figure is no time that can be predicted; "" if it is one."""
     if not np.isfinite(figure.seconds):
         return "not a time"
     if figure.work.part == TEXT:
         return "text encoders alone are not described"
-    return why_not(sheets[figure.card])
+    return why_not(figure.sheet)
 
 
-def relatives(cards: Mapping[str, int], sheets: Mapping[str, Sheet], card: str, without: str = "") -> int:
+def relatives(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> int:
     """Returns how many cards of a card's generation the figures are of, leaving out a chip or generation."""
-    own = generation_of(sheets[card]) if card in sheets else ""
-    others = [sheets[name] for name in cards if name in sheets]
+    own, others = generation_of(sheet), [data_sheets()[card] for card in cards]
     return sum(generation_of(other) == own and without not in (other.chip, own) for other in others)
 
 
-def state_of(cards: Mapping[str, int], sheets: Mapping[str, Sheet], card: str, without: str = "") -> str:
+def state_of(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> str:
     """Returns whether a card is of a generation that the figures know."""
-    return KNOWN if relatives(cards, sheets, card, without) >= FAMILY else EXTRAPOLATED
+    return KNOWN if relatives(cards, sheet, without) >= FAMILY else EXTRAPOLATED
 
 
 def labels(state: str, software: Software, generation: str, seen: bool) -> tuple[str, ...]:
@@ -194,8 +193,8 @@ def half_width(widths: Mapping[str, float], classes: Sequence[str], untold: floa
     return math.hypot(math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold)
 
 
-def save(found: Coefficients, path: Path = COEFFICIENTS) -> None:
-    """Writes coefficients as JSON."""
+def save(found: Coefficients) -> None:
+    """Writes coefficients to the packaged file."""
 
     def numbers(values: Array) -> list[float]:
         return [round(float(value), 4) for value in values]
@@ -210,16 +209,12 @@ def save(found: Coefficients, path: Path = COEFFICIENTS) -> None:
         "widths": {name: round(value, 4) for name, value in sorted(found.widths.items())},
     }
     lines = json.dumps(content, separators=(",", ":")).replace('"all"', '\n"all"').replace("],", "],\n")
-    path.write_text(lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8")
+    COEFFICIENTS.write_text(lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> None:
     """Fits to a file of published figures, and writes the packaged coefficients."""
-    from sdopt.config.groups import data_sheets
-    from sdopt.foresight.published import read_figures
-
-    sheets = data_sheets()
-    save(Data.of(read_figures(Path(argv[0]), sheets)[0], sheets).fit())
+    save(Data.of(read_figures(Path(argv[0]))[0]).fit())
 
 
 if __name__ == "__main__":

@@ -158,18 +158,12 @@ class Case:
     """One call on one card: everything that the model needs to know.
 
     Attributes:
-        card: the name in `hardware=`.
-        sheet: its data sheet.
-        software: with what.
         denoiser: costs of one step.
         decoder: costs of decoding all images of the call.
-        steps: of the denoiser.
-        images: of the call.
         part: what the time is of: `call`, `step`, `image`, `unet` or `vae`.
         decodes_in_float32: whether the decoder runs in float32, whatever the precision.
     """
 
-    card: str
     sheet: Sheet
     software: Software
     denoiser: Costs

@@ -5,7 +5,7 @@ room, and shrink when there is none. So two figures are given, *at least* and *l
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,8 +84,6 @@ class Footprint:
 
     floor: float
     likely: float
-    parts: dict[str, float] = field(default_factory=dict)
-    """What is on the device at the peak: `weights`, `denoiser`, `decoder`, `context`."""
 
     def verdict(self, memory_gib: float) -> str:
         """Returns `fits`, `tight` (only if the allocator gives up its slack) or `does not fit`."""
@@ -191,8 +189,7 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
     else:
         stages = [(unet + vae + texts, max(denoiser, decoder))]
     held, alive = max(stages, key=lambda stage: stage[0] + stage[1])
-    parts = {"weights": held, "denoiser": denoiser, "decoder": decoder, "context": context}
-    return Footprint(held + alive + context, held + alive * _SLACK + context, parts)
+    return Footprint(held + alive + context, held + alive * _SLACK + context)
 
 
 def _folder(variant: Variant) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,19 +62,15 @@ class Prediction:
     """One variant on one card, at one shape.
 
     Attributes:
-        variant: its name.
-        card: the card's name in `hardware=`.
-        sheet: its data sheet.
-        shape: image size and batch size.
+        card: the name in `hardware=`.
         images: of a call.
+        memory: of a call; told where the time is refused, too.
         state: `known`, `extrapolated` or `refused`.
         reason: why a time is refused; "" if there is one.
         seconds: of a call; NaN if refused.
         low: lower end of the 80 % interval.
         high: upper end.
         shares: of the time, by what it is spent on.
-        memory: None if it cannot be traced.
-        evidence: what the time rests on.
         price: of 1,000 images, where a price per hour is known.
     """
 
@@ -82,20 +79,20 @@ class Prediction:
     sheet: Sheet
     shape: Shape
     images: int
+    memory: Footprint
     state: str
     reason: str = ""
     seconds: float = math.nan
     low: float = math.nan
     high: float = math.nan
     shares: Mapping[str, float] = field(default_factory=dict)
-    memory: Footprint | None = None
     evidence: str = ""
     price: float | None = None
 
     @property
     def fits(self) -> str:
-        """Whether it fits: `fits`, `tight`, `does not fit`, or "" if that cannot be told."""
-        return "" if self.memory is None else self.memory.verdict(self.sheet.memory_gib)
+        """Whether it fits: `fits`, `tight` or `does not fit`."""
+        return self.memory.verdict(self.sheet.memory_gib)
 
     @property
     def deviation(self) -> float:
@@ -104,7 +101,6 @@ class Prediction:
 
     def row(self) -> dict[str, Any]:
         """Returns the prediction as a flat row."""
-        memory = self.memory
         return {
             "variant": self.variant,
             "card": self.card,
@@ -116,8 +112,8 @@ class Prediction:
             "seconds": self.seconds,
             "low": self.low,
             "high": self.high,
-            "at_least_gib": math.nan if memory is None else memory.floor,
-            "likely_gib": math.nan if memory is None else memory.likely,
+            "at_least_gib": self.memory.floor,
+            "likely_gib": self.memory.likely,
             "card_gib": self.sheet.memory_gib,
             "fits": self.fits,
             "price_per_1000_images": math.nan if self.price is None else self.price,
@@ -130,7 +126,6 @@ class Prediction:
 def predict(
     variants: Sequence[Variant],
     cards: Mapping[str, Sheet],
-    sheets: Mapping[str, Sheet],
     learned: Learned | None = None,
     torch: tuple[int, int] | None = None,
 ) -> list[Prediction]:
@@ -139,13 +134,12 @@ def predict(
     Args:
         variants: what would run.
         cards: the data sheets of the cards in question, by option of `hardware`.
-        sheets: all data sheets, which tell how many relatives of a card the figures are of.
         learned: what a user's own measurement says of this software and host.
         torch: version of PyTorch there; this machine's if not given.
     """
     there = torch or version_of(version("torch"))
     return [
-        _prediction(variant, plan, shape, card, sheet, sheets, learned, there)
+        _prediction(variant, plan, shape, card, sheet, learned, there)
         for variant in variants
         for shape in variant.shapes
         for plan in [blueprint(variant, shape)]
@@ -153,9 +147,9 @@ def predict(
     ]
 
 
-def predict_here(variants: Sequence[Variant], sheets: Mapping[str, Sheet]) -> list[Prediction]:
+def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
     """Predicts each variant at each of its shapes on this machine's CPU, whose rates are measured first."""
-    return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)}, sheets)
+    return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
 
 
 def _prediction(
@@ -164,29 +158,29 @@ def _prediction(
     shape: Shape,
     card: str,
     sheet: Sheet,
-    sheets: Mapping[str, Sheet],
     learned: Learned | None,
     torch: tuple[int, int],
 ) -> Prediction:
     found = coefficients()
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
-    made = Prediction(variant.name, card, sheet, shape, images, REFUSED, memory=memory)
-    software = software_of(variant, torch)
+    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED)
     conflicts = variant.conflicts(_device(sheet))
-    reason = conflicts[0] if conflicts else "" if not isinstance(software, str) else software
-    reason = reason or (_why_not_here(software) if sheet.architecture == CPU else why_not(sheet))
+    software = conflicts[0] if conflicts else software_of(variant, torch)
+    if isinstance(software, str):
+        return replace(made, reason=software)
+    reason = _why_not_here(software) if sheet.architecture == CPU else why_not(sheet)
     if not reason and made.fits == "does not fit":
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
-    if reason or isinstance(software, str):
+    if reason:
         return replace(made, reason=reason)
-    case = case_of_variant(variant, plan, shape, card, sheet, software)
+    case = case_of_variant(variant, plan, shape, sheet, software)
     if sheet.architecture == CPU:
         return _here(made, variant, plan, case)
     table = Table.of([case])
     vector = found.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
-    state = state_of(found.cards, sheets, card)
+    state = state_of(found.cards, sheet)
     if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(variant.optimizations.get("caching"), Caching):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
@@ -205,7 +199,7 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], moved / ((sheet.pcie_gb_s or 16) * 1e9)),
-        evidence=_evidence(sheets, card, state, software, learned),
+        evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
 
@@ -216,25 +210,21 @@ def version_of(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def case_of_variant(
-    variant: Variant, plan: Blueprint, shape: Shape, card: str, sheet: Sheet, software: Software
-) -> Case:
+def case_of_variant(variant: Variant, plan: Blueprint, shape: Shape, sheet: Sheet, software: Software) -> Case:
     """Returns what the latency model needs to know of a variant's call on a card."""
     decoder = plan.decoder
     if variant.task.kind != "txt2img" and TinyVae not in map(type, variant.optimizations.values()):
         decoder = decoder.times(1 + _ENCODER_SHARE)
     images = shape.batch_size * variant.workload.images_per_prompt
-    steps = steps_of(variant)
-    return Case(card, sheet, software, plan.denoiser, decoder, steps, images, "call", plan.decodes_in_float32)
+    steps, full = steps_of(variant), plan.decodes_in_float32
+    return Case(sheet, software, plan.denoiser, decoder, steps, images, decodes_in_float32=full)
 
 
 def _device(sheet: Sheet) -> Device:
     return Device("cpu", name=sheet.name) if sheet.architecture == CPU else planned_device(sheet)
 
 
-def _why_not_here(software: Software | str) -> str:
-    if isinstance(software, str):
-        return ""
+def _why_not_here(software: Software) -> str:
     if software.compiled:
         return "a compiler's kernels cannot be timed without it: measure, which is quick here"
     # Large products in bfloat16 were twice as fast on a CPU where the whole call gained nothing.
@@ -277,9 +267,9 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     return {name: float(value / total) for name, value in sums.items() if value > 0}
 
 
-def _evidence(sheets: Mapping[str, Sheet], card: str, state: str, software: Software, learned: Learned | None) -> str:
+def _evidence(card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None) -> str:
     known = coefficients().cards
-    generation, count = generation_of(sheets[card]) if card in sheets else "", relatives(known, sheets, card)
+    generation, count = generation_of(sheet), relatives(known, sheet)
     own = f", {known[card]} figures of this card" if card in known else ""
     text = f"{count} {generation.upper() if generation.startswith('rdna') else generation.capitalize()} cards{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
@@ -295,6 +285,16 @@ def _price(variant: Variant, seconds_per_image: float) -> float | None:
     return None if per_hour is None else seconds_per_image * 1000 / 3600 * per_hour
 
 
+def names_of(predictions: Sequence[Prediction]) -> list[str]:
+    """Returns what tells predictions apart: the cards, and variants and shapes where there are several."""
+    variants = len({each.variant for each in predictions}) > 1
+    shapes = len({each.shape for each in predictions}) > 1
+    return [
+        f"{each.card}{f' {each.variant}' if variants else ''}{f' {each.shape}' if shapes else ''}"
+        for each in predictions
+    ]
+
+
 def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float]]:
     """Yields those with a time, the fastest per image first, each with the probability that it beats the next one.
 
@@ -303,16 +303,13 @@ def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float
     ordered = sorted(
         (each for each in predictions if math.isfinite(each.seconds)), key=lambda each: each.seconds / each.images
     )
-    for index, each in enumerate(ordered):
-        if index + 1 == len(ordered):
-            yield each, math.nan
-            continue
-        other = ordered[index + 1]
+    for each, other in pairwise(ordered):
         apart = math.log(other.seconds / other.images / (each.seconds / each.images))
         # Two variants on one card share its error, and two cards the error of their software.
         shared = 0.85 if each.card == other.card else 0.3
         spread = math.sqrt((each.deviation**2 + other.deviation**2) * (1 - shared))
-        yield each, 0.5 * (1 + math.erf(apart / spread / math.sqrt(2)))
+        yield each, statistics.NormalDist().cdf(apart / spread)
+    yield from ((last, math.nan) for last in ordered[-1:])
 
 
 def text_of(prediction: Prediction) -> str:
@@ -320,10 +317,8 @@ def text_of(prediction: Prediction) -> str:
     parts = []
     if math.isfinite(prediction.seconds):
         parts.append(seconds_text(Interval(prediction.seconds, prediction.low, prediction.high)))
-    if prediction.memory is not None:
-        total, verdict = prediction.sheet.memory_gib, prediction.fits
-        least, likely = prediction.memory.floor, prediction.memory.likely
-        parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {verdict}")
+    least, likely, total = prediction.memory.floor, prediction.memory.likely, prediction.sheet.memory_gib
+    parts.append(f"at least {gib_text(least)}, likely {gib_text(likely)}, of {gib_text(total)}: {prediction.fits}")
     if prediction.shares:
         largest = sorted(prediction.shares.items(), key=lambda item: -item[1])[:3]
         parts.append(", ".join(f"{name} {100 * share:.0f} %" for name, share in largest))
@@ -344,14 +339,6 @@ KEYS = {
 """Keys of the command itself."""
 
 
-@dataclass(frozen=True)
-class Planned:
-    """Predictions, and the command that would measure them."""
-
-    predictions: list[Prediction]
-    command: str
-
-
 def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame":
     """Predicts seconds and GiB on cards that one does not have: a row per variant, card and shape.
 
@@ -364,12 +351,16 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     """
     import pandas as pd
 
-    found = plan_of(overrides, None if config_dir is None else Path(config_dir))
-    return pd.DataFrame([each.row() for each in found.predictions])
+    predictions, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
+    return pd.DataFrame([each.row() for each in predictions])
 
 
-def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned:
-    """Composes a study and predicts its variants. Raises UsageError."""
+def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[Prediction], str]:
+    """Composes a study; returns predictions of its variants, and the command that would measure them.
+
+    Raises:
+        UsageError: the overrides cannot be composed, or a card is unknown.
+    """
     from sdopt.worker.preload import import_all  # what it imports takes seconds
 
     import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
@@ -384,9 +375,8 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
         # A version is as written: 2.10 is not 2.1.
         text = override.partition("=")[2].strip("'\"")
         asked[key] = text if key == "plan.torch" else parsed_override(override).value()
-    sheets = data_sheets()
     named = asked.get("plan.hardware")
-    names = named if isinstance(named, list) else [named] if named else None
+    names = named if isinstance(named, list) else [named] if named else []
     torch = asked.get("plan.torch")
     learned: Learned | None = None
     try:
@@ -396,19 +386,16 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> Planned
     if "plan.measured" in asked:
         if torch:
             raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
-        torch, learned = _learned(Path(str(asked["plan.measured"])), sheets)
+        torch, learned = _learned(Path(str(asked["plan.measured"])))
     with composer_of(rest, config_dir) as composer:
-        cards = _cards(composer, sheets, names, rest)
-        variants = _variants(composer, rest)
-        predictions = predict(variants, cards, sheets, learned, torch)
-    return Planned(predictions, command_line("run", *rest, "protocol.replicates=3"))
+        predictions = predict(_variants(composer, rest), _cards(composer, names, rest), learned, torch)
+    return predictions, command_line("run", *rest, "protocol.replicates=3")
 
 
-def _cards(
-    composer: HydraComposer, sheets: Mapping[str, Sheet], names: Sequence[Any] | None, overrides: Sequence[str]
-) -> dict[str, Sheet]:
+def _cards(composer: HydraComposer, names: Sequence[Any], overrides: Sequence[str]) -> dict[str, Sheet]:
     """Returns the cards to plan for, by option of `hardware`."""
-    if names is not None:
+    sheets = data_sheets()
+    if names:
         unknown = [str(name) for name in names if str(name) not in sheets]
         if unknown:
             near = get_close_matches(unknown[0], sheets)
@@ -426,8 +413,8 @@ def _cards(
             "hardware=cpu is this machine"
         )
     chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == "hardware"), "")
-    option = chosen if sheets.get(chosen) == sheet else next((n for n, s in sheets.items() if s == sheet), chosen)
-    return {option or sheet.name: sheet}
+    # A preset chooses without a word on the command line.
+    return {chosen or next((name for name, other in sheets.items() if other == sheet), sheet.name): sheet}
 
 
 def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
@@ -437,15 +424,14 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
     return [composer.variant(None)]
 
 
-def _learned(folder: Path, sheets: Mapping[str, Sheet]) -> tuple[tuple[int, int], Learned]:
+def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
     """Returns the PyTorch of a measured run, and what its baseline tells of software and host. Raises UsageError."""
     result = read_result(folder)
     row = result.variant(result.baseline)
     device = str(result.environment.device["name"])
-    sheet = sheet_of(device, sheets.values())
+    sheet = sheet_of(device, data_sheets().values())
     if sheet is None:
         raise UsageError(f"plan.measured={folder}: was measured on {device}, for which there is no data sheet")
-    card = next(name for name, other in sheets.items() if other == sheet)
     measured = [found for found in row.measurements if found.stages_s.get("denoiser_step")]
     calls = [seconds for times in row.samples.values() for seconds in times]
     if not measured or not calls:
@@ -457,7 +443,7 @@ def _learned(folder: Path, sheets: Mapping[str, Sheet]) -> tuple[tuple[int, int]
     if isinstance(software, str):
         raise UsageError(f"plan.measured={folder}: {software}")
     shape = variant.shapes[0]
-    case = case_of_variant(variant, blueprint(variant, shape), shape, card, sheet, software)
+    case = case_of_variant(variant, blueprint(variant, shape), shape, sheet, software)
     stages = {
         name: statistics.median([t for each in measured for t in each.stages_s.get(name, [])] or [float("nan")])
         for name in ("denoiser_step", "vae_decoder")

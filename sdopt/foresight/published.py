@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
@@ -55,9 +56,6 @@ class Work:
 
     Attributes:
         architecture: `sd15`, `sd21` or `sdxl`.
-        width: of the images, in pixels.
-        height: of the images, in pixels.
-        steps: denoising steps.
         batch: images of a call.
         samples: of the denoiser per image and step: 2 with guidance.
         part: what a time is of, `call`, `step`, `image`, or a network.
@@ -82,11 +80,8 @@ class Figure:
 
     Attributes:
         line: of the file.
-        publisher: who published it.
         gpu: the device as written.
-        card: the data sheet's name in `hardware=`.
-        work: what was done.
-        software: with what.
+        card: the name of its data sheet in `hardware=`.
         seconds: the time, if it is one.
         gib: the memory, if it is one.
         memory: which memory: `reserved`, `allocated` or `device`.
@@ -102,8 +97,13 @@ class Figure:
     gib: float = math.nan
     memory: str = ""
 
+    @property
+    def sheet(self) -> Sheet:
+        """The data sheet of its card."""
+        return data_sheets()[self.card]
 
-def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> tuple[list[Figure], list[str]]:
+
+def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
     """Reads a file of published figures.
 
     Returns:
@@ -114,7 +114,7 @@ def read_figures(path: Path, sheets: Mapping[str, Sheet]) -> tuple[list[Figure],
     """
     figures: list[Figure] = []
     refusals: list[str] = []
-    names = Names(sheets)
+    names = Names()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -138,7 +138,7 @@ class _RefusedError(Exception):
 def _figure(line: int, row: Mapping[str, str], names: "Names") -> Figure:
     card = names.card(row["gpu"])
     if card is None:
-        raise _RefusedError(names.why_not(row["gpu"]))
+        raise _RefusedError("no data sheet")
     value, work = _positive(row["value"], "value"), _work(row)
     software = Software.read(row["backend"], row["precision"])
     if isinstance(software, str):
@@ -233,31 +233,19 @@ def publisher_of(source: str) -> str:
 class Names:
     """Finds a card's data sheet by a name as people write it."""
 
-    def __init__(self, sheets: Mapping[str, Sheet]) -> None:
+    def __init__(self) -> None:
         self._cards: dict[str, str] = {}
-        for card, sheet in sheets.items():
+        for card, sheet in data_sheets().items():
             for name in (*sheet.device_names, sheet.name, card.replace("_", " ")):
                 for form in forms(name):
                     self._cards.setdefault(form, card)
         # A name without form factor stands for the card that most people mean by it.
         for name, card in _USUAL.items():
-            if card in sheets:
-                self._cards.setdefault(plain(name), card)
+            self._cards.setdefault(plain(name), card)
 
     def card(self, name: str) -> str | None:
         """Returns the card of a name; None if there is none."""
         return next((card for form in forms(name) if (card := self._cards.get(form))), None)
-
-    def why_not(self, name: str) -> str:
-        """Returns why a name has no card."""
-        lower = name.lower()
-        if "mig" in lower.split():
-            return "a slice of a card"
-        if re.search(r"\barc\b|intel\(r\) graphics", lower):
-            return "Intel's Arc: no figures to learn from"
-        if re.search(r"cpu|xeon|core i|apple|mac|m[1-4] (max|ultra|pro)|tpu|gaudi|qualcomm|jetson|orin", lower):
-            return "not a graphics card"
-        return "no data sheet"
 
 
 _USUAL = {

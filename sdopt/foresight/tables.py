@@ -3,14 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-
 from sdopt.foresight.check import Check
 from sdopt.foresight.fitting import EXTRAPOLATED
-from sdopt.foresight.plan import REFUSED, Prediction, ranks
+from sdopt.foresight.plan import REFUSED, Prediction, names_of, ranks
 from sdopt.record.comparisons import Interval
+from sdopt.report.blocks import Block, Notes, Prose, Table
 from sdopt.statistics.words import seconds_text
 
 TIE = 0.75
@@ -21,29 +18,25 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
     """Returns a row per prediction."""
     several = len({each.variant for each in predictions}) > 1
     shapes = len({each.shape for each in predictions}) > 1
-    priced = any(each.price is not None for each in predictions)
-    table = Table(title="what it would take (80 % intervals)", title_justify="left")
-    for number, each in enumerate(predictions):
-        memory, largest = each.memory, sorted(each.shares.items(), key=lambda item: -item[1])[:2]
-        interval = Interval(each.seconds, each.low, each.high)
-        row = {
-            "card": each.card,
-            **({"variant": each.variant} if several else {}),
-            **({"shape": str(each.shape)} if shapes else {}),
-            "one call": "—" if math.isnan(each.seconds) else seconds_text(interval),
-            "at least": "" if memory is None else f"{memory.floor:.1f} GiB",
-            "likely": "" if memory is None else f"{memory.likely:.1f}",
-            "of": f"{each.sheet.memory_gib:.1f}",
-            "fits?": each.fits,
-            **({"per 1,000 images": "" if each.price is None else f"{each.price:.2f}"} if priced else {}),
-            "bound by": ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest),
-            "rests on": "refused" if each.state == REFUSED else f"{each.state}: {each.evidence}",
-        }
-        if not number:
-            for heading in row:
-                table.add_column(heading)
-        table.add_row(*map(escape, row.values()))
-    return table
+    headings = ["card", "variant", "shape", "one call, 80 % interval", "at least", "likely", "of", "fits?"]
+    headings += ["per 1,000 images", "bound by", "rests on"]
+    rows = []
+    for each in predictions:
+        largest = sorted(each.shares.items(), key=lambda item: -item[1])[:2]
+        rows.append([
+            each.card,
+            each.variant if several else "",
+            str(each.shape) if shapes else "",
+            "—" if math.isnan(each.seconds) else seconds_text(Interval(each.seconds, each.low, each.high)),
+            f"{each.memory.floor:.1f} GiB",
+            f"{each.memory.likely:.1f}",
+            f"{each.sheet.memory_gib:.1f}",
+            each.fits,
+            "" if each.price is None else f"{each.price:.2f}",
+            ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest),
+            "refused" if each.state == REFUSED else f"{each.state}: {each.evidence}",
+        ])  # fmt: skip
+    return Table(headings, rows).filled()
 
 
 def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
@@ -53,10 +46,8 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
         yield f"no time for {refusal}"
     ordered = list(ranks(predictions))
     if len(ordered) > 1:
-        several = len({each.variant for each in predictions}) > 1
         words = []
-        for each, chance in ordered:
-            name = f"{each.card} {each.variant}" if several else each.card
+        for name, (_, chance) in zip(names_of([each for each, _ in ordered]), ordered, strict=True):
             sign = "" if math.isnan(chance) else f" ({100 * chance:.0f} %) >" if chance >= TIE else " ="
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
@@ -65,46 +56,35 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
     yield f"to measure it there: {command}"
 
 
-def check_tables(found: Check) -> Iterator[RenderableType]:
-    """Yields the tables and lines of a check."""
-    table = Table(
-        title=f"latency, each figure predicted without its {found.by} (errors as a share of the published time)",
-        title_justify="left",
-    )
-    for heading in (
-        "class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %", "in the 80 % interval",
-        "width", "ratio of peaks",
-    ):  # fmt: skip
-        table.add_column(heading, overflow="fold")
-    for score in found.scores:
-        table.add_row(
+def check_blocks(found: Check) -> list[Block]:
+    """Returns the table of a check, and what else it found."""
+    headings = ["class", "figures", "devices", "median", "80th pct", "devices' median", "within 25 %"]
+    headings += ["in the 80 % interval", "width", "ratio of peaks"]
+    rows = [
+        [
             score.name,
             str(score.figures),
             str(score.devices),
-            *(
-                _percent(value)
-                for value in (score.median, score.p80, score.devices_median, score.devices_near, score.covered)
-            ),
+            *map(_percent, (score.median, score.p80, score.devices_median, score.devices_near, score.covered)),
             f"{score.width:.2f}×",
             _percent(score.peaks),
-        )
-    yield table
-    right, peaks, pairs = found.order
+        ]
+        for score in found.scores
+    ]
+    title = f"latency, each figure predicted without its {found.by} (errors as a share of the published time):"
+    return [Prose(title), Table(headings, rows, numbers=headings[1:]), Notes([*_notes(found)])]
+
+
+def _notes(found: Check) -> Iterator[str]:
     apart = "that differ by over 10 %"
-    beside = f"(by peak rates {_percent(peaks)}), {pairs} pairs"
-    yield f"order of pairs of devices {apart}: {_percent(right)} right {beside}"
+    right, peaks, pairs = found.order
+    yield f"order of pairs of devices {apart}: {_percent(right)} right (by peak rates {_percent(peaks)}), {pairs} pairs"
     right, pairs = found.options
     yield f"order of pairs of options on one device {apart}: {_percent(right)} right, {pairs} pairs"
     for kind, figures, median, p80, above in found.memory:
         yield (
             f"memory, {kind}: {figures} figures, median error {_percent(median)}, 80th percentile {_percent(p80)}; "
             f"the floor is not above {_percent(above)} of them"
-        )
-    right, wrong, count = found.fits
-    if count:
-        yield (
-            f"fits: right for {_percent(right)} of {count} usual cards just too small or just large enough; "
-            f"wrongly refused {_percent(wrong)}"
         )
     for reason, count in found.refusals.items():
         yield f"refused: {count} figures: {reason}"

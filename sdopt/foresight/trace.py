@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from sdopt.foresight.latency import Costs
@@ -51,7 +52,7 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        outputs = [each for each in _flat(made) if isinstance(each, torch.Tensor)]
+        outputs = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
         for tensor in outputs:
             self.allocate(tensor)
         if name not in _VIEWS:
@@ -59,7 +60,7 @@ class _Observer(TorchDispatchMode):
         return made
 
     def _count(self, func: Any, name: str, args: Any, kwargs: Any, made: Any, outputs: list[torch.Tensor]) -> None:
-        inputs = [each for each in _flat([args, list(kwargs.values())]) if isinstance(each, torch.Tensor)]
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         moved = float(sum(math.prod(tensor.shape) for tensor in (*inputs, *outputs)))
         self.costs.moved += moved
         self.costs.kernels += 1
@@ -109,12 +110,6 @@ class _FusedAttention(TorchFunctionMode):
             named = {name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")}
             return self._observer.attend(*args[:3], **named)
         return func(*args, **(kwargs or {}))
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return [leaf for each in value for leaf in _flat(each)]
-    return [value]
 
 
 def on_meta(module: torch.nn.Module, dtype: torch.dtype) -> Any:

@@ -44,9 +44,6 @@ class LoadRow:
     """A variant with a policy of batching.
 
     Attributes:
-        name: of both.
-        variant: the variant's name.
-        policy: the policy's name.
         service_s: seconds of a call by its number of images, without load.
         rates: requests a second.
         replicates: what its processes did.
@@ -69,15 +66,10 @@ class LoadRecord:
     """A load test.
 
     Attributes:
-        name: its title.
         header: what was measured, and where.
-        began: an ISO date.
-        command: the command that measures it again.
         requests: requests of each window.
         attainment: the share that is to be in time.
         limit_s: what in time means.
-        arrivals: how requests arrive.
-        price_per_hour: of the machine.
         rows: the baseline first.
         interference: the share of the processor time above which a window counts as disturbed.
         early_stopping: whether each window must show with 99 % confidence that the share is in time.
@@ -125,7 +117,6 @@ class RowFigures:
     """The figures of a row over its replicates.
 
     Attributes:
-        row: the row.
         most: the highest rate at which enough requests are in time.
         bound: `=`, or `>` or `<` if it lies beyond the measured rates in some replicate.
         ratio: `most` over the baseline's, of the same traces; None for the baseline, and where two bounds say nothing.

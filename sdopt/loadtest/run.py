@@ -1,9 +1,10 @@
 """Measures rows under load, one after the other: each a fresh server, and requests at several rates."""
 
 import asyncio
-import contextlib
 import os
+import statistics
 import subprocess
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,40 +85,38 @@ class LoadTest:
                         raise
 
     def run_url(self, row: LoadRow, url: str, prompts: Sequence[str]) -> None:
-        """Measures a server that is only known by its address."""
+        """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
+        [first] = generate(Schedule(url, [0.0], [{"prompt": prompts[0], "seed": self._load.seed}], timeout_s=60.0))
+        if first.status != 200:
+            raise UnavailableError(
+                f"load.url={url}: a first request got no image (status {first.status}); name the address without "
+                "/v1/images/generations, and see whether the server is up"
+            )
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
             windows = [self._window(url, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
 
-    async def _measure(self, candidate: Candidate, replicate: int) -> None:
-        """Serves a row, and sends it all its windows. Raises UnavailableError or KeyboardInterrupt."""
-        row, ready, end = candidate.row, asyncio.Event(), asyncio.Event()
+    async def _measure(self, candidate: Candidate, number: int) -> None:
+        """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
         assert self._device is not None
         listening = listen(candidate.serving)
         site = f"http://127.0.0.1:{listening.getsockname()[1]}"
         engine = Engine(candidate.variant, candidate.serving, candidate.start)
-        serving = asyncio.create_task(serve(engine, candidate.serving, self._device, listening, ready.set, end))
-        first = asyncio.create_task(ready.wait())
-        sending: asyncio.Future[Replicate] | None = None
-        try:
-            await asyncio.wait({serving, first}, return_when=asyncio.FIRST_COMPLETED)
-            if ready.is_set():
-                sending = asyncio.ensure_future(asyncio.to_thread(self._replicate, candidate, engine, site, replicate))
-                await asyncio.wait({serving, sending}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():  # a signal, or the server's own end
+        found: list[Replicate] = []
+
+        async def send() -> None:
+            try:
+                found.append(await asyncio.to_thread(self._replicate, candidate, engine, site, number))
+            except asyncio.CancelledError:
                 if self._generator is not None:
                     self._generator.kill()
-                await serving
-                raise KeyboardInterrupt
-            assert sending is not None
-            row.replicates.append(sending.result())
-        finally:
-            first.cancel()
-            end.set()
-            await asyncio.wait({serving})
-            with contextlib.suppress(Exception):
-                serving.result()
+                raise
+
+        await serve(engine, candidate.serving, self._device, listening, send)
+        if not found:  # a signal ended the server
+            raise KeyboardInterrupt
+        candidate.row.replicates += found
 
     def _replicate(self, candidate: Candidate, engine: Engine, site: str, number: int) -> Replicate:
         row, variant = candidate.row, candidate.variant
@@ -218,5 +217,6 @@ def calibrated(engine: Engine) -> dict[int, float]:
     work = Work(workload.steps, engine.variant.guidance_scale, workload.negative_prompt is not None)
     for size in sorted({1, *(size for size in engine.batch_sizes if size <= engine.largest), engine.largest}):
         asked = [Asked("a red apple", seed, workload.negative_prompt) for seed in range(size)]
-        found[size] = float(np.median([engine.timed(asked, work) for _ in range(_CALIBRATIONS)]))
+        taken_s = timeit.repeat(partial(engine.render, asked, work), number=1, repeat=_CALIBRATIONS)
+        found[size] = statistics.median(taken_s)
     return found

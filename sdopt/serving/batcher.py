@@ -83,8 +83,6 @@ class Drawn:
     """From its arrival to the call that drew it."""
     compute_s: float
     """The call in the worker, from prompts to images."""
-    other_s: float
-    """What the call took in this process beyond that."""
     batch: int
     """Images that were drawn in the same call."""
 
@@ -219,7 +217,7 @@ class Batcher:
             elif not image.answer.done():
                 queue_s = began_s - image.arrived_s
                 self.meters.queue_s.observe(queue_s)
-                image.answer.set_result(Drawn(pixels, queue_s, found.seconds, self._call_s - found.seconds, len(batch)))
+                image.answer.set_result(Drawn(pixels, queue_s, found.seconds, len(batch)))
 
     async def _restart(self) -> None:
         """Starts a worker in the place of one that has ended, again and again until one is warm."""

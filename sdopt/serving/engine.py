@@ -1,6 +1,5 @@
 """Keeps the worker of one variant warm, and calls it; blocks, so a server calls it from a thread of its own."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,12 +75,6 @@ class Engine:
         found = self._worker.ask(PipelineHost.render, asked, self.batch_for(len(asked)), changes)
         self.held_gib = found.held_gib
         return found
-
-    def timed(self, asked: Sequence[Asked], work: Work) -> float:
-        """Draws images, and returns the seconds that it took, as this process sees it. Raises WorkerError."""
-        begun_s = time.perf_counter()
-        self.render(asked, work)
-        return time.perf_counter() - begun_s
 
     def batch_for(self, images: int) -> int:
         """Returns the batch size of a call that draws some images."""

@@ -132,9 +132,7 @@ class Interface:
         images = self._batcher.submit(asked, work)
         try:
             drawn = await _answers(request, images)
-            begun_s = time.perf_counter()
             pngs = await asyncio.gather(*(asyncio.to_thread(_png, each.pixels) for each in drawn))
-            encode_s = time.perf_counter() - begun_s
         finally:
             self._batcher.drop(images)
         data = [
@@ -144,14 +142,12 @@ class Interface:
                 "batch_size": image.batch,
                 "queue_s": image.queue_s,
                 "compute_s": image.compute_s,
-                "other_s": image.other_s,
             }
             for png, each, image in zip(pngs, asked, drawn, strict=True)
         ]
         found = {
             "created": int(time.time()),
             "data": data,
-            "encode_s": encode_s,
             "output_format": "png",
             "size": f"{self._variant.size}x{self._variant.size}",
         }

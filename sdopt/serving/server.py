@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -34,30 +35,34 @@ def listen(serving: Serving) -> socket.socket:
 
 
 async def serve(
-    engine: Engine,
-    serving: Serving,
-    device: Device,
-    listening: socket.socket,
-    ready: Callable[[], None],
-    end: asyncio.Event | None = None,
+    engine: Engine, serving: Serving, device: Device, listening: socket.socket, use: Callable[[], Awaitable[None]]
 ) -> None:
-    """Serves a variant until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
+    """Serves a variant until `use` returns, or until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
-    `ready` is called once when requests are taken; `end` ends it, too.
+    `use` is called once when requests are taken; where the server ends before it returns, it is cancelled.
 
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.
+        Exception: what `use` raises.
     """
-    variant, batcher = engine.variant, Batcher(engine, serving)
-    drawing = asyncio.ensure_future(batcher.run(ready))
-
+    variant, batcher, ready = engine.variant, Batcher(engine, serving), asyncio.Event()
     app = Interface(batcher, device).app()
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_keep_alive=_KEEP_ALIVE_S, date_header=False
     )
     server = _Server(config, batcher)
+
+    async def used() -> None:
+        await ready.wait()
+        await use()
+
+    def leave(used: "asyncio.Future[None]") -> None:
+        if not used.cancelled():
+            server.drain()
+
+    drawing, using = asyncio.ensure_future(batcher.run(ready.set)), asyncio.ensure_future(used())
     drawing.add_done_callback(lambda _: server.end())
-    told = asyncio.ensure_future(server.drain_after(end)) if end is not None else None
+    using.add_done_callback(leave)
     try:
         await server.serve(sockets=[listening])
         await drawing
@@ -67,9 +72,10 @@ async def serve(
             hint = "" if len(variant.shapes) == 1 else "; fewer or smaller workload.batch_size need less memory"
             raise UnavailableError(f"{variant.name}: cannot be served: {reason}{hint}") from error
     finally:
-        if told is not None:
-            told.cancel()
         engine.stop()
+        using.cancel()
+        with suppress(asyncio.CancelledError):
+            await using
 
 
 class _Server(uvicorn.Server):
@@ -77,37 +83,24 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, batcher: Batcher) -> None:
         super().__init__(config)
-        self._batcher = batcher
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._batcher, self._loop = batcher, asyncio.get_running_loop()
         self.told = False
         """Whether it was told to end."""
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._loop.call_soon_threadsafe(self._drain)
-
-    @override
-    async def main_loop(self) -> None:
-        """Waits for the end. uvicorn's own loop wakes ten times a second, for a header with the date among others."""
-        await self.on_tick(0)
-        await self._ended.wait()
+        # Told once more, not even the call that runs is waited for.
+        self._loop.call_soon_threadsafe(lambda: self._batcher.engine.kill() if self.told else self.drain())
 
     def end(self) -> None:
         """Stops accepting, and ends when all answers are sent."""
         self.should_exit = True
-        self._ended.set()
 
-    async def drain_after(self, end: asyncio.Event) -> None:
-        """Drains once an event has happened."""
-        await end.wait()
-        self._drain()
-
-    def _drain(self) -> None:
-        if self.told:  # once more: not even the call that runs is waited for
-            self._batcher.engine.kill()
-            return
-        self.told = True
-        self._draining = self._loop.create_task(self._drained())
+    def drain(self) -> None:
+        """Ends when the call that runs has ended."""
+        if not self.told:
+            self.told = True
+            self._draining = self._loop.create_task(self._drained())
 
     async def _drained(self) -> None:
         await self._batcher.drain()

@@ -41,7 +41,7 @@ class Sent:
     sent_s: float
     done_s: float
     status: int
-    """Of the answer; 0 if there was none."""
+    """Of the answer; 0 if there was none, or if there was no image in it."""
     batch: int = 0
     """Images of its call; 0 where a server does not say so."""
     queue_s: float | None = None
@@ -104,7 +104,10 @@ async def _send(
         return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0)
     if status != 200:
         return Sent(scheduled_s, sent_s, done_s, status)
-    image = json.loads(content)["data"][0]
+    try:
+        image = dict(json.loads(content)["data"][0])
+    except (ValueError, LookupError, TypeError):
+        return Sent(scheduled_s, sent_s, done_s, 0)
     return Sent(
         scheduled_s, sent_s, done_s, status, image.get("batch_size", 0), image.get("queue_s"), image.get("compute_s")
     )

@@ -18,6 +18,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from sdopt.errors import UsageError
 from sdopt.exchange.pictures import partners, read_folder, read_table, require_alike
+from sdopt.exchange.scores import import_scores
+from sdopt.exchange.study import Given, import_study
 from sdopt.gate.calibration import read_calibration
 from sdopt.record.files import read_result
 from sdopt.record.verdicts import Verdict
@@ -25,6 +27,7 @@ from sdopt.reference import MODEL
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.runs import logged_metrics
 from tests.command import SMOKE, Finished, sdopt
+from tests.fakes import fake_study
 
 COUNT = 8
 
@@ -211,12 +214,6 @@ def test_another_interpreter_scores_what_a_run_exports(tmp_path: Path) -> None:
     logged = logged_metrics(summary_of(result), result.variant(name))
     assert logged["quality/penalty_bytes"] == pytest.approx(np.mean(expected))
     assert "penalty_bytes" in sdopt(tmp_path, "show", str(run.folder), "--all").shown
-    for number, (limit, verdict) in enumerate(((1e6, Verdict.PASS), (1, Verdict.FAIL))):
-        rule = f"{{metric:penalty_bytes,test:at_most,limit:{limit},confidence:null}}"
-        gate = ("gate=default", f"gate.rules={{equivalent:[{rule}]}}", "--output", f"verdicts{number}")
-        judged = sdopt(tmp_path, "gate", str(run.folder), *gate)
-        [found] = json.loads((tmp_path / f"verdicts{number}" / "verdicts.json").read_text())["judgements"]
-        assert verdict in {one["verdict"] for one in found["rulings"] if one["metric"] == "penalty_bytes"}, judged.shown
 
 
 class TestScores:
@@ -230,21 +227,17 @@ class TestScores:
         assert sdopt(folder, "score", "outputs/judged", "--export", "out").code == 0
         return folder
 
-    @pytest.fixture
-    def judged(self, prepared: Path, tmp_path: Path) -> Path:
-        shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-        return tmp_path / "outputs" / "judged"
-
-    def rows(self, tmp_path: Path, worse: float) -> list[dict[str, Any]]:
-        found = read_table(tmp_path / "out" / "images.csv")
+    def rows(self, folder: Path, worse: float) -> list[dict[str, Any]]:
+        found = read_table(folder / "out" / "images.csv")
         assert len(found) == 2 * COUNT
         return [
             {**row.values, "reward": number % 5 - (worse if row.values["variant"] == "b" else 0)}
             for number, row in enumerate(found)
         ]
 
-    def test_are_judged_like_our_own(self, tmp_path: Path, judged: Path) -> None:
-        rows = self.rows(tmp_path, worse=2.0)
+    def test_are_judged_like_our_own(self, tmp_path: Path, prepared: Path) -> None:
+        shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+        judged, rows = tmp_path / "outputs" / "judged", self.rows(tmp_path, worse=2.0)
         table(tmp_path / "scores.csv", list(rows[0]), [list(row.values()) for row in rows])
         assert sdopt(tmp_path, "score", str(judged), "--import", "scores.csv").code == 0
         result = read_result(judged)
@@ -271,15 +264,13 @@ class TestScores:
             (lambda rows: [{k: v for k, v in row.items() if k != "reward"} for row in rows], "no column of scores"),
         ],
     )
-    def test_that_do_not_fit_change_nothing(
-        self, tmp_path: Path, judged: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], said: str
+    def test_that_do_not_fit_are_refused(
+        self, tmp_path: Path, prepared: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], said: str
     ) -> None:
-        before = (judged / "result.json").read_bytes()
-        rows = change(self.rows(tmp_path, worse=0.0))
-        (tmp_path / "scores.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-        done = sdopt(tmp_path, "score", str(judged), "--import", "scores.jsonl")
-        assert (done.code, said in done.err) == (2, True), done.err
-        assert (judged / "result.json").read_bytes() == before
+        rows, file = change(self.rows(prepared, worse=0.0)), tmp_path / "scores.jsonl"
+        file.write_text("\n".join(json.dumps(row) for row in rows))
+        with pytest.raises(UsageError, match=said):
+            import_scores(read_result(prepared / "outputs" / "judged"), file, ())
 
 
 def animate(folder: Path) -> None:
@@ -346,12 +337,13 @@ class TestPartners:
         ],
     )
     def test_folders_that_do_not_fit_are_refused(
-        self, tmp_path: Path, judge: Judge, spoil: Callable[[Path], object], said: str
+        self, tmp_path: Path, spoil: Callable[[Path], object], said: str
     ) -> None:
         first, second = (write(tmp_path / name, pictures()) for name in ("a", "b"))
         spoil(second)
-        done = judge(first, second, "--contract", "exact")
-        assert (done.code, said in done.err, "Traceback" in done.err) == (2, True, False), done.err
+        study = fake_study()[1]
+        with pytest.raises(UsageError, match=said):
+            import_study(Given(first, [second]), study.config, study.environment, "now", tmp_path / "out")
 
     def test_images_from_other_noise_are_no_comparison(self, tmp_path: Path) -> None:
         sides = [read_folder(write(tmp_path / str(seed), pictures(seed), listed=False)) for seed in range(2)]

@@ -17,7 +17,7 @@ EAGER = Software("library", "eager", torch=(2, 1))
 
 
 def case(card: str = "rtx4090", steps: int = 25, images: int = 1, **changes: object) -> Case:
-    made = Case(card, SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images)
+    made = Case(SHEETS[card], EAGER, STEP.times(images), DECODER.times(images), steps, images)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -70,9 +70,9 @@ def test_the_packaged_coefficients_are_of_this_model_and_hold_no_figures() -> No
 
 def test_a_new_generation_is_extrapolated_with_a_wider_interval() -> None:
     found = coefficients()
-    assert state_of(found.cards, SHEETS, "rtx4090") == KNOWN
-    assert state_of(found.cards, SHEETS, "rtx5090") == EXTRAPOLATED
-    assert state_of(found.cards, SHEETS, "h100", without="GH100") == EXTRAPOLATED
+    assert state_of(found.cards, SHEETS["rtx4090"]) == KNOWN
+    assert state_of(found.cards, SHEETS["rtx5090"]) == EXTRAPOLATED
+    assert state_of(found.cards, SHEETS["h100"], without="GH100") == EXTRAPOLATED
     known, wide = (half_width(found.widths, labels(state, EAGER, "ada", True)) for state in (KNOWN, EXTRAPOLATED))
     assert 0.1 < known < wide < 1
 

@@ -123,10 +123,8 @@ def served() -> Variant:
     return replace(baseline, name="served", workload=replace(baseline.workload, batch_size=[1, 2, 4]))
 
 
-def during(
-    scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | None = None, end: bool = True, **serving: Any
-) -> Fakes:
-    """Serves while a client asks, and ends the server as a supervisor does."""
+def during(scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | None = None, **serving: Any) -> Fakes:
+    """Serves while a client asks."""
     gate, settings = Gate(), Serving(**{**GREEDY, **serving})
     fakes = fakes or Fakes({variant.name: gate})
 
@@ -134,31 +132,34 @@ def during(
         return fakes(variant, tmp_path / "log", tmp_path, lambda seconds: None, print)
 
     async def main() -> None:
-        ready, listening = asyncio.Event(), listen(settings)
+        listening = listen(settings)
         site = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        running = asyncio.create_task(serve(Engine(variant, settings, start), settings, CPU, listening, ready.set))
-        first = asyncio.create_task(ready.wait())
-        await asyncio.wait({running, first}, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-        if not running.done():
+
+        asking: list[asyncio.Task[None]] = []
+
+        async def ask() -> None:
             fakes.rendered.clear()
             async with aiohttp.ClientSession(site, timeout=aiohttp.ClientTimeout(20)) as session:
                 await scenario(Client(session, fakes, gate))
-            if end:
-                signal.raise_signal(signal.SIGTERM)
-        await running
+
+        async def use() -> None:
+            asking.append(asyncio.create_task(ask()))
+            await asyncio.shield(asking[0])  # it reads answers after the server's end, too
+
+        await serve(Engine(variant, settings, start), settings, CPU, listening, use)
+        await asking[0]
         assert not [worker for worker in fakes.started if worker.alive]
 
     asyncio.run(main())
     return fakes
 
 
-def serving(end: bool = True, **settings: Any) -> Callable[[Scenario], Callable[[Variant, Path], None]]:
-    """Makes a test of what a client asks of a server; `during` has the arguments."""
+def serving(**settings: Any) -> Callable[[Scenario], Callable[[Variant, Path], None]]:
+    """Makes a test of what a client asks of a server with these keys."""
 
     def made(scenario: Scenario) -> Callable[[Variant, Path], None]:
         def test(served: Variant, tmp_path: Path) -> None:
-            during(scenario, served, tmp_path, end=end, **settings)
+            during(scenario, served, tmp_path, **settings)
 
         return test
 
@@ -356,7 +357,7 @@ class TestWorkers:
             during(lambda _client: asyncio.sleep(0), served, tmp_path, Fakes(faults))
 
 
-@serving(end=False)
+@serving()
 async def test_the_end_finishes_what_runs_and_refuses_what_waits_and_comes(client: Client) -> None:
     running = await client.hold()
     waits = client.begin(2)
@@ -381,7 +382,7 @@ def test_the_end_does_not_wait_for_ever(served: Variant, tmp_path: Path, monkeyp
         with suppress(aiohttp.ClientError):
             await running
 
-    during(scenario, served, tmp_path, end=False, drain_s=0.2)
+    during(scenario, served, tmp_path, drain_s=0.2)
 
 
 @serving()
