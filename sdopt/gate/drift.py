@@ -17,13 +17,13 @@ from sdopt.gate.rule_checks import applicable, is_of_images
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.record.comparisons import Comparison, Interval
+from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
 from sdopt.statistics.measures import SPEEDUP
-from sdopt.statistics.ratios import speedup_drift
+from sdopt.statistics.ratios import LogRatio, speedup_drift
 
 WAIVERS = ("versions", "sdopt", "options")
 """Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and the
@@ -218,11 +218,6 @@ def _contexts(
         views = later.at(shape_index), earlier.at(shape_index)
         pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
 
-        def ratio(metric: str, confidence: float) -> Interval | None:
-            if name == later.baseline:
-                return Interval(1.0, 1.0, 1.0, confidence)
-            return speedup_drift(pairs[0], pairs[1], confidence)
-
         floor = max((view.floor for view in views if view.floor is not None), default=None)
         disturbed = [
             f"in the {which} result: {what}"
@@ -234,7 +229,8 @@ def _contexts(
             pairs[1][0],
             paired,
             fit,
-            ratio,
+            # The baseline's own speed-up is 1.
+            lambda _metric: LogRatio(0.0, 0.0) if name == later.baseline else speedup_drift(*pairs),
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
             trust=() if shape_index else _trust(views, pairs),

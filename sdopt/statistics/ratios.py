@@ -331,11 +331,11 @@ def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 
 def speedup_drift(
-    later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult], confidence: float
-) -> Interval | None:
+    later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult]
+) -> LogRatio | None:
     """Returns a later speed-up over an earlier one, each of a variant over its own baseline.
 
-    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, one for each replicate
+    The two runs share no rounds: Welch's error for the difference of two means of log ratios, one for each replicate
     that the variant shares with its baseline. There is none where a run has fewer than three.
     """
     mine, other = (np.array([values.mean() for values in _logs_of(paired(*sides))]) for sides in (later, earlier))
@@ -347,7 +347,7 @@ def speedup_drift(
         total = float(shares.sum())
         freedom = total**2 / float(np.sum(shares**2 / [mine.size - 1, other.size - 1])) if total else 1.0
         found = replace(found, error=math.sqrt(total), freedom=freedom)
-    return found.interval(confidence)
+    return found
 
 
 def require_precision(protocol: Protocol, gate: Gate) -> None:

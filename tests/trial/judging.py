@@ -17,7 +17,8 @@ from PIL import Image
 
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import RuleContext, rulings_of, worst
+from sdopt.gate.judge import RuleContext, rulings_of
+from sdopt.gate.rulings import worst
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.options.precision import Precision
@@ -208,7 +209,7 @@ class _Judge:
             self._reference,
             self._evaluator.of_pair(pictures, self._pictures),
             self._fit,
-            lambda metric, confidence: RULED[metric].ratio(self._control, self._reference, confidence),
+            lambda metric: RULED[metric].log_ratio(self._control, self._reference),
             lambda metric: RULED[metric].floor(self._result, edge),
             floors=self._result.floors.get("numerical", {}),
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
+from sdopt.gate.rulings import worst
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.record.verdicts import Verdict
@@ -69,5 +70,4 @@ def _verdict(result: StudyResult) -> Verdict:
     compare(result)
     judge(result, GATE, Fit())
     [judgement] = result.judgements
-    timed = [ruling.verdict for ruling in judgement.rulings if ruling.metric]
-    return max(timed, key=list(Verdict).index)
+    return worst([ruling.verdict for ruling in judgement.rulings if ruling.metric])
