@@ -17,7 +17,7 @@ from sdopt.record.samples import Measurement
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.bounds import share_bounds
-from sdopt.statistics.ratios import MINIMUM_PROCESSES, paired
+from sdopt.statistics.ratios import paired, two_samples
 
 SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""
@@ -138,12 +138,9 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
         return unjudged(rule, f"the memory of a process was not measured after two or more calls; {way_out}")
     peaks = reference.peaks_gib
     limit = max(SMALLEST_GROWTH_MIB, 1.024 * float(np.mean(peaks)) if peaks else 0.0)  # a thousandth of the peak
-    grown, low, high = float(mine.mean() - max(0.0, other.mean())), None, None
-    if min(mine.size, other.size) >= MINIMUM_PROCESSES:
-        freedom = mine.size + other.size - 2
-        pooled = (mine.var(ddof=1) * (mine.size - 1) + other.var(ddof=1) * (other.size - 1)) / freedom
-        width = float(special.stdtrit(freedom, _CONFIDENCE)) * math.sqrt(pooled * (1 / mine.size + 1 / other.size))
-        low, high = grown - width, grown + width
+    grown = float(mine.mean() - max(0.0, other.mean()))
+    width = two_samples(mine, other).half_width(2 * _CONFIDENCE - 1)
+    low, high = (None, None) if width is None else (grown - width, grown + width)
     verdict = Verdict.INCONCLUSIVE if grown > limit else Verdict.PASS
     if low is not None and low > limit:
         verdict = Verdict.FAIL

@@ -56,11 +56,16 @@ class LogRatio:
         """The ratio itself."""
         return math.exp(self.mean)
 
+    def half_width(self, confidence: float) -> float | None:
+        """Returns half the width of the two-sided interval of `mean`; None where there is no error."""
+        if not self.error:
+            return self.error
+        return float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
+
     def interval(self, confidence: float) -> Interval:
         """Returns the ratio with a two-sided interval, or without bounds where there is no error."""
-        found = Interval(self.ratio, n=self.n, unit=self.unit)
-        if self.error is not None:
-            width = float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error if self.error else 0.0
+        found, width = Interval(self.ratio, n=self.n, unit=self.unit), self.half_width(confidence)
+        if width is not None:
             low, high = np.exp(np.clip([self.mean - width, self.mean + width], -_WIDEST, _WIDEST)).tolist()
             found.low, found.high, found.confidence = low, high, confidence
         return found
@@ -133,7 +138,7 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     in_blocks = any(m.shapes[0].latency_before_s for m, _ in flat)
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
     other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
-    return _two_samples(other, mine)
+    return two_samples(other, mine)
 
 
 def _logs_of(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> list[np.ndarray]:
@@ -169,7 +174,7 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
 
     mine = np.array([largest(m, r) for m, r in flat])
     other = np.array([largest(r, m) for m, r in flat])
-    return _one_sample(mine - other, "process") if _beside_their_own(flat) else _two_samples(mine, other)
+    return _one_sample(mine - other, "process") if _beside_their_own(flat) else two_samples(mine, other)
 
 
 def paired(
@@ -202,7 +207,7 @@ def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogR
     mine, other = candidate.peaks_gib, reference.peaks_gib
     if not mine or not other or min(mine + other) <= 0:
         return None
-    return _two_samples(np.log(mine), np.log(other))
+    return two_samples(np.log(mine), np.log(other))
 
 
 def peak_memory_gib(variant: VariantResult) -> float | None:
@@ -305,8 +310,8 @@ def _one_sample(logs: np.ndarray, unit: str) -> LogRatio:
     return LogRatio(mean, float(logs.std(ddof=1)) / math.sqrt(n), n - 1, n, unit)
 
 
-def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
-    """Returns the ratio of two geometric means with Student's error for equal variances; each value is a process."""
+def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
+    """Returns the difference of two means with Student's error for equal variances; each value is a process."""
     n, m = int(logs.size), int(reference.size)
     difference = float(logs.mean() - reference.mean())
     if min(n, m) < MINIMUM_PROCESSES:
@@ -386,8 +391,7 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
             continue
         for shape_index in range(len(result.shapes)):
             pilot = pilot_speedup(candidate.at(shape_index), reference.at(shape_index))
-            if pilot is not None and pilot.error is not None:
-                width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
+            if pilot is not None and (width := pilot.half_width(result.confidence)) is not None:
                 needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)
                 found[candidate.name] = max(needed, pilot.n, found.get(candidate.name, 0))
     return found
