@@ -7,7 +7,7 @@ from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
 from tests.records import known, retime
-from tests.trial.tails import Slow, verdicts_of
+from tests.trial.simulation import Scenario, Slow, verdicts_on_time
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
 
@@ -86,8 +86,8 @@ class TestTail:
         assert ruling.estimate == pytest.approx(2.0, rel=0.05) or expected is not Verdict.FAIL
 
     def test_of_independent_studies_few_are_false_and_slow_calls_are_seen(self) -> None:
-        assert verdicts_of(60, 1.0, 4).count(Verdict.FAIL) == 0
-        seen = verdicts_of(60, 0.3, 6, Slow(4, 1.5))
+        assert verdicts_on_time(Scenario(1.0), 60).count(Verdict.FAIL) == 0
+        seen = verdicts_on_time(Scenario(0.3, rounds=6, slow=Slow(4, 1.5)), 60)
         assert seen.count(Verdict.FAIL) > 20
         assert seen.count(Verdict.PASS) < 5
 
