@@ -201,7 +201,7 @@ def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
         Claim(
             MEASURES[metric],
             at.ratio(metric),
-            at.smallest(metric, gate),
+            smallest_change(MEASURES[metric], gate, at.reference)[0],
             at.floor(metric),
             at.alpha_share,
             at.disturbed if metric == SPEEDUP.name else "",
@@ -296,10 +296,6 @@ class RuleContext:
     def comparable(self) -> bool:
         """Whether the two can be compared at all."""
         return not comparable(self.candidate, self.reference)
-
-    def smallest(self, metric: str, gate: Gate) -> float:
-        """Returns the smallest factor, at least 1, by which a measure must differ to count."""
-        return smallest_change(RULED[metric], gate, self.reference)[0]
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
         """Applies one rule, at the share of its α that this look may spend.
@@ -421,17 +417,18 @@ class RuleContext:
         found = measured.interval(2 * (rule.confidence or 0.95) - 1)
         low, high = (found.low, found.high) if rule.confidence else (found.estimate, found.estimate)
         bounds = Bounds(found.estimate, low, high, math.nan, found.n, found.unit)
-        smallest = self.smallest(rule.metric, gate)
-        if not at_least and not RULED[rule.metric].higher_is_better and limit >= 1:
-            limit = max(limit, smallest, self.memory_growth if rule.metric == MEMORY_RATIO.name else 1.0)
-        elif at_least and RULED[rule.metric].higher_is_better and limit <= 1:
+        measure = RULED[rule.metric]
+        smallest, _ = smallest_change(measure, gate, self.reference)
+        if not at_least and not measure.higher_is_better and limit >= 1:
+            limit = max(limit, smallest, self.memory_growth if measure is MEMORY_RATIO else 1.0)
+        elif at_least and measure.higher_is_better and limit <= 1:
             limit = min(limit, 1 / smallest)
         ruling = against(rule, name, bounds, limit, at_least)
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = f"two equal processes differed by {percent(floor)}"
-        if rule.metric != MEMORY_RATIO.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
+        if measure is not MEMORY_RATIO and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = self.disturbed
         return ruling

@@ -136,11 +136,11 @@ def _shown(claim: Claim, level: float) -> str:
     return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
 
 
-def unexplained(changes: Sequence[str] | None) -> str:
-    """Returns why the traces do not explain a gain in speed."""
-    if changes is None:
-        return "sdopt has no trace of its own that shows what changed: measure it again"
-    return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+_NO_TRACE = "sdopt has no trace of its own that shows what changed: measure it again"
+
+_SAME_TRACE = (
+    "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+)
 
 
 def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
@@ -159,7 +159,8 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
     if Answer.GAIN in answers:
         gains = {result.claim.measure for result in results if result.answer is Answer.GAIN}
         if not changes and gains == {SPEEDUP}:
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=unexplained(changes))
+            doubt = _SAME_TRACE if changes is not None else _NO_TRACE
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=doubt)
         return _ruling(Verdict.PASS, Payoff.PAYS, said)
     if Answer.OPEN in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)
