@@ -127,7 +127,7 @@ def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRati
 
 def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> LogRatio | None:
     """Returns the speed-up of pairs of processes by replicate; see `log_speedup`."""
-    logs = _logs_of(pairs)
+    logs = list(logs_by_replicate(pairs).values())
     if not logs:
         return None
     if len(logs) == 1:
@@ -141,9 +141,12 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     return two_samples(other, mine)
 
 
-def _logs_of(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> list[np.ndarray]:
+def logs_by_replicate(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> dict[int, np.ndarray]:
     """Returns log(reference / candidate) by round, of each replicate, over all its sessions."""
-    return [np.concatenate([paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
+    return {
+        replicate: np.concatenate([paired_logs(mine, other) for mine, other in found])
+        for replicate, found in pairs.items()
+    }
 
 
 def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
@@ -195,7 +198,7 @@ def paired(
 
 def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
     """Returns how many rounds of a replicate were timed for both variants in the same session."""
-    return sum(paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
+    return logs_by_replicate(paired(candidate, reference)).get(replicate, np.zeros(0)).size
 
 
 def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
@@ -222,7 +225,7 @@ def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[
     Both are geometric means, over `sessions` if they are given, of as many processes as a speed-up uses. The worst pair
     would be a wrong measure: it grows with their number, while the error of a speed-up shrinks.
     """
-    logs = [float(values.mean()) for values in _logs_of(paired(control, baseline, sessions))]
+    logs = [float(values.mean()) for values in logs_by_replicate(paired(control, baseline, sessions)).values()]
     return math.exp(abs(float(np.mean(logs)))) if logs else None
 
 
@@ -252,9 +255,9 @@ def compare(result: StudyResult) -> None:
     for comparison in result.comparisons:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
-        for shape_index, ratios in enumerate(comparison.shapes):
-            found = ratios_between(result.at(shape_index), candidate.at(shape_index), reference.at(shape_index))
-            vars(ratios).update(vars(found if compared else ShapeRatios()))
+        for number in range(len(comparison.shapes)):
+            sides = result.at(number), candidate.at(number), reference.at(number)
+            comparison.shapes[number] = ratios_between(*sides) if compared else ShapeRatios()
         _explain(comparison, result)
 
 
@@ -320,12 +323,6 @@ def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
     return LogRatio(difference, math.sqrt(pooled * (1 / n + 1 / m)), n + m - 2, min(n, m))
 
 
-def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
-    """Returns log times of one replicate by round, relative to the baseline of the same round and session."""
-    pairs = paired(variant, baseline).get(replicate, [])
-    return np.concatenate([np.zeros(0), *(-paired_logs(*pair) for pair in pairs)])
-
-
 def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
     in_blocks = bool(candidate.shapes[0].latency_before_s or reference.shapes[0].latency_before_s)
@@ -343,7 +340,8 @@ def speedup_drift(
     The two runs share no rounds: Welch's error for the difference of two means of log ratios, one for each replicate
     that the variant shares with its baseline. There is none where a run has fewer than three.
     """
-    mine, other = (np.array([values.mean() for values in _logs_of(paired(*sides))]) for sides in (later, earlier))
+    logs = (logs_by_replicate(paired(*sides)).values() for sides in (later, earlier))
+    mine, other = (np.array([values.mean() for values in of_run]) for of_run in logs)
     if not mine.size or not other.size:
         return None
     found = LogRatio(float(mine.mean() - other.mean()), n=int(min(mine.size, other.size)))

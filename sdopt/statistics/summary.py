@@ -329,9 +329,10 @@ def _why_open(ratio: Ratio | None) -> str:
     low, high = ratio.gain_bounds
     if low is None or high is None:
         return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
-    if ratio.floor is None or ratio.within_floor:
-        by = "" if ratio.floor is None else f" ({100 * (ratio.floor - 1):.1f} %)"
-        return f"two identical baselines differed by as much{by}" if by else "no repeated baseline to compare it with"
+    if ratio.floor is None:
+        return "no repeated baseline to compare it with"
+    if ratio.within_floor:
+        return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
     if 1 / ratio.smallest < low and high < ratio.smallest:
         return f"too small to count ({ratio.key})"
     return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
@@ -478,12 +479,10 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
 
 def traced(variant: VariantResult) -> dict[str, float]:
     """Returns what ran in the traced call of a variant, with the graphs that its first call compiled."""
-    found = next((measurement for measurement in variant.measurements if measurement.shapes[0].traced), None)
+    found = next((measurement.shapes[0] for measurement in variant.measurements if measurement.shapes[0].traced), None)
     if found is None:
         return {}
-    return found.shapes[0].traced | (
-        {"compiled graphs": float(found.shapes[0].graphs)} if found.shapes[0].graphs else {}
-    )
+    return found.traced | ({"compiled graphs": float(found.graphs)} if found.graphs else {})
 
 
 def _differing(mine: dict[str, float], other: dict[str, float]) -> set[str]:
