@@ -55,7 +55,6 @@ class Scenario:
         settled: `gate.looks`, the number of looks that is fixed beforehand.
         forgetful: whether each look is judged as if it were the first, for contrast.
         rounds: of each process.
-        smallest: `gate.smallest_speedup`.
         slow: what makes some calls of the options slow.
     """
 
@@ -67,7 +66,6 @@ class Scenario:
     settled: int = 1
     forgetful: bool = False
     rounds: int = 4
-    smallest: float = 0.01
     slow: Slow | None = None
 
 
@@ -78,24 +76,22 @@ class Rates:
     gain: float
     any_gain: float
     any_harm: float
-    studies: int
 
 
-def simulate(scenario: Scenario, studies: int, seed: int = 0) -> Rates:
+def simulate(scenario: Scenario, studies: int) -> Rates:
     """Returns how often the gate found gains and harms in simulated studies, at any of their looks."""
-    random = np.random.default_rng([seed, round(10 * scenario.between), scenario.processes, scenario.variants])
+    random = np.random.default_rng([0, round(10 * scenario.between), scenario.processes, scenario.variants])
     studies_judged = [_judged(scenario, random) for _ in range(studies)]
     return Rates(
         gain=float(np.mean(["option 0" in gains for gains, _ in studies_judged])),
         any_gain=float(np.mean([bool(gains) for gains, _ in studies_judged])),
         any_harm=float(np.mean([bool(harms) for _, harms in studies_judged])),
-        studies=studies,
     )
 
 
 def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], set[str]]:
     """Returns the options of one study that the gate found to pay, and those that it found to harm, at any look."""
-    gate = Gate("simulated", smallest_speedup=scenario.smallest, looks=scenario.settled)
+    gate = Gate("simulated", looks=scenario.settled)
     result = empty_study(scenario.variants)
     gains: set[str] = set()
     harms: set[str] = set()
