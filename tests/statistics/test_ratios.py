@@ -10,7 +10,7 @@ from scipy import stats
 from sdopt.gate.paying import holm
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.records import Status, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.ratios import LogRatio, compare, floor, latency, log_memory_ratio, log_speedup, speedup_drift
 from tests.records import known, reconfigure, recorded, timed
@@ -23,10 +23,6 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
         for number, samples in enumerate(processes)
     ]
     return VariantResult(name, role, {}, [], RecordedConfig(), status=Status.OK, measurements=measurements)
-
-
-def study(*variants: VariantResult, comparisons: list[Comparison]) -> StudyResult:
-    return recorded(variants, comparisons)
 
 
 def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) -> np.ndarray:
@@ -46,11 +42,6 @@ class TestLatency:
         low, high = np.exp(stats.t.interval(0.9, 2, loc=logs.mean(), scale=stats.sem(logs)))
         assert (found.estimate, found.low, found.high) == pytest.approx((6 ** (1 / 3), low, high))
         assert (found.confidence, found.n, found.unit) == (0.9, 3, "process")
-
-
-def three(seed: int, rounds: int = 8, mean: float = 0.1) -> list[np.ndarray]:
-    """Latencies of three processes."""
-    return [log_normal(10 * seed + number, rounds, mean) for number in range(3)]
 
 
 def speedup(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval:
@@ -146,7 +137,7 @@ class TestCompare:
             Comparison("faster", "fast", ""),
             Comparison("control", "baseline", ""),
         ]
-        result = study(baseline, fast, faster, control, comparisons=edges)
+        result = recorded([baseline, fast, faster, control], edges)
         compare(result)
         assert [known(edge.shapes[0].speedup).estimate for edge in edges] == pytest.approx([2, 2, 2.0 / 2.1])
         assert result.floor == pytest.approx(1.05)
@@ -156,7 +147,7 @@ class TestCompare:
     def compared(candidate: VariantResult) -> Comparison:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1] * 6, name="control", role="control")
         edge = Comparison(candidate.name, "baseline", "")
-        compare(study(baseline, candidate, control, comparisons=[edge]))
+        compare(recorded([baseline, candidate, control], [edge]))
         return edge
 
     def test_what_was_not_measured_is_not_compared(self) -> None:
@@ -190,7 +181,7 @@ class TestCompare:
     def test_a_control_that_failed_says_nothing_of_the_floor(self) -> None:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1], name="control", role="control")
         control.status = Status.FAILED
-        result = study(baseline, control, comparisons=[])
+        result = recorded([baseline, control], [])
         compare(result)
         assert result.floor is None
 
@@ -216,7 +207,7 @@ class TestSittings:
     def test_of_which_they_share_none_nothing_is_said(self) -> None:
         baseline, candidate = sat((0, [1, 1])), sat((1, [0.5, 0.5]))
         assert log_speedup(candidate, baseline) is None
-        result = study(baseline, candidate, sat((0, [1, 1]), role="control"), comparisons=[])
+        result = recorded([baseline, candidate, sat((0, [1, 1]), role="control")], [])
         baseline.name, candidate.name = "baseline", "candidate"
         result.baseline = "baseline"
         result.comparisons = [Comparison("candidate", "baseline", "x")]
@@ -249,7 +240,7 @@ class TestSittings:
         control = sat((0, [1.1, 1.1]), (1, [1.3, 1.3]), name="control", role="control")
         first, second = sat((0, [0.5, 0.5]), name="first"), sat((1, [0.5, 0.5]), name="second")
         edges = [Comparison(name, "baseline", "x") for name in ("first", "second", "control")]
-        compare(study(baseline, first, second, control, comparisons=edges))
+        compare(recorded([baseline, first, second, control], edges))
         assert [edge.shapes[0].floor for edge in edges] == pytest.approx([1.1, 1.3, math.sqrt(1.1 * 1.3)])
 
 

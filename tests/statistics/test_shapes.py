@@ -13,8 +13,8 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
-from tests.records import known, reconfigure, retime, timed
-from tests.statistics.test_ratios import study, variant
+from tests.records import known, reconfigure, recorded, retime, timed
+from tests.statistics.test_ratios import variant
 
 SMALL, LARGE = Shape(64, 1), Shape(96, 1)
 
@@ -39,7 +39,7 @@ def result() -> StudyResult:
     edges = [
         Comparison(name, "baseline", "it", [ShapeRatios(), ShapeRatios()]) for name in (row.name for row in rows[1:])
     ]
-    made = study(*rows, comparisons=edges)
+    made = recorded(rows, edges)
     reconfigure(made, "workload", size=[64, 96])
     compare(made)
     return made

@@ -17,12 +17,12 @@ from sdopt.gate.judge import judge
 from sdopt.gate.rulings import worst
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.record.verdicts import Payoff, Verdict
 from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.ratios import compare
-from tests.records import timed
+from tests.records import recorded, timed
 
 ROUND_DEVIATION = 0.03
 """Deviation of a round's time, as a share: what two shared CPU cores show."""
@@ -121,11 +121,11 @@ def empty_study(options: int) -> StudyResult:
 
 def blank_study(names: Sequence[str], baseline: str, protocol: Protocol | None = None) -> StudyResult:
     """Returns a study of some variants, each compared with the baseline, without times."""
-    config = replace(RecordedConfig(), protocol=protocol or Protocol())
+    config = RecordedConfig(protocol=protocol or Protocol())
     rows = [VariantResult(name, "variant", {}, [], config, status=Status.OK) for name in names]
-    environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
-    edges = [Comparison(name, baseline, "") for name in names if name != baseline]
-    return StudyResult("simulated", "explicit", "", environment, config, rows, edges, baseline)
+    made = recorded(rows, [Comparison(name, baseline, "") for name in names if name != baseline])
+    made.config, made.baseline = config, baseline
+    return made
 
 
 def measure_session(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
