@@ -137,6 +137,7 @@ class TestQualityPass:
         candidate, baseline = variant("it"), variant("baseline", contract="exact")
         for side, count in ((candidate, slow), (baseline, reference)):
             side.measurements[0].pass_s = [0.5] * count + [0.1] * (96 - count)
+            side.measurements[0].pass_held_gib = [0.5] * 96
         assert ruling(study(candidate, baseline), "rarely slow").verdict is verdict
 
     @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ class TestQualityPass:
     )
     def test_memory_that_grows(self, held_gib: list[float], verdict: Verdict) -> None:
         candidate = variant("it")
-        candidate.measurements[0].pass_held_gib = held_gib
+        candidate.measurements[0].pass_s, candidate.measurements[0].pass_held_gib = [0.1] * 96, held_gib
         assert ruling(study(candidate), "growth when drawn").verdict is verdict
 
 
