@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from sdopt.contract import Contract, weakest
 from sdopt.gate.calibration import FROM_FOLDERS, Fit, how_to_calibrate
 from sdopt.gate.looks import look_at, record_look, ruling_of
-from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
+from sdopt.gate.paying import Claim, ClaimResult, answer_claims, must_pay
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rulings import (
     UnjudgedError,
@@ -50,7 +50,7 @@ from sdopt.quality.metrics import family_of
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
-from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
@@ -114,9 +114,9 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
         rulings += [must_pay(answers, changes)] if answers else []
-        if context.promises and not any(answer.answer is Answer.GAIN for answer in answers):
+        if context.promises and not any(answer.answer is Payoff.PAYS for answer in answers):
             rulings += effect_seen(changes, context.paired)
-        if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
+        if any(answer.answer is Payoff.PAYS and answer.claim.measure is SPEEDUP for answer in answers):
             rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(case.look)
     mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
@@ -126,7 +126,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     notes += [_SEEN_BY_NOBODY] if result.is_imported else []
     judged = judgement(case.comparison, contract, rulings, "; ".join(notes))
     judged.claims = {claim.name: claim.p_gain for claim in case.claims if claim.p_gain is not None}
-    judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
+    judged.gains = [answer.claim.name for answer in answers if answer.answer is Payoff.PAYS]
     return judged
 
 

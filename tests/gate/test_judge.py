@@ -15,7 +15,7 @@ from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Calibration, Fit
 from sdopt.gate.judge import exit_code, judge
-from sdopt.gate.paying import Answer, Claim, answer_claims
+from sdopt.gate.paying import Claim, answer_claims
 from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
@@ -340,14 +340,14 @@ class TestItMustPay:
         ("claim", "answer"),
         [
             # A gain must exceed that of two equal baselines.
-            (Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.1), Answer.GAIN),
-            (Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.3), Answer.OPEN),
+            (Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.1), Payoff.PAYS),
+            (Claim(SPEEDUP, LogRatio(math.log(1.2), 0.001, 4.0, 3), 1.02, 1.3), None),
             # An option that saves some memory, on top of one that takes much: what there is to spare is no harm.
-            (Claim(MEMORY_RATIO, LogRatio(math.log(3.0), 0.001, 4.0, 3), 1.1, 1.01, spared=4.0), Answer.NONE),
-            (Claim(MEMORY_RATIO, LogRatio(math.log(3.0), 0.001, 4.0, 3), 1.1, 1.01, spared=1.5), Answer.HARM),
+            (Claim(MEMORY_RATIO, LogRatio(math.log(3.0), 0.001, 4.0, 3), 1.1, 1.01, spared=4.0), Payoff.NO_BENEFIT),
+            (Claim(MEMORY_RATIO, LogRatio(math.log(3.0), 0.001, 4.0, 3), 1.1, 1.01, spared=1.5), Payoff.HARM),
         ],
     )
-    def test_a_claim_by_itself(self, claim: Claim, answer: Answer) -> None:
+    def test_a_claim_by_itself(self, claim: Claim, answer: Payoff | None) -> None:
         [found] = answer_claims([claim], 0.95)
         assert found.answer is answer
 
