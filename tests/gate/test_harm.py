@@ -6,7 +6,7 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
-from tests.records import known, retime
+from tests.records import known, retime, samples_of
 from tests.trial.simulation import Scenario, Slow, verdicts_on_time
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
@@ -78,8 +78,8 @@ class TestTail:
         for process, number in slow.items():
             candidate.measurements[process].shapes[0].calls[number].seconds *= 2
         result = study(candidate)
-        for measurement in (measurement for row in result.variants for measurement in row.measurements):
-            retime(measurement.shapes[0], left_out=left_out)
+        for samples in samples_of(*result.variants):
+            retime(samples, left_out=left_out)
         found = verdict(result, self.RULE, contract="exact")
         ruling = next(r for r in found.rulings if r.metric == "tail_ratio")
         assert ruling.verdict is expected
@@ -113,8 +113,8 @@ class TestEvidence:
     def test_a_gain_with_the_same_trace_is_unproven(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
-        for measurement in fast.measurements:
-            measurement.shapes[0].traced = {"operators": 1.0}
+        for samples in samples_of(fast):
+            samples.traced = {"operators": 1.0}
         ruling = paying(judged(fast)["fast"])
         assert ruling.verdict is Verdict.INCONCLUSIVE
         assert "sdopt's own trace shows the same" in ruling.because
@@ -132,8 +132,8 @@ class TestEvidence:
         """As of a hook that is attached, and changes neither the trace nor an image."""
         rule = Rule("mse", "exact")
         attached, other = variant("attached", contract="exact"), variant("other", contract="exact")
-        for measurement in attached.measurements:
-            measurement.shapes[0].traced = {"operators": 1.0}
+        for samples in samples_of(attached):
+            samples.traced = {"operators": 1.0}
         exact = Score(0.0, [0.0] * PROMPTS)
         found = verdict(study(attached, mse=exact), rule, contract="exact")
         [ruling] = [r for r in found.rulings if r.rule == "engaged"]

@@ -30,7 +30,7 @@ from sdopt.schema import Gate, Rule
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import LogRatio, compare
 from sdopt.statistics.summary import summary_of
-from tests.records import disturb, reconfigure, recorded, retime, timed
+from tests.records import disturb, reconfigure, recorded, retime, samples_of, timed
 
 PROMPTS = 48
 SPREADS = {"clip_score_x": Spread(0.0, 2.0, 99), "cmmd_x": Spread(0.0, 1.0, 99), "perceptual_x": Spread(1.0, 1.0, 9)}
@@ -298,9 +298,9 @@ class TestItMustPay:
         """CUDA's peaks are the same in every process: without a smallest effect any difference would be certain."""
         result = study(variant("it", seconds=seconds, claims=["latency", "memory"]))
         for row in result.variants:
-            for measurement in row.measurements:
+            for samples in samples_of(row):
                 peak = 1.0 + (change_mib / 1024 if row.name == "it" else 0)
-                measurement.shapes[0].memory = Memory(0.1, 9.0, cuda_peak_allocated_gib=peak)
+                samples.memory = Memory(0.1, 9.0, cuda_peak_allocated_gib=peak)
         compare(result)
         ruling = paying(verdict(result))
         fast = seconds < 0.1
