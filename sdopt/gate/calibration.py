@@ -129,7 +129,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     shipped = (file for file in FOLDER.glob("*.json") if file.stem.rpartition("-")[0] in names)
     files = [Path(path)] if path else sorted(shipped)
     found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
-    ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
+    ours = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
     for calibration in found:
         if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items()):
             return fit_of(calibration, result.config, named=path is not None)
