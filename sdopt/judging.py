@@ -132,12 +132,10 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
     if not (folder / "result.json").is_file():  # it is an MLflow run's
         return
     kept = read_result(folder)
-    # A folder that cannot be written, as CI's may be, still gets its verdicts.
-    if kept.id == result.id and kept.status == "finished":
-        before = kept.looks, kept.judgements, kept.gate
-        kept.looks = result.looks
-        if verdicts:
-            kept.judgements, kept.gate = result.judgements, result.gate
-        if before != (kept.looks, kept.judgements, kept.gate):
-            with suppress(OSError):
-                write_result(kept, folder)
+    if kept.status != "finished":  # it is being extended at this moment
+        return
+    kept.looks = result.looks
+    if verdicts:
+        kept.judgements, kept.gate = result.judgements, result.gate
+    with suppress(OSError):  # a folder that cannot be written, as CI's may be, still gets its verdicts
+        write_result(kept, folder)

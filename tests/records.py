@@ -32,6 +32,11 @@ def reconfigure(owner: StudyResult | VariantResult, section: str, **changes: Any
     owner.config = replace(owner.config, **changed)
 
 
+def samples_of(*rows: VariantResult) -> list[ShapeSamples]:
+    """Returns those of all processes of some variants, at each shape."""
+    return [samples for row in rows for measurement in row.measurements for samples in measurement.shapes]
+
+
 def timed(seconds: Iterable[float], **of_calls: Sequence[Any]) -> list[Call]:
     """Timed calls, one after the other; `of_calls` are other fields of `Call`, a value for each."""
     calls = [Call(float(each), number) for number, each in enumerate(seconds)]
@@ -45,16 +50,21 @@ def retime(
     samples: ShapeSamples,
     seconds: Iterable[float] | None = None,
     *,
-    interference: Sequence[Interference | None] | None = None,
+    interference: Interference | Sequence[Interference | None] | None = None,
     held_gib: Sequence[float] | None = None,
     gpu: Sequence[GpuState] | None = None,
     left_out: Collection[int] | None = None,
 ) -> None:
-    """Exchanges what is recorded of timed calls; other times are of as many calls as there are of them."""
+    """Exchanges what is recorded of timed calls; other times are of as many calls as there are of them.
+
+    One interference is that of all calls.
+    """
     if seconds is not None:
         before, samples.calls = samples.calls, timed(seconds)
         for call, other in zip(samples.calls, before, strict=False):
             vars(call).update(vars(other) | {"seconds": call.seconds})
+    if isinstance(interference, Interference):
+        interference = [interference] * len(samples.calls)
     for name, values in (("interference", interference), ("held_gib", held_gib), ("gpu", gpu)):
         for number, call in enumerate(samples.calls if values is not None else ()):
             setattr(call, name, values[number] if values and number < len(values) else None)
@@ -65,6 +75,6 @@ def retime(
 def disturb(result: StudyResult) -> StudyResult:
     """Lets other programs take a third of the processor from each timed call; returns the same result."""
     reconfigure(result, "protocol", interference=0.02)
-    for shape in (shape for row in result.variants for m in row.measurements for shape in m.shapes):
-        retime(shape, interference=[Interference(0.3, 0.0) for _ in shape.calls])
+    for samples in samples_of(*result.variants):
+        retime(samples, interference=Interference(0.3, 0.0))
     return result

@@ -129,7 +129,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     shipped = (file for file in FOLDER.glob("*.json") if file.stem.rpartition("-")[0] in names)
     files = [Path(path)] if path else sorted(shipped)
     found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
-    ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
+    ours = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
     for calibration in found:
         if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items()):
             return fit_of(calibration, result.config, named=path is not None)
@@ -142,8 +142,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
         if mine.get(name, digest) != digest
     )
     named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
-    how = how_to_calibrate(result.config, found[0].differing(result.config))
-    return Fit(refusal=f"{named} is of other weights, {weights}: {how}")
+    return Fit(refusal=f"{named} is of other weights, {weights}: {how_to_calibrate(result.config)}")
 
 
 def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
@@ -159,26 +158,17 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
     measured = f"the calibration was measured with {settings}"
     if named:
         return Fit(calibration, note=measured)
-    return Fit(refusal=f"{measured}: {how_to_calibrate(config, other)}")
+    return Fit(refusal=f"{measured}: {how_to_calibrate(config)}")
 
 
-def how_to_calibrate(config: RecordedConfig, other: Mapping[str, tuple[Any, Any]] | None = None) -> str:
-    """Returns how to get a calibration that fits a study.
-
-    Args:
-        config: the study's configuration.
-        other: its settings that differ from those of the calibration at hand, as `Calibration.differing` returns them;
-            None if there is none.
-    """
+def how_to_calibrate(config: RecordedConfig) -> str:
+    """Returns how to get a calibration that fits a study."""
     features = config.quality.features
-    changed = {f"workload.{key}": value for key, value in work_of(config).items() if "." not in key}
-    if other is not None:
-        changed = {key: theirs for key, (_, theirs) in other.items()}
     overrides = list(_model_words(config.model))
     if config.task.kind != _TXT2IMG:
         given = {key: value for key, value in asdict(config.task).items() if key != "kind" and value is not None}
         overrides += [f"task={config.task.kind}", *(f"task.{key}={value}" for key, value in given.items())]
-    overrides += [f"{key}={value}" for key, value in changed.items() if not key.startswith(("scheduler", "task"))]
+    overrides += [f"workload.{key}={value}" for key, value in work_of(config).items() if "." not in key]
     overrides += [f"quality.features=[{','.join(features)}]"] if features else []
     command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])
     return f"run `{command}` and judge with gate.calibration=own.json"

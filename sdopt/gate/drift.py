@@ -17,13 +17,13 @@ from sdopt.gate.rule_checks import applicable, is_of_images
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.record.comparisons import Comparison, Interval
+from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
 from sdopt.statistics.measures import SPEEDUP
-from sdopt.statistics.ratios import speedup_drift
+from sdopt.statistics.ratios import LogRatio, speedup_drift
 
 WAIVERS = ("versions", "sdopt", "options")
 """Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and the
@@ -44,33 +44,32 @@ class Difference:
 def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
     """Returns what keeps two results from being compared: other devices, models, workloads, versions or choices."""
     now, then = later.environment, earlier.environment
+    essential = {
+        "device": (now.device.get("name"), then.device.get("name")),
+        "cpu": (now.cpu.get("name"), then.cpu.get("name")),
+        "baseline": (later.baseline, earlier.baseline),
+        **later.config.differing(earlier.config, WORK),
+        **_contents(later.feature_digests, earlier.feature_digests),
+    }
+    packages = sorted({*now.packages, *then.packages})
+    versions = {name: (now.packages.get(name), then.packages.get(name)) for name in packages}
     found = [
-        Difference(f"{what}: {mine} against {other}")
-        for what, mine, other in (
-            ("device", now.device.get("name"), then.device.get("name")),
-            ("cpu", now.cpu.get("name"), then.cpu.get("name")),
-            ("baseline", later.baseline, earlier.baseline),
-        )
+        Difference(f"{what}: {mine} against {other}", waiver)
+        for waiver, pairs in (("", essential), ("versions", versions))
+        for what, (mine, other) in pairs.items()
         if mine != other
     ]
-    names = sorted({*now.packages, *then.packages})
-    changed = [n for n in names if now.packages.get(n) != then.packages.get(n)]
-    found += [Difference(f"{n}: {now.packages.get(n)} against {then.packages.get(n)}", "versions") for n in changed]
     if now.python.rpartition(".")[0] != then.python.rpartition(".")[0]:
         found.append(Difference(f"python: {now.python} against {then.python}", "versions"))
     code = [(e.sdopt_version, e.sdopt_commit, e.sdopt_dirty) for e in (now, then)]
     if code[0] != code[1] or now.sdopt_dirty:
         found.append(Difference(f"sdopt: {now.sdopt} against {then.sdopt}", "sdopt"))
-    work = later.config.differing(earlier.config, WORK)
-    found += [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
     everywhere = {variant.name for variant, _ in _of_both(later, earlier)}
     for what, names in changed_choices(later, earlier).items():
         # Speed-ups are relative to the baseline, so a change of it can only be waived if all variants changed alike.
         waivable = later.baseline not in names or everywhere <= {*names}
         found.append(Difference(f"{what} ({', '.join(names)})", "options" if waivable else ""))
     found += [Difference(f"{what} ({', '.join(names)})") for what, names in _other_inputs(later, earlier).items()]
-    features = _contents(later.feature_digests, earlier.feature_digests)
-    found += [Difference(f"{what}: {mine} against {other}") for what, (mine, other) in features.items()]
     return found
 
 
@@ -170,7 +169,8 @@ def judge_drift(
         problems = [f"not comparable: {difference.what}" for difference in refused]
         raise UsageError([*problems[:-1], problems[-1] + advice])
     contract = Contract.LOSSY if found else Contract.EQUIVALENT
-    names = [variant.name for variant, _ in _of_both(later, earlier) if not variant.is_control]
+    now, then = ([v.name for v in result.variants if not v.is_control] for result in (later, earlier))
+    names = [name for name in now if name in then]
     if not names:
         raise UsageError("not comparable: the two results have no variant in common")
     notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
@@ -194,7 +194,6 @@ def judge_drift(
         return judgement(comparison, contract, rulings, note)
 
     # An option that is gone must not pass.
-    now, then = ([v.name for v in result.variants if not v.is_control] for result in (later, earlier))
     alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
     return [
         *(of(name, rulings_of(_contexts(later, earlier, name, fit, shown), judged, contract), note) for name in names),
@@ -218,11 +217,6 @@ def _contexts(
         views = later.at(shape_index), earlier.at(shape_index)
         pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
 
-        def ratio(metric: str, confidence: float) -> Interval | None:
-            if name == later.baseline:
-                return Interval(1.0, 1.0, 1.0, confidence)
-            return speedup_drift(pairs[0], pairs[1], confidence)
-
         floor = max((view.floor for view in views if view.floor is not None), default=None)
         disturbed = [
             f"in the {which} result: {what}"
@@ -234,7 +228,8 @@ def _contexts(
             pairs[1][0],
             paired,
             fit,
-            ratio,
+            # The baseline's own speed-up is 1.
+            lambda _metric: LogRatio(0.0, 0.0) if name == later.baseline else speedup_drift(*pairs),
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
             trust=() if shape_index else _trust(views, pairs),

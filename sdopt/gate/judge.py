@@ -17,24 +17,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sdopt.contract import Contract, weakest
-from sdopt.errors import UsageError
 from sdopt.gate.calibration import FROM_FOLDERS, Fit, how_to_calibrate
 from sdopt.gate.looks import look_at, record_look, ruling_of
-from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
+from sdopt.gate.paying import Claim, ClaimResult, answer_claims, must_pay
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rulings import (
-    above,
-    below,
+    UnjudgedError,
+    against,
     bounds_of,
     every,
     exact,
     find_scores,
     percent,
     precision_of,
-    problem_of,
     rarely,
+    require_finite,
     two_sided,
     unjudged,
+    worst,
 )
 from sdopt.gate.trust import (
     comparable,
@@ -47,10 +47,10 @@ from sdopt.gate.trust import (
     uncounted,
 )
 from sdopt.quality.metrics import family_of
-from sdopt.record.comparisons import Comparison, Interval
+from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
-from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
@@ -64,7 +64,7 @@ from sdopt.statistics.measures import (
     spared_growth,
     with_shape,
 )
-from sdopt.statistics.ratios import exceeds
+from sdopt.statistics.ratios import LogRatio, exceeds
 from sdopt.statistics.summary import changes_of
 
 
@@ -114,9 +114,9 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     if context.comparable:
         changes = changes_of(result, context.candidate, context.reference)
         rulings += [must_pay(answers, changes)] if answers else []
-        if context.promises and not any(answer.answer is Answer.GAIN for answer in answers):
+        if context.promises and not any(answer.answer is Payoff.PAYS for answer in answers):
             rulings += effect_seen(changes, context.paired)
-        if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
+        if any(answer.answer is Payoff.PAYS and answer.claim.measure is SPEEDUP for answer in answers):
             rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(case.look)
     mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
@@ -126,7 +126,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     notes += [_SEEN_BY_NOBODY] if result.is_imported else []
     judged = judgement(case.comparison, contract, rulings, "; ".join(notes))
     judged.claims = {claim.name: claim.p_gain for claim in case.claims if claim.p_gain is not None}
-    judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
+    judged.gains = [answer.claim.name for answer in answers if answer.answer is Payoff.PAYS]
     return judged
 
 
@@ -167,12 +167,6 @@ def worst_code(codes: Iterable[int]) -> int:
     return 1 if 1 in found else max(found)
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
-    order = list(Verdict)
-    return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
-
-
 def _contexts(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit, share: float) -> "list[RuleContext]":
     """Returns the comparison at each shape."""
     sees = not result.is_imported
@@ -185,7 +179,7 @@ def _contexts(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit,
             reference,
             edge.quality,
             fit,
-            lambda metric, confidence: RULED[metric].ratio(candidate, reference, confidence),
+            lambda metric: RULED[metric].log_ratio(candidate, reference),
             lambda metric: RULED[metric].floor(view, edge),
             share,
             "; ".join(disturbances(view, candidate, reference)),
@@ -206,8 +200,8 @@ def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
     return [
         Claim(
             MEASURES[metric],
-            MEASURES[metric].log_ratio(at.candidate, at.reference),
-            at.smallest(metric, gate),
+            at.ratio(metric),
+            smallest_change(MEASURES[metric], gate, at.reference)[0],
             at.floor(metric),
             at.alpha_share,
             at.disturbed if metric == SPEEDUP.name else "",
@@ -255,7 +249,7 @@ class RuleContext:
         reference: the variant to compare it with.
         paired: distances between the images of both, pair by pair.
         fit: the model's calibration, for margins.
-        ratio: returns the interval of a measure in `RULED` at a two-sided confidence; None if it was not measured.
+        ratio: returns a measure in `RULED` with its error; None if it was not measured.
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
         alpha_share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
@@ -270,7 +264,7 @@ class RuleContext:
     reference: VariantResult
     paired: Mapping[str, Score]
     fit: Fit
-    ratio: Callable[[str, float], Interval | None]
+    ratio: Callable[[str], LogRatio | None]
     floor: Callable[[str], float | None]
     alpha_share: float = 1.0
     disturbed: str = ""
@@ -303,10 +297,6 @@ class RuleContext:
         """Whether the two can be compared at all."""
         return not comparable(self.candidate, self.reference)
 
-    def smallest(self, metric: str, gate: Gate) -> float:
-        """Returns the smallest factor, at least 1, by which a measure must differ to count."""
-        return smallest_change(RULED[metric], gate, self.reference)[0]
-
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
         """Applies one rule, at the share of its α that this look may spend.
 
@@ -316,75 +306,60 @@ class RuleContext:
         """
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.alpha_share)
-        if rule.metric in RULED:
-            return self._performance(rule, gate)
-        if rule.metric == FIRST_IMAGE:
-            return self._first_image(rule)
         try:
-            least = family_of(rule.metric).decides_from
-        except UsageError as error:  # the rules of a result that another sdopt wrote
-            return unjudged(rule.test, error.problems[0], rule.metric)
-        return self._of_images(rule, least)
+            if rule.metric in RULED:
+                return self._performance(rule, gate)
+            if rule.metric == FIRST_IMAGE:
+                return self._first_image(rule)
+            return self._of_images(rule)
+        except UnjudgedError as lacking:
+            return unjudged(rule.test, lacking.reason, lacking.metric)
 
     def _first_image(self, rule: Rule) -> Ruling:
         """Applies a limit to the seconds until the first image of the first process, which alone starts by itself."""
-        found = first_image_s(self.candidate)
-        if found is None or rule.limit is None:
-            return unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
-        verdict = Verdict.PASS if found <= rule.limit else Verdict.FAIL
-        reason = f"{found:.3g} s from loading to the first image, and the limit is {rule.limit:.4g} s"
-        return Ruling(rule.test, rule.metric, verdict, reason, estimate=found, margin=rule.limit)
+        found, limit = first_image_s(self.candidate), rule.limit
+        if found is None:
+            raise UnjudgedError(rule.metric, f"{rule.metric} was not measured")
+        assert limit is not None
+        verdict = Verdict.PASS if found <= limit else Verdict.FAIL
+        reason = f"{found:.3g} s from loading to the first image, and the limit is {limit:.4g} s"
+        return Ruling(rule.test, rule.metric, verdict, reason, estimate=found, margin=limit)
 
-    def _of_images(self, rule: Rule, least: int) -> Ruling:
-        """Applies a rule on a quality metric; with fewer than `least` images, the rule stays unjudged."""
+    def _of_images(self, rule: Rule) -> Ruling:
+        """Applies a rule on a quality metric; with too few images for that metric, the rule stays unjudged."""
+        least = family_of(rule.metric).decides_from
         if len(self.candidate.images) < least:
-            return unjudged(rule.test, f"{rule.metric} needs at least {least:,} images", rule.metric)
-        mine = find_scores(self.candidate.quality, rule.metric)
-        between = find_scores(self.paired, rule.metric)
-        found = [*mine.items(), *between.items()]
+            raise UnjudgedError(rule.metric, f"{rule.metric} needs at least {least:,} images")
+        found = find_scores({**self.candidate.quality, **self.paired}, rule.metric)
         if len(found) != 1:
-            reason = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
-            return unjudged(rule.test, f"{rule.metric} {reason}", rule.metric)
-        ((name, score),) = found
-        if between or rule.test not in ("non_inferior", "equivalent"):
-            return self._value(rule, name, score)
-        other = self.reference.quality.get(name)
-        if other is None:
-            return unjudged(rule.test, f"the reference has no {name}", name)
-        return self._difference(rule, name, score, other)
-
-    def _value(self, rule: Rule, name: str, score: Score) -> Ruling:
-        """Applies a rule to a value on its own, such as a distance between paired images."""
-        problem = problem_of(score)
-        if problem:
-            return unjudged(rule.test, problem, name)
+            reason = f"is ambiguous: {', '.join(found)}" if found else "was not measured"
+            raise UnjudgedError(rule.metric, f"{rule.metric} {reason}")
+        [(name, score)] = found.items()
+        require_finite(name, score)
+        if rule.test in ("non_inferior", "equivalent"):
+            return self._difference(rule, name, score)
         if rule.test == "exact":
             return exact(rule, name, score)
         if rule.test == "within":
-            if rule.low is None or rule.high is None:
-                return unjudged(rule.test, "the rule lacks low or high", name)
+            assert rule.low is not None
+            assert rule.high is not None
             return two_sided(rule, name, bounds_of(score, rule.confidence), rule.low, rule.high)
         return self._against_limit(rule, name, score)
 
     def _against_limit(self, rule: Rule, name: str, score: Score) -> Ruling:
         """Tests a value against its limit: that for the reference's number type, or that of `_threshold`."""
-        if rule.limits and rule.limit is None and (kind := precision_of(self.reference)):
-            rule = replace(rule, limit=rule.limits.get(kind))
+        if rule.limits and (kind := precision_of(self.reference)):
+            rule = replace(rule, limit=rule.limits[kind])
         limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)
-        if isinstance(limit, Ruling):
-            return limit
         if rule.of_floor is not None:
             limit = self._tied(rule, name, limit, rule.of_floor)
-            if isinstance(limit, Ruling):
-                return limit
         if rule.test == "every":
             return every(rule, name, score, limit)
         if rule.test == "rarely":
             return rarely(rule, name, score, limit)
-        bounds = bounds_of(score, rule.confidence)
-        return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
+        return against(rule, name, bounds_of(score, rule.confidence), limit, at_least=rule.test == "at_least")
 
-    def _tied(self, rule: Rule, name: str, limit: float, times: float) -> float | Ruling:
+    def _tied(self, rule: Rule, name: str, limit: float, times: float) -> float:
         """Lowers a limit to `times` the numerical floor (the baseline computed in another order)."""
         if self.candidate.choices.get("precision") != self.reference.choices.get("precision"):
             return limit
@@ -392,42 +367,40 @@ class RuleContext:
         if floor is None:
             why = "has no such score" if self.floors else "was not measured: see the reason of the repeated baseline"
             reason = f"the numerical floor, to which its limit is tied, {why}; measure again, or leave out of_floor"
-            return unjudged(rule.test, reason, name)
+            raise UnjudgedError(name, reason)
         return min(limit, max(times * floor.mean, rule.least))
 
-    def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
+    def _difference(self, rule: Rule, name: str, mine: Score) -> Ruling:
         """Applies a rule to candidate − reference, signed so that more is better."""
-        problem = problem_of(mine) or problem_of(other)
-        if problem:
-            return unjudged(rule.test, problem, name)
+        other = self.reference.quality.get(name)
+        if other is None:
+            raise UnjudgedError(name, f"the reference has no {name}")
+        require_finite(name, other)
         if len(mine.per_prompt) != len(other.per_prompt) or len(mine.leave_one_out) != len(other.leave_one_out):
-            return unjudged(rule.test, f"{name} was measured on different prompts for candidate and reference", name)
+            raise UnjudgedError(name, f"{name} was measured on different prompts for candidate and reference")
         margin = self._threshold(rule, name, rule.margin, rule.deviations, lambda spread: spread.deviation)
-        if isinstance(margin, Ruling):
-            return margin
         better = 1.0 if family_of(name).higher_is_better else -1.0
         bounds = bounds_of(subtract(mine, other, better), rule.confidence)
         if rule.test == "equivalent":
             return two_sided(rule, name, bounds, -margin, margin)
-        return above(rule, name, bounds, -margin)
+        return against(rule, name, bounds, -margin, at_least=True)
 
     def _threshold(
         self, rule: Rule, name: str, given: float | None, share: float | None, whole: Callable[[Spread], float]
-    ) -> float | Ruling:
-        """Returns the rule's own limit or margin, or a share of the calibrated spread; else a ruling that says why."""
+    ) -> float:
+        """Returns the rule's own limit or margin, or a share of the calibrated spread."""
         if given is not None:
             return given
         if rule.limits:
             reason = "the rule has a limit for each precision, and that of the reference is not known"
-            return unjudged(rule.test, f"{reason}: name it (sdopt judge --precision float32)", name)
-        if share is None:
-            return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
+            raise UnjudgedError(name, f"{reason}: name it (sdopt judge --precision float32)")
+        assert share is not None
         known = self.fit.calibration.metrics.get(name) if self.fit.calibration else None
         if known is None:
             config = self.candidate.config
             how = how_to_calibrate(config) if self.sees_calls else FROM_FOLDERS
             why = self.fit.refusal or f"no calibration for {config.model.name}: {how}"
-            return unjudged(rule.test, f"{why}, or give the rule a limit or margin", name)
+            raise UnjudgedError(name, f"{why}, or give the rule a limit or margin")
         return max(share * whole(known), rule.least)
 
     def _performance(self, rule: Rule, gate: Gate) -> Ruling:
@@ -436,30 +409,26 @@ class RuleContext:
         A limit against harm always tolerates a harm too small to count. The rule fails only if the harm also exceeds
         the A/A floor, and is inconclusive on times that were disturbed.
         """
-        found = self.ratio(rule.metric, 2 * (rule.confidence or 0.95) - 1)
+        measured, limit, at_least = self.ratio(rule.metric), rule.limit, rule.test == "at_least"
         name = with_shape(rule.metric, self.shape)
-        if found is None:
-            return unjudged(rule.test, f"{rule.metric} was not measured", name)
+        if measured is None:
+            raise UnjudgedError(name, f"{rule.metric} was not measured")
+        assert limit is not None
+        found = measured.interval(2 * (rule.confidence or 0.95) - 1)
         low, high = (found.low, found.high) if rule.confidence else (found.estimate, found.estimate)
         bounds = Bounds(found.estimate, low, high, math.nan, found.n, found.unit)
-        if rule.limit is None or rule.test not in ("at_least", "at_most"):
-            return unjudged(
-                rule.test,
-                f"{rule.metric} can only be judged with test=at_least or test=at_most, and needs a limit",
-                name,
-            )
-        smallest = self.smallest(rule.metric, gate)
-        limit = rule.limit
-        if rule.test == "at_most" and not RULED[rule.metric].higher_is_better and limit >= 1:
-            limit = max(limit, smallest, self.memory_growth if rule.metric == MEMORY_RATIO.name else 1.0)
-        elif rule.test == "at_least" and RULED[rule.metric].higher_is_better and limit <= 1:
+        measure = RULED[rule.metric]
+        smallest, _ = smallest_change(measure, gate, self.reference)
+        if not at_least and not measure.higher_is_better and limit >= 1:
+            limit = max(limit, smallest, self.memory_growth if measure is MEMORY_RATIO else 1.0)
+        elif at_least and measure.higher_is_better and limit <= 1:
             limit = min(limit, 1 / smallest)
-        ruling = (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
+        ruling = against(rule, name, bounds, limit, at_least)
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = f"two equal processes differed by {percent(floor)}"
-        if rule.metric != MEMORY_RATIO.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
+        if measure is not MEMORY_RATIO and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = self.disturbed
         return ruling

@@ -1,30 +1,21 @@
 """Decides whether options pay: tests their claims of speed and memory together with all other claims of the study.
 
-Three answers are possible, each for a claim by itself:
+Four answers are possible, each for a claim by itself:
 
 - Gain: a gain that counts (`gate.smallest_speedup`, …) is shown at `gate.confidence` together with all claims of the
-  study (Holm 1979), and the estimate exceeds the A/A floor. A harm is shown in the same way.
+  study (Holm 1979), and the estimate exceeds the A/A floor.
+- Harm: shown in the same way.
 - No gain: the claim's one-sided bound excludes a gain that counts.
 - Open: anything in between; also if there is no interval or no floor, or another study disturbed the measurement.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sdopt.gate.rulings import level_of, percent
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.statistics.measures import SPEEDUP, Measure, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
-
-
-class Answer(StrEnum):
-    """The result of testing one claim."""
-
-    GAIN = "gain"
-    HARM = "harm"
-    NONE = "none"
-    OPEN = "open"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +65,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The answer to one claim, the reason in words, and what disturbed its times; "" if nothing did."""
+    """The answer to one claim (None if it is open), the reason in words, and what disturbed its times, if anything."""
 
     claim: Claim
-    answer: Answer
+    answer: Payoff | None
     reason: str
     doubt: str = ""
 
@@ -101,7 +92,7 @@ def _spent(p_value: float | None, claim: Claim) -> float:
 
 def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> ClaimResult:
     if claim.ratio is None or claim.gain is None:
-        return ClaimResult(claim, Answer.OPEN, f"{with_shape(claim.measure.claim, claim.shape)}: not measured")
+        return ClaimResult(claim, None, f"{with_shape(claim.measure.claim, claim.shape)}: not measured")
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
@@ -109,21 +100,21 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
         lacks = ", but by how much two identical baselines differ is not known"
         if bounds.high is None:
             lacks = f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
-        return ClaimResult(claim, Answer.OPEN, f"{shown}{lacks}")
+        return ClaimResult(claim, None, f"{shown}{lacks}")
     if claim.disturbed:
-        return ClaimResult(claim, Answer.OPEN, shown, claim.disturbed)
+        return ClaimResult(claim, None, shown, claim.disturbed)
     if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
-        return ClaimResult(claim, Answer.GAIN if gains else Answer.HARM, shown)
+        return ClaimResult(claim, Payoff.PAYS if gains else Payoff.HARM, shown)
     counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {counts}")
+        return ClaimResult(claim, Payoff.NO_BENEFIT, f"{shown} excludes a gain of {counts}")
     if gains or harms:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:
         why = f"straddles a gain of {counts}: a study with more processes (protocol.replicates) would settle it"
-    return ClaimResult(claim, Answer.OPEN, f"{shown} {why}")
+    return ClaimResult(claim, None, f"{shown} {why}")
 
 
 def _shown(claim: Claim, level: float) -> str:
@@ -136,11 +127,11 @@ def _shown(claim: Claim, level: float) -> str:
     return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
 
 
-def unexplained(changes: Sequence[str] | None) -> str:
-    """Returns why the traces do not explain a gain in speed."""
-    if changes is None:
-        return "sdopt has no trace of its own that shows what changed: measure it again"
-    return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+_NO_TRACE = "sdopt has no trace of its own that shows what changed: measure it again"
+
+_SAME_TRACE = (
+    "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+)
 
 
 def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
@@ -154,14 +145,15 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
     doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
     answers = {result.answer for result in results}
     said = f"{reason}; but {doubt}" if doubt else reason
-    if Answer.HARM in answers:
+    if Payoff.HARM in answers:
         return _ruling(Verdict.FAIL, Payoff.HARM, said)
-    if Answer.GAIN in answers:
-        gains = {result.claim.measure for result in results if result.answer is Answer.GAIN}
+    if Payoff.PAYS in answers:
+        gains = {result.claim.measure for result in results if result.answer is Payoff.PAYS}
         if not changes and gains == {SPEEDUP}:
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=unexplained(changes))
+            doubt = _SAME_TRACE if changes is not None else _NO_TRACE
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=doubt)
         return _ruling(Verdict.PASS, Payoff.PAYS, said)
-    if Answer.OPEN in answers:
+    if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)
     return _ruling(Verdict.FAIL, Payoff.NO_BENEFIT, reason)
 

@@ -17,12 +17,8 @@ from sdopt.statistics.measures import FIRST_IMAGE, RULED
 from sdopt.study.designs import Plan
 
 _THRESHOLDS = {
-    "non_inferior": ("margin", "deviations"),
-    "equivalent": ("margin", "deviations"),
-    "at_least": ("limit", "limits", "of_seeds"),
-    "at_most": ("limit", "limits", "of_seeds"),
-    "rarely": ("limit", "limits", "of_seeds"),
-    "every": ("limit", "limits", "of_seeds"),
+    **dict.fromkeys(("non_inferior", "equivalent"), ("margin", "deviations")),
+    **dict.fromkeys(("at_least", "at_most", "rarely", "every"), ("limit", "limits", "of_seeds")),
 }
 """The keys of which each test takes exactly one."""
 
@@ -56,8 +52,7 @@ def _problems_of_ratio(rule: Rule) -> list[str]:
     fit = f"{rule.metric} is {what}; test it with {' or '.join(tests)}, and give the rule a limit"
     if rule.test not in tests:
         return [f".metric={rule.metric}: test={rule.test}: {fit}"]
-    names = ("margin", "deviations", "limits", "of_seeds", "of_floor", "share", "low", "high")
-    unused = [name for name in names if getattr(rule, name) not in (None, {})] + (["least"] if rule.least else [])
+    unused = _given(rule, "margin", "deviations", "limits", "of_seeds", "of_floor", "share", "low", "high", "least")
     if unused or rule.limit is None:
         without = f", and no {', '.join(unused)}" if unused else ""
         return [f".metric={rule.metric}: {fit}{without}"]
@@ -72,8 +67,7 @@ def _problems_of_metric(rule: Rule) -> list[str]:
     except UsageError as error:
         problems += [f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())
-    names = ("margin", "deviations", "limit", "limits", "of_seeds")
-    given = [name for name in names if getattr(rule, name) not in (None, {})]
+    given = _given(rule, "margin", "deviations", "limit", "limits", "of_seeds")
     if needed and (len(given) != 1 or given[0] not in needed):
         problems.append(f": test={rule.test} takes one of {', '.join(needed)}")
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
@@ -84,10 +78,14 @@ def _problems_of_metric(rule: Rule) -> list[str]:
         problems.append(": test=rarely needs a share, and no other test takes one")
     if rule.of_floor is not None and rule.test not in ("every", "at_most"):
         problems.append(": of_floor can only be used with test=every or test=at_most")
-    shares = (rule.of_seeds, rule.deviations, rule.of_floor)
-    if rule.least and (rule.test == "at_least" or all(share is None for share in shares)):
+    if rule.least and (rule.test == "at_least" or not _given(rule, "of_seeds", "deviations", "of_floor")):
         problems.append(": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least")
     return problems
+
+
+def _given(rule: Rule, *keys: str) -> list[str]:
+    """Returns those of some keys of a rule that it sets."""
+    return [key for key in keys if getattr(rule, key) != getattr(Rule(), key)]
 
 
 def _unfit(test: str, family: Family) -> str:

@@ -1,11 +1,11 @@
 """Turns a score and a limit into a ruling.
 
-`above`, `below`, `two_sided` and `rarely` pass, fail or are inconclusive by bounds; `exact` and `every` look at each
-prompt, and pass or fail.
+`against`, `two_sided` and `rarely` pass, fail or are inconclusive by bounds; `exact` and `every` look at each prompt,
+and pass or fail.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,9 +20,22 @@ _TOO_MANY_PROMPTS = 10_000
 """Above this number of prompts, a ruling does not suggest more prompts; MLPerf judges a whole model by 5,000 images."""
 
 
+class UnjudgedError(Exception):
+    """Something that a rule needs is missing or not finite; says what, and of which metric."""
+
+    def __init__(self, metric: str, reason: str) -> None:
+        super().__init__(reason)
+        self.metric, self.reason = metric, reason
+
+
 def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
     """Returns the ruling for a rule that could not be judged, with the reason."""
     return Ruling(rule, metric, Verdict.NOT_COMPARABLE, reason)
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
+    return max(verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE)
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
@@ -32,13 +45,12 @@ def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
     return {name: score for name, score in scores.items() if family_of(name).name == metric}
 
 
-def problem_of(score: Score) -> str:
-    """Returns what keeps a score from being judged; "" if nothing does."""
+def require_finite(name: str, score: Score) -> None:
+    """Raises UnjudgedError if a score or a prompt's value is missing or not finite."""
     if score.estimate is None or not math.isfinite(score.estimate):
-        return score.note or "the value is not finite"
+        raise UnjudgedError(name, score.note or "the value is not finite")
     if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
-        return "a prompt's value is not finite"
-    return ""
+        raise UnjudgedError(name, "a prompt's value is not finite")
 
 
 def bounds_of(score: Score, confidence: float | None) -> Bounds:
@@ -53,25 +65,15 @@ def bounds_of(score: Score, confidence: float | None) -> Bounds:
     return Bounds(score.estimate, None, None, math.nan, 0)
 
 
-def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
-    """Passes if the lower bound reaches the limit, and fails if the upper bound stays below it."""
-    return _against(rule, name, bounds, limit, "below")
-
-
-def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
-    """Passes if the upper bound stays within the limit, and fails if the lower bound exceeds it."""
-    return _against(rule, name, bounds, limit, "above")
-
-
-def _against(rule: Rule, name: str, bounds: Bounds, limit: float, wrong: str) -> Ruling:
-    """Rules on an interval that should not lie on the `wrong` side of a limit."""
-    low, high = bounds.low, bounds.high
+def against(rule: Rule, name: str, bounds: Bounds, limit: float, at_least: bool) -> Ruling:
+    """Passes if both bounds lie on the right side of a limit, and fails if both lie on the wrong side."""
+    low, high, wrong = bounds.low, bounds.high, "below" if at_least else "above"
     if low is None or high is None:
         return _open(rule, name, bounds, limit)
-    passes, fails = (low >= limit, high < limit) if wrong == "below" else (high <= limit, low > limit)
+    passes, fails = (low >= limit, high < limit) if at_least else (high <= limit, low > limit)
     if not (passes or fails):
         return _open(rule, name, bounds, limit)
-    decides, side = (low, "at least") if passes == (wrong == "below") else (high, "at most")
+    decides, side = (low, "at least") if passes == at_least else (high, "at most")
     # Tables show two-sided intervals, whose bounds lie farther out.
     bound = f"{side} {decides:.4g} (one-sided {level_of(rule.confidence)})" if rule.confidence else f"{decides:.4g}"
     reason = f"{bound}, {'not ' if passes else ''}{wrong} the limit {limit:.4g}"
@@ -80,7 +82,7 @@ def _against(rule: Rule, name: str, bounds: Bounds, limit: float, wrong: str) ->
 
 def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
     """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two."""
-    rulings = [above(rule, name, bounds, low), below(rule, name, bounds, high)]
+    rulings = [against(rule, name, bounds, low, at_least=True), against(rule, name, bounds, high, at_least=False)]
     return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
@@ -117,9 +119,7 @@ def percent(factor: float | None) -> str:
 
 def exact(rule: Rule, name: str, score: Score) -> Ruling:
     """Passes if the value is zero for every prompt."""
-    values = [value for value in score.per_prompt if value is not None]
-    if not values:
-        return unjudged(rule.test, f"{name} has no values by prompt", name)
+    values = _by_prompt(name, score.per_prompt)
     wrong = sum(value != 0 for value in values)
     verdict = Verdict.FAIL if wrong else Verdict.PASS
     reason = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
@@ -128,9 +128,7 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     """Passes if no prompt exceeds the limit: a mean or a share would let one entirely wrong image among many pass."""
-    values = _worst_of(score)
-    if not values:
-        return unjudged(rule.test, f"{name} has no values by prompt", name)
+    values = _by_prompt(name, score.worst or score.per_prompt)
     wrong, worst = sum(value > limit for value in values), max(values)
     if wrong:
         reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
@@ -140,24 +138,26 @@ def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
 
 
-def _worst_of(score: Score) -> list[float]:
-    """Returns the value of each prompt's worst image, as far as they are known."""
-    return [value for value in score.worst or score.per_prompt if value is not None]
-
-
 def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     """Rules on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
-    if rule.share is None:
-        return unjudged(rule.test, "the rule has no share", name)
-    above = [value > limit for value in _worst_of(score)]
-    if not above:
-        return unjudged(rule.test, f"{name} has no values by prompt", name)
-    ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
-    if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
+    assert rule.share is not None
+    values = _by_prompt(name, score.worst or score.per_prompt)
+    wrong = sum(value > limit for value in values)
+    bounds = share_bounds(wrong, len(values), rule.confidence)
+    ruling = against(rule, name, bounds, rule.share, at_least=False)
+    if not wrong and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
         needed = prompts_to_exclude(rule.share, rule.confidence)
         ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
-    ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: share {ruling.reason}"
+    ruling.reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}: share {ruling.reason}"
     return ruling
+
+
+def _by_prompt(name: str, values: Sequence[float | None]) -> list[float]:
+    """Returns the values of a score by prompt, as far as they are known. Raises UnjudgedError if none is."""
+    known = [value for value in values if value is not None]
+    if not known:
+        raise UnjudgedError(name, f"{name} has no values by prompt")
+    return known
 
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

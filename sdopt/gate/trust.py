@@ -17,7 +17,7 @@ from sdopt.record.samples import Measurement
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.bounds import share_bounds
-from sdopt.statistics.ratios import MINIMUM_PROCESSES, paired
+from sdopt.statistics.ratios import paired, two_samples
 
 SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""
@@ -56,8 +56,7 @@ def trust_rulings(result: StudyResult, candidate: VariantResult, reference: Vari
     return [
         _drawn_alike(result, candidate, reference),
         _growing(candidate, reference),
-        *_pass_slow(candidate, reference),
-        *_pass_growing(candidate, reference),
+        *_of_pass(candidate, reference),
         *_cores(candidate),
     ]
 
@@ -138,12 +137,9 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
         return unjudged(rule, f"the memory of a process was not measured after two or more calls; {way_out}")
     peaks = reference.peaks_gib
     limit = max(SMALLEST_GROWTH_MIB, 1.024 * float(np.mean(peaks)) if peaks else 0.0)  # a thousandth of the peak
-    grown, low, high = float(mine.mean() - max(0.0, other.mean())), None, None
-    if min(mine.size, other.size) >= MINIMUM_PROCESSES:
-        freedom = mine.size + other.size - 2
-        pooled = (mine.var(ddof=1) * (mine.size - 1) + other.var(ddof=1) * (other.size - 1)) / freedom
-        width = float(special.stdtrit(freedom, _CONFIDENCE)) * math.sqrt(pooled * (1 / mine.size + 1 / other.size))
-        low, high = grown - width, grown + width
+    grown = float(mine.mean() - max(0.0, other.mean()))
+    width = two_samples(mine, other).half_width(2 * _CONFIDENCE - 1)
+    low, high = (None, None) if width is None else (grown - width, grown + width)
     verdict = Verdict.INCONCLUSIVE if grown > limit else Verdict.PASS
     if low is not None and low > limit:
         verdict = Verdict.FAIL
@@ -177,66 +173,65 @@ def _cores(variant: VariantResult) -> list[Ruling]:
     return [Ruling("cores", "", Verdict.FAIL, f"{used}, but each process is given {threads} (hardware.threads)")]
 
 
-def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Rules on rare slow calls in the quality pass, which has many more calls than the timed rounds.
-
-    If several processes drew the images, as more prompts were added, the last one counts. A single slow call may have
-    any cause.
-    """
-    mine, other = _slow_calls(candidate), _slow_calls(reference)
+def _of_pass(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """Rules on the quality pass, which has many more calls than the timed rounds; none if it was short."""
+    mine, other = _last_pass(candidate), _last_pass(reference)
     if mine is None:
         return []
-    count, calls, longest = mine
+    return [_rarely_slow(mine, other), _growing_when_drawn(mine, other, len(candidate.images), len(reference.images))]
+
+
+def _last_pass(variant: VariantResult) -> Measurement | None:
+    """Returns the last process that drew all images; None if none did, or with too few calls.
+
+    Several did where more prompts were added later.
+    """
+    return next((m for m in reversed(variant.measurements) if len(m.pass_s) >= _FEWEST_CALLS), None)
+
+
+def _rarely_slow(mine: Measurement, other: Measurement | None) -> Ruling:
+    """Rules on rare slow calls; a single one may have any cause."""
+    ratios = _over_median(mine)
+    count, calls = int((ratios > SLOW).sum()), ratios.size
     found, share = share_bounds(count, calls, _CONFIDENCE), count / calls
     reason = (
-        f"{count} of {calls} calls that draw images took more than {SLOW:g} times the median, the longest {longest:.3g}"
+        f"{count} of {calls} calls that draw images took more than {SLOW:g} times the median, "
+        f"the longest {ratios.max():.3g}"
     )
     if count <= 1 or share <= SLOW_SHARE:
         verdict = Verdict.PASS
-    elif (found.low or 0.0) <= SLOW_SHARE or other is None or other[0] / other[1] > SLOW_SHARE:
+    elif (found.low or 0.0) <= SLOW_SHARE or other is None or (_over_median(other) > SLOW).mean() > SLOW_SHARE:
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.FAIL
-    return [Ruling("rarely slow", "", verdict, reason, share, found.low, found.high, SLOW_SHARE)]
+    return Ruling("rarely slow", "", verdict, reason, share, found.low, found.high, SLOW_SHARE)
 
 
-def _slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
-    """Returns how many calls took more than `SLOW` times the median, of how many, and the longest; None for too few."""
-    for measurement in reversed(variant.measurements):
-        if len(measurement.pass_s) >= _FEWEST_CALLS:
-            ratios = np.array(measurement.pass_s) / np.median(measurement.pass_s)
-            return int((ratios > SLOW).sum()), ratios.size, float(ratios.max())
-    return None
+def _over_median(measurement: Measurement) -> np.ndarray:
+    ratios: np.ndarray = np.array(measurement.pass_s) / np.median(measurement.pass_s)
+    return ratios
 
 
-def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+def _growing_when_drawn(mine: Measurement, other: Measurement | None, images: int, others_images: int) -> Ruling:
     """Rules on memory that grows in some calls only, or a little with each: over the quality pass, in its process.
 
     The pass is cut into blocks of calls. An allocator's step is growth from one block to the next; what keeps a little
     of each new prompt grows between all of them.
     """
-    mine, other = _last_pass(candidate), _last_pass(reference)
-    if mine is None:
-        return []
     more = _kept(mine) - max(0.0, _kept(other) if other else 0.0)
     limit = max(KEPT_MIB, KEPT * 1024 * (mine.peak[1] if mine.peak else 0.0))
     reason = (
         f"in the quality pass memory grew by {more:.3g} MiB more than the reference's; the limit is {limit:.3g} MiB"
     )
     verdict = Verdict.PASS if more <= limit else Verdict.INCONCLUSIVE if more <= 2 * limit else Verdict.FAIL
-    usual = float(_block_steps(other, len(reference.images)).mean()) if other else 0.0
-    steps = _block_steps(mine, len(candidate.images)) - max(0.0, usual)
+    usual = float(_block_steps(other, others_images).mean()) if other else 0.0
+    steps = _block_steps(mine, images) - max(0.0, usual)
     width = float(special.stdtrit(steps.size - 1, _CONFIDENCE)) * float(steps.std(ddof=1)) / math.sqrt(steps.size)
     if steps.mean() - width > STEADY_MIB:
         verdict = Verdict.FAIL
         least = f"(at least {steps.mean() - width:.2g} at 95 %)"
         reason = f"memory grows steadily by {steps.mean():.2g} MiB with each image {least}; {reason}"
-    return [Ruling("growth when drawn", "", verdict, reason, more, None, None, limit)]
-
-
-def _last_pass(variant: VariantResult) -> Measurement | None:
-    """Returns the last process that drew all images; None if none did, or with too few calls."""
-    return next((m for m in reversed(variant.measurements) if len(m.pass_held_gib) >= _FEWEST_CALLS), None)
+    return Ruling("growth when drawn", "", verdict, reason, more, None, None, limit)
 
 
 def _kept(measurement: Measurement) -> float:

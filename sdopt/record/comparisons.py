@@ -1,9 +1,9 @@
 """Records how two variants compare: ratios with intervals, break-even, effects."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from sdopt.record.scores import Score
 
@@ -32,8 +32,6 @@ class BreakEven:
     differ by no more than the A/A floor, so that nothing is known. The bounds come from the speed-up's; without
     `confidence` there are none. `images_high` is None if the interval includes no gain.
     """
-
-    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
 
     first_image_s: float
     """Loading and the first call, with what is compiled, quantized or captured in them."""

@@ -23,11 +23,9 @@ from sdopt.schema import wrong_name
 _ADAPTER = TypeAdapter(StudyResult)
 
 
-def write_result(result: StudyResult, folder: Path) -> Path:
+def write_result(result: StudyResult, folder: Path) -> None:
     """Writes `result.json` atomically, so that a reader sees the old or the new one. Raises OSError."""
-    path = folder / "result.json"
-    write_atomically(path, to_json(result))
-    return path
+    write_atomically(folder / "result.json", to_json(result))
 
 
 def write_at_last(result: StudyResult, folder: Path) -> None:

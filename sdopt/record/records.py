@@ -4,7 +4,9 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -244,6 +246,9 @@ class Precision:
 @dataclass
 class StudyResult:
     """Everything that one study found."""
+
+    # Of all records in it: no figure is infinite. What evidence tells may be anything.
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
 
     name: str
     design: str

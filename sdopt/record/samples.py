@@ -1,15 +1,12 @@
 """Records the raw samples of one process: times, memory, evidence, and what disturbed them."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 Seconds = Annotated[float, Field(gt=0)]
 """A time that something took."""
-
-_FINITE = ConfigDict(allow_inf_nan=False)
-"""Of records that are read: no figure is infinite. What evidence tells may be anything."""
 
 
 @dataclass
@@ -30,8 +27,6 @@ class Memory:
     `process_*` is the growth of the process's resident set since before the model was loaded; `cuda_*` is the memory of
     PyTorch's allocator on the device; `nvml_process_gib` is the process's memory on the device by the driver's count.
     """
-
-    __pydantic_config__: ClassVar = _FINITE
 
     process_loaded_gib: float
     process_peak_gib: float | None
@@ -70,8 +65,6 @@ class Memory:
 class GpuState:
     """State of a CUDA device right after one timed call, from NVML; None for values that NVML does not give."""
 
-    __pydantic_config__: ClassVar = _FINITE
-
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None
@@ -90,8 +83,6 @@ class Interference:
 
     They include all processes that the worker started. No cause is derived from the call's time.
     """
-
-    __pydantic_config__: ClassVar = _FINITE
 
     waited: float
     """Time for which its threads waited for a core while others ran on the cores that it may use: as a share of the
@@ -114,8 +105,6 @@ class Call:
 
     Prompts and noise differ between rounds, and are the same for all variants.
     """
-
-    __pydantic_config__: ClassVar = _FINITE
 
     seconds: Seconds
     """From prompts until its images are bytes in the host's memory."""
@@ -146,8 +135,6 @@ class Call:
 class TimedImage:
     """Comparison of a timed call's image with the image drawn in the quality pass from the same prompt and noise."""
 
-    __pydantic_config__: ClassVar = _FINITE
-
     prompt_index: int
     image_index: int
     error: float | None
@@ -157,8 +144,6 @@ class TimedImage:
 @dataclass
 class ShapeSamples:
     """Raw samples of one worker process at one shape; all times in seconds."""
-
-    __pydantic_config__: ClassVar = _FINITE
 
     cold_start_s: Seconds | None = None
     """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
@@ -205,8 +190,6 @@ class ShapeSamples:
 @dataclass
 class Measurement:
     """Measurements of one worker process."""
-
-    __pydantic_config__: ClassVar = _FINITE
 
     replicate: Annotated[int, Field(ge=0)]
     session: int = 0

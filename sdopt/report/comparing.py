@@ -93,5 +93,5 @@ def _change(first: StudyResult, second: StudyResult, name: str) -> str:
     earlier = first.variant(name), first.variant(first.baseline)
     if not all(variant.status.measured for variant in (*later, *earlier)):
         return ""
-    found = speedup_drift(later, earlier, first.confidence)
-    return ratio_text(found) if found else ""
+    found = speedup_drift(later, earlier)
+    return ratio_text(found.interval(first.confidence)) if found else ""

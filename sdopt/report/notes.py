@@ -187,9 +187,9 @@ def _reached(summary: Summary) -> str:
     """Returns the share of the card's peak rate that variants reached; "" without a data sheet."""
     sheet, shares = summary.result.environment.sheet, dict[tuple[str, float], list[str]]()
     for name, figures in summary.first.items():
-        compute = figures.compute
-        if compute is not None and compute.peak is not None and figures.variant.status.measured:
-            shares.setdefault(compute.peak, []).append(f"{name} {100 * (compute.of_peak or 0):.0f} %")
+        share = figures.at_main_shape["compute/of_peak"]
+        if figures.peak is not None and share is not None and figures.variant.status.measured:
+            shares.setdefault(figures.peak, []).append(f"{name} {100 * share:.0f} %")
     if not shares or sheet is None:
         return ""
     told = "; ".join(f"of {kind}'s {rate:g} TFLOP/s {', '.join(names)}" for (kind, rate), names in shares.items())

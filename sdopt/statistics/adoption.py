@@ -7,7 +7,7 @@ from dataclasses import fields
 from sdopt.record.choices import difference, option_name
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import VariantResult
-from sdopt.schema import Workload
+from sdopt.schema import Model, Workload
 
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")
 """Keys that do not affect the variant."""
@@ -66,13 +66,10 @@ def _as_experiment_has(variant: VariantResult, named: set[str]) -> Iterator[str]
 
     The preset itself would measure all its variants.
     """
-    config = variant.config
-    if config.model.weights == "path":
-        yield f"model={config.model.path}"
-    elif config.model.factory is not None:
-        yield f"model={config.model.factory}"
-    elif config.model.name != RecordedConfig().model.name:
-        yield f"model={config.model.name}"
+    config, model = variant.config, variant.config.model
+    source = model.source if model.weights in ("path", "factory") else model.name
+    if source != Model().name:
+        yield f"model={source}"
     yield from (f"{axis}={option}" for axis, option in _chosen(variant) if axis not in named)
     for field in fields(Workload):
         value = getattr(config.workload, field.name)

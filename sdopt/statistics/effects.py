@@ -9,7 +9,7 @@ from scipy import linalg
 from sdopt.record.choices import as_choice, option_name
 from sdopt.record.comparisons import Effect
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.statistics.ratios import log_times, ratio, relative_logs
+from sdopt.statistics.ratios import log_times, logs_by_replicate, paired, ratio
 
 _TOLERANCE = 1e-9
 
@@ -80,7 +80,8 @@ def _logs_of(cells: Sequence[VariantResult], baseline: VariantResult) -> dict[st
     found = {}
     for cell in cells:
         if several:
-            logs = {replicate: relative_logs(cell, baseline, replicate) for replicate in cell.samples}
+            over_baseline = logs_by_replicate(paired(cell, baseline))
+            logs = {replicate: -gained for replicate, gained in over_baseline.items()}
         else:
             timed = [measurement for measurement in cell.measurements if measurement.shapes[0].latency_s]
             logs = {measurement.replicate: log_times(measurement, in_blocks) for measurement in timed}

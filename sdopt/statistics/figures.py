@@ -78,31 +78,6 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Compute:
-    """The operations of a variant, and the share of the data sheet's rate that it reached."""
-
-    tflop_per_image: float
-    achieved_tflops: float
-    peak: tuple[str, float] | None
-    """The data sheet's dense peak rate for the types that ran: its name (`bf16`) and TFLOP/s; None if not known."""
-
-    @property
-    def of_peak(self) -> float | None:
-        """The share of the peak that was reached."""
-        return None if self.peak is None else self.achieved_tflops / self.peak[1]
-
-    @property
-    def flat(self) -> dict[str, float | None]:
-        """By flat names."""
-        return {
-            "compute/tflop_per_image": self.tflop_per_image,
-            "compute/achieved_tflops": self.achieved_tflops,
-            "compute/peak_tflops": None if self.peak is None else self.peak[1],
-            "compute/of_peak": self.of_peak,
-        }
-
-
-@dataclass(frozen=True)
 class Figures:
     """Every figure of one variant and, where it is a candidate, of one comparison with a reference, at one shape.
 
@@ -120,7 +95,8 @@ class Figures:
     at_main_shape: dict[str, float | None]
     """Those that only the main shape has, likewise: operations, interference, energy, loading, stages."""
     stages_ms: dict[str, float]
-    compute: Compute | None
+    peak: tuple[str, float] | None
+    """The data sheet's dense peak rate for the types that ran: its name (`bf16`) and TFLOP/s; None if not known."""
     headline_memory: tuple[str, float] | None
     """The peak from which memory ratios are computed, with its name: the geometric mean of the processes."""
     largest_memory_gib: float | None
@@ -272,7 +248,8 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
     energy = [joules for measurement in measured for joules in measurement.energy_j]
     tflop, stages_ms = variant.tflop_per_image, _stages(variant)
     per_s = images / time.estimate if time else None
-    compute = Compute(tflop, tflop * per_s, peak_rate(result, variant)) if tflop and per_s else None
+    achieved = tflop * per_s if tflop and per_s else None
+    peak_tflops = peak_rate(result, variant) if achieved else None
     sides = (comparison.candidate, comparison.reference) if comparison else None
     return Figures(
         shape=variant.config.shapes[0],
@@ -292,7 +269,10 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
             **({f"memory/{memory[0]}": memory[1]} if memory else {}),
         },
         at_main_shape={
-            **(compute.flat if compute else {}),
+            "compute/tflop_per_image": tflop if achieved else None,
+            "compute/achieved_tflops": achieved,
+            "compute/peak_tflops": peak_tflops[1] if peak_tflops else None,
+            "compute/of_peak": achieved / peak_tflops[1] if achieved and peak_tflops else None,
             **_interference(variant),
             "precision/processes_needed": result.precision.needed.get(variant.name) if result.precision else None,
             "energy/per_image_j": float(np.mean(energy)) / images if energy else None,
@@ -300,7 +280,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
             **{f"stage/{stage}_ms": value for stage, value in stages_ms.items()},
         },
         stages_ms=stages_ms,
-        compute=compute,
+        peak=peak_tflops,
         headline_memory=memory,
         largest_memory_gib=max(variant.peaks_gib, default=None),
         ratios=_ratios(result, comparison) if comparison else {},

@@ -36,11 +36,6 @@ class Measure:
     log_ratio: LogRatioOf
     floor: Callable[[StudyResult, Comparison], float | None]
 
-    def ratio(self, candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
-        """Returns the ratio with its interval at a two-sided confidence; None where it was not measured."""
-        found = self.log_ratio(candidate, reference)
-        return found.interval(confidence) if found else None
-
     def gain(self, value: float) -> float:
         """Returns a ratio turned so that more than 1 is better."""
         return value if self.higher_is_better else 1 / value

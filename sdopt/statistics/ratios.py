@@ -56,11 +56,16 @@ class LogRatio:
         """The ratio itself."""
         return math.exp(self.mean)
 
+    def half_width(self, confidence: float) -> float | None:
+        """Returns half the width of the two-sided interval of `mean`; None where there is no error."""
+        if not self.error:
+            return self.error
+        return float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error
+
     def interval(self, confidence: float) -> Interval:
         """Returns the ratio with a two-sided interval, or without bounds where there is no error."""
-        found = Interval(self.ratio, n=self.n, unit=self.unit)
-        if self.error is not None:
-            width = float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error if self.error else 0.0
+        found, width = Interval(self.ratio, n=self.n, unit=self.unit), self.half_width(confidence)
+        if width is not None:
             low, high = np.exp(np.clip([self.mean - width, self.mean + width], -_WIDEST, _WIDEST)).tolist()
             found.low, found.high, found.confidence = low, high, confidence
         return found
@@ -122,7 +127,7 @@ def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRati
 
 def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> LogRatio | None:
     """Returns the speed-up of pairs of processes by replicate; see `log_speedup`."""
-    logs = _logs_of(pairs)
+    logs = list(logs_by_replicate(pairs).values())
     if not logs:
         return None
     if len(logs) == 1:
@@ -133,12 +138,15 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     in_blocks = any(m.shapes[0].latency_before_s for m, _ in flat)
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
     other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
-    return _two_samples(other, mine)
+    return two_samples(other, mine)
 
 
-def _logs_of(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> list[np.ndarray]:
+def logs_by_replicate(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> dict[int, np.ndarray]:
     """Returns log(reference / candidate) by round, of each replicate, over all its sessions."""
-    return [np.concatenate([paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
+    return {
+        replicate: np.concatenate([paired_logs(mine, other) for mine, other in found])
+        for replicate, found in pairs.items()
+    }
 
 
 def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
@@ -169,7 +177,7 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
 
     mine = np.array([largest(m, r) for m, r in flat])
     other = np.array([largest(r, m) for m, r in flat])
-    return _one_sample(mine - other, "process") if _beside_their_own(flat) else _two_samples(mine, other)
+    return _one_sample(mine - other, "process") if _beside_their_own(flat) else two_samples(mine, other)
 
 
 def paired(
@@ -190,7 +198,7 @@ def paired(
 
 def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
     """Returns how many rounds of a replicate were timed for both variants in the same session."""
-    return sum(paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
+    return logs_by_replicate(paired(candidate, reference)).get(replicate, np.zeros(0)).size
 
 
 def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
@@ -202,7 +210,7 @@ def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogR
     mine, other = candidate.peaks_gib, reference.peaks_gib
     if not mine or not other or min(mine + other) <= 0:
         return None
-    return _two_samples(np.log(mine), np.log(other))
+    return two_samples(np.log(mine), np.log(other))
 
 
 def peak_memory_gib(variant: VariantResult) -> float | None:
@@ -217,7 +225,7 @@ def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[
     Both are geometric means, over `sessions` if they are given, of as many processes as a speed-up uses. The worst pair
     would be a wrong measure: it grows with their number, while the error of a speed-up shrinks.
     """
-    logs = [float(values.mean()) for values in _logs_of(paired(control, baseline, sessions))]
+    logs = [float(values.mean()) for values in logs_by_replicate(paired(control, baseline, sessions)).values()]
     return math.exp(abs(float(np.mean(logs)))) if logs else None
 
 
@@ -247,9 +255,9 @@ def compare(result: StudyResult) -> None:
     for comparison in result.comparisons:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
-        for shape_index, ratios in enumerate(comparison.shapes):
-            found = ratios_between(result.at(shape_index), candidate.at(shape_index), reference.at(shape_index))
-            vars(ratios).update(vars(found if compared else ShapeRatios()))
+        for number in range(len(comparison.shapes)):
+            sides = result.at(number), candidate.at(number), reference.at(number)
+            comparison.shapes[number] = ratios_between(*sides) if compared else ShapeRatios()
         _explain(comparison, result)
 
 
@@ -305,20 +313,14 @@ def _one_sample(logs: np.ndarray, unit: str) -> LogRatio:
     return LogRatio(mean, float(logs.std(ddof=1)) / math.sqrt(n), n - 1, n, unit)
 
 
-def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
-    """Returns the ratio of two geometric means with Student's error for equal variances; each value is a process."""
+def two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
+    """Returns the difference of two means with Student's error for equal variances; each value is a process."""
     n, m = int(logs.size), int(reference.size)
     difference = float(logs.mean() - reference.mean())
     if min(n, m) < MINIMUM_PROCESSES:
         return LogRatio(difference, n=min(n, m))
     pooled = ((n - 1) * logs.var(ddof=1) + (m - 1) * reference.var(ddof=1)) / (n + m - 2)
     return LogRatio(difference, math.sqrt(pooled * (1 / n + 1 / m)), n + m - 2, min(n, m))
-
-
-def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
-    """Returns log times of one replicate by round, relative to the baseline of the same round and session."""
-    pairs = paired(variant, baseline).get(replicate, [])
-    return np.concatenate([np.zeros(0), *(-paired_logs(*pair) for pair in pairs)])
 
 
 def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
@@ -331,14 +333,15 @@ def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 
 def speedup_drift(
-    later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult], confidence: float
-) -> Interval | None:
+    later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult]
+) -> LogRatio | None:
     """Returns a later speed-up over an earlier one, each of a variant over its own baseline.
 
-    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, one for each replicate
+    The two runs share no rounds: Welch's error for the difference of two means of log ratios, one for each replicate
     that the variant shares with its baseline. There is none where a run has fewer than three.
     """
-    mine, other = (np.array([values.mean() for values in _logs_of(paired(*sides))]) for sides in (later, earlier))
+    logs = (logs_by_replicate(paired(*sides)).values() for sides in (later, earlier))
+    mine, other = (np.array([values.mean() for values in of_run]) for of_run in logs)
     if not mine.size or not other.size:
         return None
     found = LogRatio(float(mine.mean() - other.mean()), n=int(min(mine.size, other.size)))
@@ -347,7 +350,7 @@ def speedup_drift(
         total = float(shares.sum())
         freedom = total**2 / float(np.sum(shares**2 / [mine.size - 1, other.size - 1])) if total else 1.0
         found = replace(found, error=math.sqrt(total), freedom=freedom)
-    return found.interval(confidence)
+    return found
 
 
 def require_precision(protocol: Protocol, gate: Gate) -> None:
@@ -386,8 +389,7 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
             continue
         for shape_index in range(len(result.shapes)):
             pilot = pilot_speedup(candidate.at(shape_index), reference.at(shape_index))
-            if pilot is not None and pilot.error is not None:
-                width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
+            if pilot is not None and (width := pilot.half_width(result.confidence)) is not None:
                 needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)
                 found[candidate.name] = max(needed, pilot.n, found.get(candidate.name, 0))
     return found

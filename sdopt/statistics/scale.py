@@ -1,7 +1,8 @@
 """The one scale of verdicts: on speed, on images, and of a gate; every report has these words, from these functions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import TypeVar
 
 from sdopt.contract import Contract
 from sdopt.record.verdicts import Verdict
@@ -21,20 +22,28 @@ class Speed(StrEnum):
 
 
 class Images(StrEnum):
-    """What is known of the images; only a gate judges whether a difference matters."""
+    """What is known of the images, the worst first; only a gate judges whether a difference matters."""
 
-    EQUAL = "equal"
-    WITHIN = "within tolerance"
     WORSE = "worse"
     NOT_JUDGED = "not judged"
+    WITHIN = "within tolerance"
+    EQUAL = "equal"
 
 
 class Decision(StrEnum):
-    """A gate's verdict as reports show it: what cannot be compared is undecided too, for a reason of its own."""
+    """A gate's verdict as reports show it, the worst first; what cannot be compared is undecided too."""
 
-    PASS = "pass"
     FAIL = "fail"
     UNDECIDED = "undecided"
+    PASS = "pass"
+
+
+_Found = TypeVar("_Found", Images, Decision)
+
+
+def worst_of(found: Iterable[_Found]) -> _Found | None:
+    """Returns what several comparisons, or several steps, show together; None without any."""
+    return min(found, key=[*Images, *Decision].index, default=None)
 
 
 def speed_of(ratio: Ratio, claimed: bool = False) -> Speed:
@@ -72,19 +81,6 @@ def images_of(row: Figures) -> Images:
     return Images.WITHIN if row.judgement.contract is Contract.LOSSY else Images.EQUAL
 
 
-def worst_images(found: Sequence[Images]) -> Images:
-    """Returns what is known of images that have come about in several steps."""
-    order = (Images.WORSE, Images.NOT_JUDGED, Images.WITHIN, Images.EQUAL)
-    return next((images for images in order if images in found), Images.NOT_JUDGED)
-
-
 def decision_of(verdict: Verdict) -> Decision:
     """Returns how reports show a gate's verdict."""
     return {Verdict.PASS: Decision.PASS, Verdict.FAIL: Decision.FAIL}.get(verdict, Decision.UNDECIDED)
-
-
-def worst_decision(found: Iterable[Decision]) -> Decision | None:
-    """Returns the decision on several comparisons; None where none was judged."""
-    decisions = set(found)
-    order = (Decision.FAIL, Decision.UNDECIDED, Decision.PASS)
-    return next((decision for decision in order if decision in decisions), None)

@@ -15,17 +15,7 @@ from sdopt.statistics.adoption import command_of, lines_of
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
-from sdopt.statistics.scale import (
-    Decision,
-    Images,
-    Speed,
-    decision_of,
-    images_of,
-    speed_of,
-    speed_over,
-    worst_decision,
-    worst_images,
-)
+from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
 from sdopt.statistics.words import change_text, shortened, times_text
 
 PSNR = "psnr_db"
@@ -232,13 +222,12 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
     first = figures[0]
     direct = first if first.reference == result.baseline else None
     credit = direct.comparison.credit if direct and direct.comparison else ""
-    decisions = [decision_of(one.judgement.verdict) for one in figures if one.judgement]
     row = Row(
         figures=first,
         option=credit if credit not in ("", "nothing") else variant.name,
         is_baseline=False,
-        images=worst_images([images_of(one) for one in figures]) if variant.status.measured else None,
-        decision=worst_decision(decisions),
+        images=worst_of(map(images_of, figures)) if variant.status.measured else None,
+        decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
         command=command_of(variant, baseline),
         lines=tuple(lines_of(variant, baseline)),
@@ -273,7 +262,7 @@ def _with_chain(row: Row, known: dict[str, Row]) -> Row:
         if below.decision is Decision.FAIL and row.pays:
             row = replace(row, pays=False, because=f"{below.name}, on which it is built, fails the gate")
         step = next(iter(below.steps), None) if below.figures.is_step else None
-    return replace(row, images=worst_images(images)) if images else row
+    return replace(row, images=worst_of(images))
 
 
 # -------------------------------------------------------------------------------------------------------- objections
@@ -340,9 +329,10 @@ def _why_open(ratio: Ratio | None) -> str:
     low, high = ratio.gain_bounds
     if low is None or high is None:
         return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
-    if ratio.floor is None or ratio.within_floor:
-        by = "" if ratio.floor is None else f" ({100 * (ratio.floor - 1):.1f} %)"
-        return f"two identical baselines differed by as much{by}" if by else "no repeated baseline to compare it with"
+    if ratio.floor is None:
+        return "no repeated baseline to compare it with"
+    if ratio.within_floor:
+        return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
     if 1 / ratio.smallest < low and high < ratio.smallest:
         return f"too small to count ({ratio.key})"
     return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
@@ -489,12 +479,10 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
 
 def traced(variant: VariantResult) -> dict[str, float]:
     """Returns what ran in the traced call of a variant, with the graphs that its first call compiled."""
-    found = next((measurement for measurement in variant.measurements if measurement.shapes[0].traced), None)
+    found = next((measurement.shapes[0] for measurement in variant.measurements if measurement.shapes[0].traced), None)
     if found is None:
         return {}
-    return found.shapes[0].traced | (
-        {"compiled graphs": float(found.shapes[0].graphs)} if found.shapes[0].graphs else {}
-    )
+    return found.traced | ({"compiled graphs": float(found.graphs)} if found.graphs else {})
 
 
 def _differing(mine: dict[str, float], other: dict[str, float]) -> set[str]:

@@ -69,7 +69,8 @@ def test_the_command_that_measures_another_one_names_the_weights_and_the_feature
     own = Model(name="folder", weights="path", path="/my models/sd", guidance_scale=4.5)
     other = config(steps=4, model=own, quality=Quality(features=["clip:/clip"]))
     why = fit_of(PACKAGED["emoji-25"], other, named=False).refusal
-    words = "'model=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
+    work = "workload.steps=4 workload.guidance_scale=4.5 workload.size=64"
+    words = f"'model=/my models/sd' {work} 'quality.features=[clip:/clip]'"
     assert f"`sdopt calibrate {words} --output own.json`" in why
 
 

@@ -16,7 +16,7 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
-from tests.records import disturb, known, reconfigure, retime
+from tests.records import disturb, known, reconfigure, retime, samples_of
 
 Results = tuple[StudyResult, StudyResult]
 
@@ -50,8 +50,8 @@ def test_a_score_that_fell_fails_and_the_same_passes(results: Results, fell: flo
 
 def test_a_speedup_that_was_lost_fails(results: Results) -> None:
     later, earlier = results
-    for measurement in later.variant("it").measurements:
-        retime(measurement.shapes[0], [2 * seconds for seconds in measurement.shapes[0].latency_s])
+    for samples in samples_of(later.variant("it")):
+        retime(samples, [2 * seconds for seconds in samples.latency_s])
     found = judge_drift(later, earlier, GATE, FIT)
     (ruling,) = [r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL]
     assert ruling.metric == "speedup"

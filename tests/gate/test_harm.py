@@ -6,8 +6,8 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
-from tests.records import known, retime
-from tests.trial.tails import Slow, verdicts_of
+from tests.records import known, retime, samples_of
+from tests.trial.simulation import Scenario, Slow, verdicts_on_time
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
 
@@ -78,16 +78,16 @@ class TestTail:
         for process, number in slow.items():
             candidate.measurements[process].shapes[0].calls[number].seconds *= 2
         result = study(candidate)
-        for measurement in (measurement for row in result.variants for measurement in row.measurements):
-            retime(measurement.shapes[0], left_out=left_out)
+        for samples in samples_of(*result.variants):
+            retime(samples, left_out=left_out)
         found = verdict(result, self.RULE, contract="exact")
         ruling = next(r for r in found.rulings if r.metric == "tail_ratio")
         assert ruling.verdict is expected
         assert ruling.estimate == pytest.approx(2.0, rel=0.05) or expected is not Verdict.FAIL
 
     def test_of_independent_studies_few_are_false_and_slow_calls_are_seen(self) -> None:
-        assert verdicts_of(60, 1.0, 4).count(Verdict.FAIL) == 0
-        seen = verdicts_of(60, 0.3, 6, Slow(4, 1.5))
+        assert verdicts_on_time(Scenario(1.0), 60).count(Verdict.FAIL) == 0
+        seen = verdicts_on_time(Scenario(0.3, rounds=6, slow=Slow(4, 1.5)), 60)
         assert seen.count(Verdict.FAIL) > 20
         assert seen.count(Verdict.PASS) < 5
 
@@ -113,8 +113,8 @@ class TestEvidence:
     def test_a_gain_with_the_same_trace_is_unproven(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
-        for measurement in fast.measurements:
-            measurement.shapes[0].traced = {"operators": 1.0}
+        for samples in samples_of(fast):
+            samples.traced = {"operators": 1.0}
         ruling = paying(judged(fast)["fast"])
         assert ruling.verdict is Verdict.INCONCLUSIVE
         assert "sdopt's own trace shows the same" in ruling.because
@@ -132,8 +132,8 @@ class TestEvidence:
         """As of a hook that is attached, and changes neither the trace nor an image."""
         rule = Rule("mse", "exact")
         attached, other = variant("attached", contract="exact"), variant("other", contract="exact")
-        for measurement in attached.measurements:
-            measurement.shapes[0].traced = {"operators": 1.0}
+        for samples in samples_of(attached):
+            samples.traced = {"operators": 1.0}
         exact = Score(0.0, [0.0] * PROMPTS)
         found = verdict(study(attached, mse=exact), rule, contract="exact")
         [ruling] = [r for r in found.rulings if r.rule == "engaged"]

@@ -10,13 +10,14 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from sdopt import gate
+from sdopt.errors import UsageError
 from sdopt.gate import paying, trust
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.statistics.measures import RULED
 from tests.trial import CONF
 from tests.trial.__main__ import main as trial
-from tests.trial.__main__ import mistakes_in, study_of
+from tests.trial.__main__ import mistakes_to_time, study_of
 from tests.trial.images import HARMS
 from tests.trial.judging import HONEST, caught
 from tests.trial.options import Mistake
@@ -41,34 +42,25 @@ class TestMistakes:
         words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
         assert {name: unknown for name, unknown in words.items() if unknown} == {}
 
-    def test_the_page_names_the_rules_that_catch_them(self) -> None:
-        page = (Path(gate.__file__).parent / "README.md").read_text()
-        table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
-        named = {
-            rule for words in re.findall(r"`(.+?)`", table) for rule in re.split(r", | or ", words.partition(":")[0])
-        }
-        caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
-        assert named == {*filter(None, "|".join(caught_by).split("|"))}
-
-
-class TestStudy:
-    def test_mistakes_of_ones_own_join_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert trial(["--config-dir", str(tmp_path)]) == 2
-        assert "has no trial/*.yaml" in capsys.readouterr().err
-        (tmp_path / "trial").mkdir()
-        (tmp_path / "trial" / "of_mine.yaml").write_text("_target_: tests.trial.options.Slow\nseconds: 0.1\n")
-        assert "of_mine" in mistakes_in(CONF, tmp_path, ("",))
-        assert [*mistakes_in(CONF, tmp_path, ("of", "slower"))] == ["slower", "of_mine"]
-        [variants] = [word for word in study_of(mistakes_in(CONF, tmp_path, ("of mine",))) if "study.variants" in word]
-        assert "trial=of_mine" in variants
-        assert "trial=slower" not in variants
-
-    def test_the_documentation_names_the_rules_of_every_gate(self) -> None:
+    def test_the_page_names_the_rules_of_every_gate_and_what_catches_them(self) -> None:
         page = (Path(gate.__file__).parent / "README.md").read_text()
         asked = page.partition("## Can it be believed?")[2].partition("\n## ")[0]
-        named = re.findall(r"^\| `(.+?)` \|", asked, re.MULTILINE)
-        assert len(named) >= 5
-        assert {*named} <= _own_rules()
+        assert len(rules := re.findall(r"^\| `(.+?)` \|", asked, re.MULTILINE)) >= 5
+        assert {*rules} <= _own_rules()
+        table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
+        words = [words.partition(":")[0] for words in re.findall(r"`(.+?)`", table)]
+        caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
+        assert {*re.split(r", | or ", " or ".join(words))} == {*filter(None, "|".join(caught_by).split("|"))}
+
+
+def test_those_that_are_named_are_timed_beside_the_honest_ones() -> None:
+    assert mistakes_to_time(("of", "slower")) == ["slower"]
+    [variants] = [word for word in study_of(mistakes_to_time(("slower",))) if "study.variants" in word]
+    assert "trial=slower" in variants
+    assert "trial=grows" not in variants
+    assert "honest exact" in variants
+    with pytest.raises(UsageError, match=r"--only nothing: no mistake begins so; there are: .*slower"):
+        mistakes_to_time(("nothing",))
 
 
 def yaml_of(file: Path) -> dict[str, Any]:

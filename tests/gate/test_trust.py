@@ -15,7 +15,7 @@ from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from tests.command import SMALL, Finished, sdopt
 from tests.gate.test_judge import FIT, study, variant
-from tests.records import known, reconfigure, retime
+from tests.records import known, reconfigure, retime, samples_of
 from tests.trial import CONF
 
 FAST = Rule("speedup", "at_least", limit=0.95)
@@ -70,12 +70,8 @@ class TestDisturbed:
     def test_where_most_calls_that_decide_were(self, calls: int, verdict: Verdict) -> None:
         result = study(variant("it"))
         reconfigure(result, "protocol", interference=0.02)
-        for row in result.variants:
-            for measurement in row.measurements:
-                retime(
-                    measurement.shapes[0],
-                    interference=[Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)],
-                )
+        for samples in samples_of(*result.variants):
+            retime(samples, interference=[Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)])
         assert judged(result).verdict is verdict
 
     @pytest.mark.parametrize(
@@ -84,11 +80,8 @@ class TestDisturbed:
     def test_a_verdict_says_where_nothing_was_counted(self, limit: float | None, counted: bool, said: bool) -> None:
         result = study(variant("it"))
         reconfigure(result, "protocol", interference=limit)
-        for measurement in result.variant("it").measurements:
-            retime(
-                measurement.shapes[0],
-                interference=[Interference(0.0, 0.0) if counted else None for _ in measurement.shapes[0].latency_s],
-            )
+        for samples in samples_of(result.variant("it")):
+            retime(samples, interference=Interference(0.0, 0.0) if counted else None)
         assert ("nothing counted what other programs took" in judged(result).note) is said
 
 
@@ -103,8 +96,8 @@ class TestGrowth:
     )
     def test_from_call_to_call(self, held_gib: list[float], verdict: Verdict) -> None:
         candidate = variant("it")
-        for measurement in candidate.measurements:
-            retime(measurement.shapes[0], held_gib=held_gib)
+        for samples in samples_of(candidate):
+            retime(samples, held_gib=held_gib)
         found = ruling(study(candidate), "memory growth")
         assert found.verdict is verdict
         assert ("set protocol.rounds to at least 2" in found.reason) is (not held_gib)
@@ -137,6 +130,7 @@ class TestQualityPass:
         candidate, baseline = variant("it"), variant("baseline", contract="exact")
         for side, count in ((candidate, slow), (baseline, reference)):
             side.measurements[0].pass_s = [0.5] * count + [0.1] * (96 - count)
+            side.measurements[0].pass_held_gib = [0.5] * 96
         assert ruling(study(candidate, baseline), "rarely slow").verdict is verdict
 
     @pytest.mark.parametrize(
@@ -153,7 +147,7 @@ class TestQualityPass:
     )
     def test_memory_that_grows(self, held_gib: list[float], verdict: Verdict) -> None:
         candidate = variant("it")
-        candidate.measurements[0].pass_held_gib = held_gib
+        candidate.measurements[0].pass_s, candidate.measurements[0].pass_held_gib = [0.1] * 96, held_gib
         assert ruling(study(candidate), "growth when drawn").verdict is verdict
 
 
@@ -162,11 +156,8 @@ class TestCores:
     def test_more_cores_than_threads(self, cores: float, threads: int | None, fails: bool) -> None:
         candidate = variant("it")
         candidate.config = replace(candidate.config, hardware=replace(candidate.config.hardware, threads=threads))
-        for measurement in candidate.measurements:
-            retime(
-                measurement.shapes[0],
-                interference=[Interference(0.0, 0.0, cores=cores) for _ in measurement.shapes[0].latency_s],
-            )
+        for samples in samples_of(candidate):
+            retime(samples, interference=Interference(0.0, 0.0, cores=cores))
         result = study(candidate)
         baseline = result.variant("baseline")
         baseline.config = replace(baseline.config, hardware=candidate.config.hardware)

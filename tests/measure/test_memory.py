@@ -58,7 +58,7 @@ class TestSandbox:
                 measured.shapes[0].memory = measured.memory_after = Memory(0.1, None)
         compare(result)
         result = parse_result(to_json(result))
-        assert MEMORY_RATIO.ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
+        assert MEMORY_RATIO.log_ratio(result.variant("bfloat16"), result.variant("baseline")) is None
         assert all(row.memory is None for row in summary_of(result).rows)
         assert "memory" not in ranking(summary_of(result)).headings
 

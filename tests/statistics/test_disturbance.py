@@ -11,7 +11,7 @@ from sdopt.statistics.figures import figures_by_variant
 from sdopt.statistics.ratios import log_speedup, paired_rounds
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant
-from tests.records import known, reconfigure, retime, timed
+from tests.records import known, reconfigure, retime, samples_of, timed
 
 
 def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
@@ -42,13 +42,9 @@ def test_shares_add_up_over_the_causes_and_the_worst_process_counts() -> None:
 def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> None:
     """As if others had disturbed one call of the baseline's first process in one round."""
     reconfigure(result, "protocol", interference=0.02)
-    for row in result.variants:
-        for found in row.measurements:
-            retime(
-                found.shapes[0],
-                interference=[Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.shapes[0].latency_s],
-            )
-            retime(found.shapes[0], left_out=[place] if left_out else [])
+    for samples in samples_of(*result.variants):
+        quiet = Interference(0.001, 0.0, cpu_mhz=2000.0)
+        retime(samples, interference=quiet, left_out=[place] if left_out else [])
     result.variant("baseline").measurements[0].shapes[0].calls[place].interference = Interference(share, 0.0)
 
 
@@ -57,13 +53,13 @@ class TestStudy:
         candidate, baseline = result.variant("bfloat16"), result.variant("baseline")
         before = known(log_speedup(candidate, baseline))
         disturb(result, 2, 0.5, left_out=True)
-        for found in candidate.measurements:
-            found.shapes[0].calls[2].seconds *= 100
+        for samples in samples_of(candidate):
+            samples.calls[2].seconds *= 100
         assert paired_rounds(candidate, baseline, 0) == 5
         after = known(log_speedup(candidate, baseline))
         assert abs(after.mean - before.mean) < np.log(100) / 6
-        for found in candidate.measurements:
-            retime(found.shapes[0], left_out=[])
+        for samples in samples_of(candidate):
+            retime(samples, left_out=[])
         assert paired_rounds(candidate, baseline, 0) == 5
 
     def test_are_counted_and_noted(self, result: StudyResult) -> None:
@@ -95,9 +91,8 @@ NOISE = 1 + 0.01 * np.random.default_rng(0).standard_normal(12)
 def test_a_trend_of_the_calls_of_one_process_is_named(trend: np.ndarray, way: str) -> None:
     candidate = variant("it")
     result = study(candidate)
-    for each in result.variants:
-        for measurement in each.measurements:
-            retime(measurement.shapes[0], NOISE)
+    for samples in samples_of(*result.variants):
+        retime(samples, NOISE)
     retime(candidate.measurements[-1].shapes[0], np.array(trend) * NOISE)
     found = unsettled(result)
     assert bool(found) == bool(way)

@@ -9,7 +9,7 @@ from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
 from sdopt.statistics.effects import effects_of
-from tests.records import known, recorded, retime, timed
+from tests.records import known, recorded, retime, samples_of, timed
 from tests.statistics.test_ratios import variant
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
@@ -99,11 +99,8 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
 
 def in_blocks(result: StudyResult) -> StudyResult:
     """The same study, each process but the baseline's timed between two rounds of a baseline that took 1 s."""
-    for row in result.variants[1:]:
-        for measurement in row.measurements:
-            measurement.shapes[0].latency_before_s = measurement.shapes[0].latency_after_s = [1.0] * len(
-                measurement.shapes[0].latency_s
-            )
+    for samples in samples_of(*result.variants[1:]):
+        samples.latency_before_s = samples.latency_after_s = [1.0] * len(samples.latency_s)
     return result
 
 

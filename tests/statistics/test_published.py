@@ -26,7 +26,7 @@ from sdopt.statistics.published import (
     require_published,
 )
 from sdopt.statistics.summary import summary_of
-from tests.records import known
+from tests.records import known, samples_of
 
 Article = Callable[..., list[Claim]]
 
@@ -51,8 +51,8 @@ def speedup_of(result: StudyResult, estimate: float, low: float | None = None, h
 def on_a_gpu(result: StudyResult, gib: dict[str, float]) -> None:
     """Gives variants peaks of a GPU's memory, alike in all processes, as they are there."""
     for name, peak in gib.items():
-        for measurement in result.variant(name).measurements:
-            measurement.shapes[0].memory = Memory(1.0, 1.0, cuda_peak_allocated_gib=peak)
+        for samples in samples_of(result.variant(name)):
+            samples.memory = Memory(1.0, 1.0, cuda_peak_allocated_gib=peak)
 
 
 class TestFigures:

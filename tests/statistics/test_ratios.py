@@ -10,10 +10,9 @@ from scipy import stats
 from sdopt.gate.paying import holm
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.records import Status, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples
-from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
-from sdopt.statistics.ratios import LogRatio, compare, floor, latency, speedup_drift
+from sdopt.statistics.ratios import LogRatio, compare, floor, latency, log_memory_ratio, log_speedup, speedup_drift
 from tests.records import known, reconfigure, recorded, timed
 
 
@@ -24,10 +23,6 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
         for number, samples in enumerate(processes)
     ]
     return VariantResult(name, role, {}, [], RecordedConfig(), status=Status.OK, measurements=measurements)
-
-
-def study(*variants: VariantResult, comparisons: list[Comparison]) -> StudyResult:
-    return recorded(variants, comparisons)
 
 
 def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) -> np.ndarray:
@@ -49,15 +44,14 @@ class TestLatency:
         assert (found.confidence, found.n, found.unit) == (0.9, 3, "process")
 
 
-def three(seed: int, rounds: int = 8, mean: float = 0.1) -> list[np.ndarray]:
-    """Latencies of three processes."""
-    return [log_normal(10 * seed + number, rounds, mean) for number in range(3)]
+def speedup(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval:
+    return known(log_speedup(candidate, reference)).interval(confidence)
 
 
 class TestSpeedup:
     def test_is_a_geometric_mean_of_paired_rounds(self) -> None:
         mine, other = log_normal(1, 8), log_normal(2, 8, mean=0.2)
-        found = known(SPEEDUP.ratio(variant(mine), variant(other), 0.9))
+        found = speedup(variant(mine), variant(other), 0.9)
         assert found.estimate == pytest.approx(stats.gmean(other / mine))
         assert (found.n, found.unit) == (8, "round")
 
@@ -65,14 +59,14 @@ class TestSpeedup:
     def test_rounds_of_too_few_processes_give_no_interval(self, processes: int) -> None:
         """However many rounds: what the next process would show is not among them."""
         mine, other = ([log_normal(s + seed, 1000) for s in range(processes)] for seed in (0, 10))
-        found = known(SPEEDUP.ratio(variant(*mine), variant(*other), 0.95))
+        found = speedup(variant(*mine), variant(*other), 0.95)
         assert (found.low, found.high, found.confidence) == (None, None, None)
 
 
 class TestReplicates:
     def test_one_process_is_one_replicate(self) -> None:
         mine, other = ([log_normal(s, 20) for s in seeds] for seeds in ((0, 1, 2), (3, 4, 5)))
-        found = known(SPEEDUP.ratio(variant(*mine), variant(*other), 0.95))
+        found = speedup(variant(*mine), variant(*other), 0.95)
         means = [[float(np.log(samples).mean()) for samples in side] for side in (mine, other)]
         bounds = stats.ttest_ind(means[1], means[0]).confidence_interval(0.95)
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
@@ -84,7 +78,7 @@ class TestReplicates:
 
         def width(rounds: int) -> float:
             mine = [0.1 * np.exp(e) * np.ones(rounds) for e in effects]
-            found = known(SPEEDUP.ratio(variant(*mine), variant(*(2 * m for m in mine)), 0.95))
+            found = speedup(variant(*mine), variant(*(2 * m for m in mine)), 0.95)
             return math.log(found.high / found.low)  # type: ignore[operator]
 
         assert width(1000) == pytest.approx(width(10))
@@ -105,7 +99,7 @@ class TestBlocks:
         candidate = variant(*own)
         for measurement, beside in zip(candidate.measurements, before, strict=True):
             measurement.shapes[0].latency_before_s = measurement.shapes[0].latency_after_s = beside.tolist()
-        found = known(SPEEDUP.ratio(candidate, variant(*before, name="baseline"), 0.95))
+        found = speedup(candidate, variant(*before, name="baseline"), 0.95)
         logs = np.log([1.9, 2.0, 2.1])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
         assert (found.low, found.high) == pytest.approx((low, high))
@@ -115,15 +109,15 @@ class TestBlocks:
         sessions = [1.3**number for number in range(3)]
         before, own, after = (np.full(6, slowness) for slowness in sessions)
         baseline = variant(np.concatenate([before, after]), name="baseline")
-        found = known(SPEEDUP.ratio(self.block(own / 2, before, after), baseline, 0.95))
+        found = speedup(self.block(own / 2, before, after), baseline, 0.95)
         assert found.estimate == pytest.approx(2)
-        unpaired = known(SPEEDUP.ratio(variant(own / 2), variant(before), 0.95))
+        unpaired = speedup(variant(own / 2), variant(before), 0.95)
         assert unpaired.estimate == pytest.approx(2 / 1.3)
 
 
 def test_a_ratio_of_peaks_has_no_interval_from_one_process() -> None:
     mine, other = (variant([1.0], memory=Memory(0.1, peak)) for peak in (1.0, 4.0))
-    assert MEMORY_RATIO.ratio(mine, other, 0.95) == Interval(0.25, n=1, unit="process")
+    assert known(log_memory_ratio(mine, other)).interval(0.95) == Interval(0.25, n=1, unit="process")
 
 
 def test_a_floor_is_at_least_one_whichever_worker_was_faster() -> None:
@@ -143,7 +137,7 @@ class TestCompare:
             Comparison("faster", "fast", ""),
             Comparison("control", "baseline", ""),
         ]
-        result = study(baseline, fast, faster, control, comparisons=edges)
+        result = recorded([baseline, fast, faster, control], edges)
         compare(result)
         assert [known(edge.shapes[0].speedup).estimate for edge in edges] == pytest.approx([2, 2, 2.0 / 2.1])
         assert result.floor == pytest.approx(1.05)
@@ -153,7 +147,7 @@ class TestCompare:
     def compared(candidate: VariantResult) -> Comparison:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1] * 6, name="control", role="control")
         edge = Comparison(candidate.name, "baseline", "")
-        compare(study(baseline, candidate, control, comparisons=[edge]))
+        compare(recorded([baseline, candidate, control], [edge]))
         return edge
 
     def test_what_was_not_measured_is_not_compared(self) -> None:
@@ -187,7 +181,7 @@ class TestCompare:
     def test_a_control_that_failed_says_nothing_of_the_floor(self) -> None:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1], name="control", role="control")
         control.status = Status.FAILED
-        result = study(baseline, control, comparisons=[])
+        result = recorded([baseline, control], [])
         compare(result)
         assert result.floor is None
 
@@ -206,14 +200,14 @@ class TestSittings:
     def test_rounds_are_paired_within_a_session_alone(self) -> None:
         baseline = sat((0, [1, 1, 1, 1]), (1, [10, 10, 10]), name="baseline")
         candidate = sat((0, [0.5, 0.5, 0.5, 0.5]), (1, [5, 5, 5]))
-        found = known(SPEEDUP.ratio(candidate, baseline, 0.95))
+        found = speedup(candidate, baseline, 0.95)
         assert found.estimate == pytest.approx(2)
         assert (found.n, found.unit) == (7, "round")
 
     def test_of_which_they_share_none_nothing_is_said(self) -> None:
         baseline, candidate = sat((0, [1, 1])), sat((1, [0.5, 0.5]))
-        assert SPEEDUP.ratio(candidate, baseline, 0.95) is None
-        result = study(baseline, candidate, sat((0, [1, 1]), role="control"), comparisons=[])
+        assert log_speedup(candidate, baseline) is None
+        result = recorded([baseline, candidate, sat((0, [1, 1]), role="control")], [])
         baseline.name, candidate.name = "baseline", "candidate"
         result.baseline = "baseline"
         result.comparisons = [Comparison("candidate", "baseline", "x")]
@@ -224,9 +218,9 @@ class TestSittings:
     def test_a_block_that_broke_off_is_paired_with_nothing(self) -> None:
         baseline, candidate = sat((0, [1, 1])), sat((0, [0.5, 0.5]))
         candidate.measurements[0].shapes[0].latency_before_s = [1.0, 1.0]
-        assert SPEEDUP.ratio(candidate, baseline, 0.95) is None
+        assert log_speedup(candidate, baseline) is None
         candidate.measurements[0].shapes[0].latency_after_s = [1.0, 1.0]
-        assert SPEEDUP.ratio(candidate, baseline, 0.95) is not None
+        assert log_speedup(candidate, baseline) is not None
 
     def test_of_several_replicates_each_is_one_ratio(self) -> None:
         """What the machine was slower by in one session is no difference between the processes."""
@@ -235,7 +229,7 @@ class TestSittings:
         for side in (mine, other):
             for number, measurement in enumerate(side.measurements):
                 measurement.replicate, measurement.session = number % 3, number // 3
-        found = known(SPEEDUP.ratio(mine, other, 0.95))
+        found = speedup(mine, other, 0.95)
         logs = -np.log([0.5, 0.4, 0.45])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
         assert (found.low, found.estimate, found.high) == pytest.approx((low, math.exp(logs.mean()), high))
@@ -246,7 +240,7 @@ class TestSittings:
         control = sat((0, [1.1, 1.1]), (1, [1.3, 1.3]), name="control", role="control")
         first, second = sat((0, [0.5, 0.5]), name="first"), sat((1, [0.5, 0.5]), name="second")
         edges = [Comparison(name, "baseline", "x") for name in ("first", "second", "control")]
-        compare(study(baseline, first, second, control, comparisons=edges))
+        compare(recorded([baseline, first, second, control], edges))
         assert [edge.shapes[0].floor for edge in edges] == pytest.approx([1.1, 1.3, math.sqrt(1.1 * 1.3)])
 
 
@@ -257,7 +251,7 @@ class TestDrift:
         return variant(*([s] * 3 for s in seconds)), variant(*([1.0] * 3 for _ in seconds), name="baseline")
 
     def test_is_welchs_interval_over_processes(self) -> None:
-        found = known(speedup_drift(self.run(0.5, 0.52, 0.55), self.run(0.4, 0.44, 0.41), 0.9))
+        found = known(speedup_drift(self.run(0.5, 0.52, 0.55), self.run(0.4, 0.44, 0.41))).interval(0.9)
         logs = [-np.log(times) for times in ([0.5, 0.52, 0.55], [0.4, 0.44, 0.41])]
         bounds = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.9)
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
@@ -268,7 +262,7 @@ class TestDrift:
         mine.measurements += sat((1, [5.0] * 3), replicate=3).measurements
         baseline.measurements += sat((1, [70.0] * 3), replicate=2).measurements
         baseline.measurements += sat((1, [10.0] * 3), replicate=3).measurements
-        found = known(speedup_drift((mine, baseline), earlier, 0.9))
+        found = known(speedup_drift((mine, baseline), earlier)).interval(0.9)
         assert (found.low, found.estimate, found.high) == pytest.approx((1.0, 1.0, 1.0))
         assert found.n == 3
 

@@ -13,8 +13,8 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.ratios import compare
 from sdopt.statistics.summary import summary_of
-from tests.records import known, reconfigure, retime, timed
-from tests.statistics.test_ratios import study, variant
+from tests.records import known, reconfigure, recorded, retime, samples_of, timed
+from tests.statistics.test_ratios import variant
 
 SMALL, LARGE = Shape(64, 1), Shape(96, 1)
 
@@ -39,7 +39,7 @@ def result() -> StudyResult:
     edges = [
         Comparison(name, "baseline", "it", [ShapeRatios(), ShapeRatios()]) for name in (row.name for row in rows[1:])
     ]
-    made = study(*rows, comparisons=edges)
+    made = recorded(rows, edges)
     reconfigure(made, "workload", size=[64, 96])
     compare(made)
     return made
@@ -59,10 +59,8 @@ class TestEachShape:
         assert frame.loc["fast", "speedup/96x96b1"] == flat["speedup/96x96b1"]
 
     def test_disturbs_the_round_of_all(self, result: StudyResult) -> None:
-        for row in result.variants:
-            for measurement in row.measurements:
-                for samples in measurement.shapes:
-                    retime(samples, interference=[Interference(0.0, 0.0)] * 4)
+        for samples in samples_of(*result.variants):
+            retime(samples, interference=Interference(0.0, 0.0))
         result.variant("fast").measurements[0].shapes[1].calls[2].interference = Interference(0.5, 0.0)
         counts = known(count_rounds(result))
         assert (counts.timed, counts.disturbed) == (4, 1)

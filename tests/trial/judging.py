@@ -8,16 +8,18 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
+from hydra.utils import get_class
 from PIL import Image
 
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
-from sdopt.gate.judge import RuleContext, rulings_of, worst
+from sdopt.gate.judge import RuleContext, rulings_of
+from sdopt.gate.rulings import worst
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.options.precision import Precision
@@ -35,7 +37,7 @@ from sdopt.worker.draws import LATENTS, draw_of, drawing_batch
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost
 from tests.trial.images import Changed, Harm
-from tests.trial.options import Reordered
+from tests.trial.options import Mistake, Reordered
 
 HONEST = "honest"
 
@@ -102,11 +104,7 @@ def rule_of(ruling: Ruling) -> str:
 def kind_of(variant: VariantResult) -> str:
     """Returns what goes wrong with a timed variant; an option that is not in the group `trial` is honest."""
     option = variant.config.options.get("trial")
-    if not option:
-        return HONEST
-    module, _, name = option["_target_"].rpartition(".")
-    kind: str = getattr(import_module(module), name).kind
-    return kind
+    return cast("type[Mistake]", get_class(option["_target_"])).kind if option else HONEST
 
 
 def judge_timed(result: StudyResult) -> list[Caught]:
@@ -208,7 +206,7 @@ class _Judge:
             self._reference,
             self._evaluator.of_pair(pictures, self._pictures),
             self._fit,
-            lambda metric, confidence: RULED[metric].ratio(self._control, self._reference, confidence),
+            lambda metric: RULED[metric].log_ratio(self._control, self._reference),
             lambda metric: RULED[metric].floor(self._result, edge),
             floors=self._result.floors.get("numerical", {}),
         )

@@ -19,6 +19,7 @@ from sdopt.search.config import SearchConfig, search_file
 from sdopt.search.racing import Noise, RatioStanding, Standings, race
 from sdopt.search.record import Fate
 from sdopt.statistics.ratios import compare
+from sdopt.study.session import batched
 from tests.trial.simulation import (
     BETWEEN,
     ROUND_DEVIATION,
@@ -46,11 +47,19 @@ class Found:
 def simulated(config: SearchConfig, between: float, gain: float, random: np.random.Generator) -> Found:
     """Simulates one search in which the first option has a true gain, such as 1.05, and the others have none."""
     speeds = {f"{number}": math.log(gain) if number == 0 else 0.0 for number in range(_OPTIONS)}
-    found: dict[str, list[tuple[float, int]]] = {}
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in speeds}
     controls: list[tuple[float, int]] = []
-    names = list(speeds)
-    for start in range(0, _OPTIONS, config.side_by_side):
-        _measure(names[start : start + config.side_by_side], 1, speeds, between, random, found, controls)
+
+    def add_study(names: Sequence[str], processes: int) -> None:
+        """Adds the log losses of candidates and of a control against one baseline."""
+        deviation = ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
+        baseline, control, *times = deviation * random.standard_normal(len(names) + 2)
+        controls.append((control - baseline, processes))
+        for name, time in zip(names, times, strict=True):
+            found[name].append((time - baseline - speeds[name], processes))
+
+    for names in batched(list(speeds), config.side_by_side):
+        add_study(names, 1)
     screened = max(-loss for [(loss, _)] in found.values())
 
     def known(_race: int) -> Standings:
@@ -58,7 +67,7 @@ def simulated(config: SearchConfig, between: float, gain: float, random: np.rand
         return {name: [RatioStanding.of(mine, noise)] for name, mine in found.items()}
 
     def measure(_race: int, chosen: list[str]) -> bool:
-        _measure(chosen, 2, speeds, between, random, found, controls)
+        add_study(chosen, 2)
         return True
 
     dropped: set[str] = set()
@@ -68,23 +77,6 @@ def simulated(config: SearchConfig, between: float, gain: float, random: np.rand
 
     finalists = race(config, known, measure, drop)[: config.finalists]
     return _judged(finalists, screened, "0" in dropped, between, gain, random)
-
-
-def _measure(
-    names: Sequence[str],
-    processes: int,
-    speeds: dict[str, float],
-    between: float,
-    random: np.random.Generator,
-    found: dict[str, list[tuple[float, int]]],
-    controls: list[tuple[float, int]],
-) -> None:
-    """Adds one study: the log losses of candidates and of a control against one baseline."""
-    deviation = ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
-    baseline, control, *times = deviation * random.standard_normal(len(names) + 2)
-    controls.append((control - baseline, processes))
-    for name, time in zip(names, times, strict=True):
-        found.setdefault(name, []).append((time - baseline - speeds[name], processes))
 
 
 def _judged(

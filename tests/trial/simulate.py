@@ -19,8 +19,7 @@ def main(argv: list[str]) -> int:
     from sdopt.report.markdown import markdown
     from tests.trial.noise import disturbed_rounds, stopping
     from tests.trial.search import searches
-    from tests.trial.simulation import first_look, repeated_looks
-    from tests.trial.tails import tails
+    from tests.trial.simulation import first_look, repeated_looks, tails
 
     groups: dict[str, list[Callable[[int], list[dict[str, str]]]]] = {
         "looks": [first_look, repeated_looks],

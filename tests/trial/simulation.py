@@ -1,8 +1,8 @@
-"""Simulates studies to measure the gate's error rates and its power for claims of speed; judges with the gate's code.
+"""Simulates studies to measure the gate's error rates and its power, of claims of speed and of rules on time.
 
 A simulated time is the time of the variant, times a log-normal factor of the process, times a log-normal factor of the
 round. The ratio of the two deviations is not known in practice, so it is varied. Each option claims a gain, which is
-absent or real.
+absent or real; or a random share of its calls takes longer. The gate's own code judges.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,32 @@ import numpy as np
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
+from sdopt.gate.rulings import worst
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
-from sdopt.record.records import Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.record.verdicts import Payoff, Verdict
-from sdopt.schema import Gate, Protocol
+from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.ratios import compare
-from tests.records import timed
+from tests.records import recorded, timed
 
 ROUND_DEVIATION = 0.03
 """Deviation of a round's time, as a share: what two shared CPU cores show."""
+
+
+ON_TIME = Gate(
+    "simulated", {"exact": [Rule("speedup", "at_least", limit=0.95), Rule("tail_ratio", "at_most", limit=1.25)]}
+)
+"""The rules on time of `gate=default`."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A random slow-down: one in `every` calls, on average, takes `times` times as long."""
+
+    every: int
+    times: float
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,9 @@ class Scenario:
         gain: of the first of them, as in 1.05; the others gain nothing.
         looks: how often the study is judged; before each look `processes` more are added.
         settled: `gate.looks`, the number of looks that is fixed beforehand.
+        forgetful: whether each look is judged as if it were the first, for contrast.
         rounds: of each process.
-        smallest: `gate.smallest_speedup`.
+        slow: what makes some calls of the options slow.
     """
 
     between: float
@@ -48,8 +64,9 @@ class Scenario:
     gain: float = 1.0
     looks: int = 1
     settled: int = 1
+    forgetful: bool = False
     rounds: int = 4
-    smallest: float = 0.01
+    slow: Slow | None = None
 
 
 @dataclass(frozen=True)
@@ -59,30 +76,30 @@ class Rates:
     gain: float
     any_gain: float
     any_harm: float
-    studies: int
 
 
-def simulate(scenario: Scenario, studies: int, seed: int = 0) -> Rates:
+def simulate(scenario: Scenario, studies: int) -> Rates:
     """Returns how often the gate found gains and harms in simulated studies, at any of their looks."""
-    random = np.random.default_rng([seed, round(10 * scenario.between), scenario.processes, scenario.variants])
+    random = np.random.default_rng([0, round(10 * scenario.between), scenario.processes, scenario.variants])
     studies_judged = [_judged(scenario, random) for _ in range(studies)]
     return Rates(
         gain=float(np.mean(["option 0" in gains for gains, _ in studies_judged])),
         any_gain=float(np.mean([bool(gains) for gains, _ in studies_judged])),
         any_harm=float(np.mean([bool(harms) for _, harms in studies_judged])),
-        studies=studies,
     )
 
 
 def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], set[str]]:
     """Returns the options of one study that the gate found to pay, and those that it found to harm, at any look."""
-    gate = Gate("simulated", smallest_speedup=scenario.smallest, looks=scenario.settled)
+    gate = Gate("simulated", looks=scenario.settled)
     result = empty_study(scenario.variants)
     gains: set[str] = set()
     harms: set[str] = set()
     for _ in range(scenario.looks):
         measure_session(result, scenario, random)
         compare(result)
+        if scenario.forgetful:
+            result.looks.clear()
         judge(result, gate, Fit())
         for judgement in result.judgements:
             paying = [ruling for ruling in judgement.rulings if ruling.rule == "must pay"]
@@ -104,11 +121,11 @@ def empty_study(options: int) -> StudyResult:
 
 def blank_study(names: Sequence[str], baseline: str, protocol: Protocol | None = None) -> StudyResult:
     """Returns a study of some variants, each compared with the baseline, without times."""
-    config = replace(RecordedConfig(), protocol=protocol or Protocol())
+    config = RecordedConfig(protocol=protocol or Protocol())
     rows = [VariantResult(name, "variant", {}, [], config, status=Status.OK) for name in names]
-    environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
-    edges = [Comparison(name, baseline, "") for name in names if name != baseline]
-    return StudyResult("simulated", "explicit", "", environment, config, rows, edges, baseline)
+    made = recorded(rows, [Comparison(name, baseline, "") for name in names if name != baseline])
+    made.config, made.baseline = config, baseline
+    return made
 
 
 def measure_session(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
@@ -120,7 +137,11 @@ def measure_session(result: StudyResult, scenario: Scenario, random: np.random.G
         for number in range(scenario.processes):
             process = scenario.between * ROUND_DEVIATION * random.standard_normal()
             rounds = ROUND_DEVIATION * random.standard_normal(scenario.rounds)
-            samples = ShapeSamples(calls=timed((np.exp(process + rounds) / speed).tolist()), traced={row.name: 1.0})
+            times = np.exp(process + rounds) / speed
+            if scenario.slow is not None and row.name.startswith("option"):
+                slowed = random.random(scenario.rounds) < 1 / scenario.slow.every
+                times = np.where(slowed, scenario.slow.times * times, times)
+            samples = ShapeSamples(calls=timed(times.tolist()), traced={row.name: 1.0})
             row.measurements.append(Measurement(begun + number, session, shapes=[samples]))
 
 
@@ -154,32 +175,42 @@ def repeated_looks(studies: int) -> list[dict[str, str]]:
 
     Three processes are added before each look. The contrast judges each look as if it were the first.
     """
-    return [
-        {
-            "between / round": f"{share:g}",
-            "looks=3": percent(simulate(Scenario(share, looks=3, settled=3), studies).gain),
-            "looks=1": percent(simulate(Scenario(share, looks=3), studies).gain),
-            "each look as if the first": percent(_naive(share, studies)),
+    rows = []
+    for share in BETWEEN:
+        plain = Scenario(share, looks=3)
+        kinds = {"looks=3": replace(plain, settled=3), "looks=1": plain}
+        kinds["each look as if the first"] = replace(plain, forgetful=True)
+        shares = {name: percent(simulate(kind, studies).gain) for name, kind in kinds.items()}
+        rows.append({"between / round": f"{share:g}", **shares})
+    return rows
+
+
+def tails(studies: int) -> list[dict[str, str]]:
+    """Returns a row for each kind of slow calls, deviation and number of rounds: how often each verdict occurred."""
+    rows = []
+    for slow, between, rounds in product((None, Slow(10, 2.0), Slow(4, 1.5)), BETWEEN, (4, 6)):
+        verdicts = verdicts_on_time(Scenario(between, rounds=rounds, slow=slow), studies)
+        named = "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
+        shares = {
+            str(verdict): percent(verdicts.count(verdict) / studies)
+            for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
         }
-        for share in BETWEEN
-    ]
+        rows.append({"slow calls": named, "between / round": f"{between:g}", "rounds": str(rounds), **shares})
+    return rows
 
 
-def _naive(between: float, studies: int) -> float:
-    """Returns the share of studies with a false gain at any of three looks, each of which ignores those before it."""
-    scenario = Scenario(between, looks=3)
-    random = np.random.default_rng([0, round(10 * between)])
-    false = 0
+def verdicts_on_time(scenario: Scenario, studies: int) -> list[Verdict]:
+    """Returns the worst verdict of the rules on time in each of some independent studies of one option."""
+    random = np.random.default_rng([0, round(10 * scenario.between), scenario.rounds])
+    found = []
     for _ in range(studies):
-        result, paid = empty_study(scenario.variants), False
-        for _ in range(scenario.looks):
-            measure_session(result, scenario, random)
-            compare(result)
-            result.looks.clear()
-            judge(result, Gate("simulated", smallest_speedup=scenario.smallest), Fit())
-            paid = paid or bool(result.judgements[0].gains)
-        false += paid
-    return false / studies
+        result = empty_study(1)
+        measure_session(result, scenario, random)
+        compare(result)
+        judge(result, ON_TIME, Fit())
+        [judgement] = result.judgements
+        found.append(worst([ruling.verdict for ruling in judgement.rulings if ruling.metric]))
+    return found
 
 
 def percent(share: float) -> str:
