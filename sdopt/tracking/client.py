@@ -1,14 +1,13 @@
 """What sdopt asks of MLflow, in a process of its own: the only module that imports it; `store` starts the process.
 
 So MLflow's settings, loggers and environment never meet those of the caller, and a deadline ends even a client that
-retries by itself. Whatever a function created is deleted again if it cannot end.
+retries by itself. What a function had begun when it failed is deleted, and else replaced when the same is logged again.
 """
 
 import json
 import logging
 import os
 import re
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,10 +70,6 @@ _PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 6000, 800, 100, 50_000
 BEGUN = "begun"
 """What the process says when the deadline of a request begins."""
 
-CLEANING_S = 10.0
-"""Time for deleting what was begun, after the deadline."""
-
-
 notes: list[str] = []
 """What a request has to say to the user besides its answer."""
 
@@ -133,8 +128,10 @@ class Logged(NamedTuple):
     new: bool
 
 
-class _LateError(BaseException):
-    """The deadline has passed. Not an Exception, because MLflow's client catches those."""
+def late(cause: str, tracking: Tracking, deadline_s: float) -> TrackingError:
+    """Returns the error of a request whose deadline has passed."""
+    advice = "; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else ""
+    return TrackingError(f"{cause} within {deadline_s:g} s{advice}")
 
 
 def serve(channel: Connection) -> None:
@@ -170,9 +167,9 @@ def serve(channel: Connection) -> None:
 def perform(
     tracking: Tracking, deadline_s: float, begun: Callable[[], None], function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Calls `function(client, tracking, *arguments)` before a deadline; tries again what passes, such as a locked file.
+    """Calls `function(client, tracking, *arguments)`; until a deadline, tries again what passes, as of a locked file.
 
-    `begun` is called once no other process writes the same database.
+    `begun` is called once no other process writes the same database. Who asks ends a call that outlasts the deadline.
 
     Raises:
         RefusedError: the user has to change something.
@@ -180,40 +177,27 @@ def perform(
     """
     from mlflow import MlflowClient
 
-    def late(*_: object) -> None:
-        raise _LateError
-
-    before = signal.signal(signal.SIGALRM, late)
     # A database is written by one process at a time, also if containers share no other folder than its own.
     file = file_of(tracking)
     if file is not None:
         with suppress(OSError):  # said where it is opened
             file.parent.mkdir(parents=True, exist_ok=True)
-    cause, pause = "", 0.5
     with exclusive(Path(f"{file}.lock")) if file else nullcontext():
         begun()
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
-        try:
-            while True:
-                try:
-                    _require_database(tracking)
-                    return function(MlflowClient(tracking_uri=address_of(tracking)), tracking, *arguments)
-                except SdoptError:
-                    raise
-                except Exception as error:
-                    cause = cause_of(error)
-                    if not any(words in str(error) for words in _PASSING):
-                        raise _explained(error, tracking) from error
-                    time.sleep(pause)
-                    pause *= 2
-        except _LateError:
-            raise TrackingError(
-                f"{cause or 'no complete answer'} within {deadline_s:g} s"
-                + ("; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else "")
-            ) from None
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        end, pause = time.monotonic() + deadline_s, 0.5
+        while True:
+            try:
+                _require_database(tracking)
+                return function(MlflowClient(tracking_uri=address_of(tracking)), tracking, *arguments)
+            except SdoptError:
+                raise
+            except Exception as error:
+                if not any(words in str(error) for words in _PASSING):
+                    raise _explained(error, tracking) from error
+                if time.monotonic() + pause > end:
+                    raise late(cause_of(error), tracking, deadline_s) from error
+            time.sleep(pause)
+            pause *= 2
 
 
 def _require_database(tracking: Tracking) -> None:
@@ -387,9 +371,9 @@ def put(
             try:
                 kept = _create(client, home, run, None, created)
                 client.set_tag(kept, DIGEST, digest)
-            except BaseException as error:
+            except Exception:
                 # Another process has logged the same meanwhile, and has deleted what this one began.
-                kept = _whole(_found(client, mine, experiment), digest) if isinstance(error, Exception) else None
+                kept = _whole(_found(client, mine, experiment), digest)
                 if kept is None:
                     _delete(client, created)
                     raise
@@ -573,14 +557,10 @@ def _whole(runs: Sequence["LoggedRun"], digest: str) -> str | None:
 
 
 def _delete(client: "MlflowClient", runs: Sequence[str]) -> None:
-    """Deletes runs as far as the store answers, also after the deadline; others may have deleted some already."""
-    left_s, begun = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, max(CLEANING_S, left_s))
-    with suppress(Exception, _LateError):
+    """Deletes runs as far as the store answers; others may have deleted some already."""
+    with suppress(Exception):
         for run in runs:
             client.delete_run(run)
-    # What follows has what is left of the deadline, if that has not passed.
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s - (time.monotonic() - begun)) if left_s else 0)
 
 
 def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None, created: list[str]) -> str:

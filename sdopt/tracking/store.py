@@ -25,7 +25,6 @@ from sdopt.errors import HIDDEN, UsageError, command_line, print_problems, witho
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
-    CLEANING_S,
     NOTE,
     PARENT,
     VIEW,
@@ -35,6 +34,7 @@ from sdopt.tracking.client import (
     check,
     file_of,
     is_server,
+    late,
     pages,
     path_of,
     place_of,
@@ -52,6 +52,9 @@ _PATIENCE_S = 10.0
 
 _QUEUE = 10
 """Deadlines of other processes that one waits for."""
+
+_GRACE_S = 5.0
+"""Time after the deadline for what fails then, to say why and to delete what it has begun."""
 
 
 class _Process:
@@ -88,8 +91,8 @@ class _Process:
                         "another process holds it, which was perhaps stopped: let that one go on or end"
                     )
             begun = channel.recv()
-            if begun == BEGUN and not channel.poll(deadline_s + CLEANING_S + 5):
-                raise TrackingError(f"no complete answer within {deadline_s:g} s")
+            if begun == BEGUN and not channel.poll(deadline_s + _GRACE_S):
+                raise late("no complete answer", tracking, deadline_s)
             answer = channel.recv() if begun == BEGUN else begun
         except (EOFError, OSError) as error:
             raise TrackingError(f"the process that runs MLflow has ended{self._last_words()}") from error
@@ -136,7 +139,10 @@ def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, dead
     require_mlflow()
     _require_usable(tracking)
     limit = tracking.deadline_s if deadline_s is None else deadline_s
-    answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
+    try:
+        answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
+    except TrackingError as failed:
+        answer, notes, error = None, [], failed
     print_problems(notes)
     if isinstance(error, TrackingError):
         raise type(error)(f"{tracking.uri}: {error}")

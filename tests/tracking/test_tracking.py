@@ -313,7 +313,7 @@ class TestPlaces:
         monkeypatch.setattr("sdopt.tracking.store._PATIENCE_S", 0.1)
         with exclusive(own.folder / "mlflow.db.lock"):
             warning = require_store(replace(own.tracking, deadline_s=0.1), "shared")
-        assert "another process holds it" in str(warning)
+        assert f"{own.tracking.uri}: another process holds it" in str(warning)
         assert "waiting for another process that writes it" in capsys.readouterr().err
 
     def test_a_run_is_complete_when_it_is_said_to_be(
