@@ -259,8 +259,12 @@ def is_server(tracking: Tracking) -> bool:
 
 # Errors ---------------------------------------------------------------------------------------------------------------
 
-_PASSING = ("database is locked", "OperationalError) table", "DuplicateTable", "UniqueViolation", "UNIQUE constraint")
-"""Errors of a database while another process writes it, creates its schema, or adds the same row first."""
+_PASSING = (
+    *("database is locked", "OperationalError) table", "DuplicateTable"),
+    *("UniqueViolation", "UNIQUE constraint", "IntegrityError"),
+)
+"""Errors of a database while another process writes it, creates its schema, or adds the same row first, such as an
+experiment or a tag of it: MLflow looks whether there is one, and then adds it."""
 
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 
@@ -367,6 +371,8 @@ def put(
     while True:
         if (kept := _whole(found, digest)) is None:
             new = True
+            if note is not None:
+                client.set_experiment_tag(home, NOTE, note)
             created: list[str] = []
             try:
                 kept = _create(client, home, run, None, created)
@@ -377,8 +383,6 @@ def put(
                 if kept is None:
                     _delete(client, created)
                     raise
-            if note is not None:
-                _tag_experiment(client, home, NOTE, note)
             found = _found(client, mine, experiment)
             kept = _whole(found, digest) or kept
         _delete(client, [r.info.run_id for r in found if kept not in (r.info.run_id, r.data.tags.get(PARENT))])
@@ -472,23 +476,15 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
 
 def _experiment(client: "MlflowClient", tracking: Tracking, name: str) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
-    from mlflow.exceptions import MlflowException
-
     tags, file = _experiment_tags(), file_of(tracking)
     found = client.get_experiment_by_name(name)
     if found is None:
-        try:
-            home = {_HOME: str(file)} if file else {}
-            return str(client.create_experiment(name, place_of(tracking, name), tags | home))
-        except MlflowException:
-            # Another process made it in the meantime.
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
+        home = {_HOME: str(file)} if file else {}
+        return str(client.create_experiment(name, place_of(tracking, name), tags | home))
     _require_active(found, tracking)
     for key, value in tags.items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
-            _tag_experiment(client, found.experiment_id, key, value)
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
@@ -521,21 +517,6 @@ def _bars(metric: str) -> dict[str, Any]:
     """Returns a chart of MLflow's UI with a bar for each run."""
     place = {"uuid": f"{VIEW}-{metric}", "metricSectionId": VIEW, "isGenerated": False, "deleted": False}
     return {"type": "BAR", "metricKey": metric, "runsCountToCompare": 20, **place}
-
-
-def _tag_experiment(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
-    """Sets a tag of an experiment, which processes that log different studies may do at the same time.
-
-    MLflow looks for the tag first, and then adds or changes it: if two processes find none, the second one fails.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.set_experiment_tag(experiment, key, value)
-    except MlflowException as error:
-        if not any(words in str(error) for words in ("UniqueViolation", "IntegrityError")):
-            raise
-        client.set_experiment_tag(experiment, key, value)
 
 
 def _found(client: "MlflowClient", queries: Sequence[str], experiment: str) -> list["LoggedRun"]:
