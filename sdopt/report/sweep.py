@@ -13,9 +13,8 @@ from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.tables import images_cell, memory_cell, speed_cell, word
+from sdopt.report.tables import images_cell, memory_cell, ratio_cell, speed_cell, word
 from sdopt.schema import WORK
-from sdopt.statistics.figures import bounds_text
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Row, Summary, described, rank_of, summary_of
 from sdopt.statistics.words import seconds_parts
@@ -169,11 +168,11 @@ def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool)
         if job.row is None:
             rows.append([job.name, job.label, "", word(job.status), "", "", "", "", job.because])
             continue
-        ratio, (before, after) = job.row.speedup, _times(job.row, summaries[job.number])
+        before, after = _times(job.row, summaries[job.number])
         rows.append([
             job.name,
             job.label,
-            Cell(f"{ratio.interval.estimate:.2f}×", bounds_text(ratio.interval)) if ratio else Cell(),
+            ratio_cell(job.row.speedup.interval if job.row.speedup else None),
             word(Status.OK) if job.row.is_baseline and job.row.status is Status.OK else speed_cell(job.row),
             Cell(after, f"from {before}" if before else ""),
             memory_cell(job.row),
