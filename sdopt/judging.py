@@ -16,6 +16,7 @@ from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import answer_shown
+from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import verdict_blocks, write_verdicts
@@ -83,7 +84,8 @@ class Judging:
         summary, width = summary_of(result), self.console.width
         if self.against is None:
             self.console.print(answer_shown(summary, width))
-        self.console.print(shown(verdict_blocks(result, judgements), width))
+        heading = Prose(f"gate: {result.gate}", strong=True)
+        self.console.print(shown([heading, *verdict_blocks(result, judgements)], width))
         target = output or folder
         try:
             target.mkdir(parents=True, exist_ok=True)

@@ -32,28 +32,11 @@ _NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 """What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""
 
 
-def verdict_rows(judgements: Sequence[Judgement]) -> Table:
-    """Returns a table with a row for each comparison."""
-    rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in judgements]
-    return Table(("variant", "against", "contract", "gate", "because"), rows)
-
-
 def verdict_blocks(result: StudyResult, judgements: Sequence[Judgement]) -> list[Block]:
-    """Returns the verdicts of a gate with their reasons, for a terminal."""
-    return [
-        Prose(f"gate: {result.gate}", strong=True),
-        verdict_rows(judgements),
-        Notes(_short_notes(result, judgements)),
-    ]
-
-
-def verdict_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    """Returns the notes on the verdicts, with the floors of every metric that was judged."""
-    return [*_short_notes(result, judgements), *floors_of(result)]
-
-
-def _short_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    return [_BOUNDS, *claims_of(judgements), *spent_of(result)]
+    """Returns a table with a row for each comparison, and notes on it."""
+    rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in judgements]
+    table = Table(("variant", "against", "contract", "gate", "because"), rows)
+    return [table, Notes([_BOUNDS, *_claims(judgements), *spent_of(result)])]
 
 
 def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
@@ -73,8 +56,8 @@ def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
     ]
     heads = ("variant", "rule", "gate", "estimate", "one-sided bounds", "limit", "reason")
     blocks: list[Block] = [
-        verdict_rows(judgements),
-        Notes(verdict_notes(summary.result, judgements)),
+        *verdict_blocks(summary.result, judgements),
+        Notes(floors_of(summary.result)),
         Fold(f"All {len(rulings)} rules", [Table(heads, rulings)]),
     ]
     return f"## sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})\n\n{written(blocks)}"
@@ -86,7 +69,7 @@ def summary_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
     return f"{first}\n{verdict_markdown(summary, judgements)}"
 
 
-def claims_of(judgements: Sequence[Judgement]) -> list[str]:
+def _claims(judgements: Sequence[Judgement]) -> list[str]:
     """Returns which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
     claims = [(j, metric) for j in judgements for metric in j.claims]
     kept = [
@@ -120,12 +103,13 @@ def floors_of(result: StudyResult) -> list[str]:
 def _because(judgement: Judgement) -> str:
     """Returns the reasons of the verdict; rules with the same reason are merged. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
-        return "; ".join([f"all {len(judgement.rulings)} rules", *([judgement.note] if judgement.note else [])])
+        return "; ".join(filter(None, [f"all {len(judgement.rulings)} rules", judgement.note]))
     by_reason: dict[str, list[str]] = {}
-    for ruling in [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]:
-        by_reason.setdefault(ruling.because, []).append(_rule_name(ruling))
+    for ruling in judgement.rulings:
+        if ruling.verdict is judgement.verdict:
+            by_reason.setdefault(ruling.because, []).append(_rule_name(ruling))
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    return "; ".join([*reasons, *([judgement.note] if judgement.note else [])])
+    return "; ".join(filter(None, [*reasons, judgement.note]))
 
 
 def _rule_name(ruling: Ruling) -> str:
@@ -232,16 +216,14 @@ def append_step_summary(summary: Summary, judgements: Sequence[Judgement]) -> No
     if not target:
         return
     try:
-        # Opening a pipe that nobody reads would block.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        with os.fdopen(os.open(target, flags, 0o644), "ab") as stream:
-            room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
+        with Path(target).open("ab") as stream:
+            room = _SUMMARY_BYTES - stream.tell()
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
             stream.write(_shortened(summary_markdown(summary, judgements) + "\n", room))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        print_problems([f"GITHUB_STEP_SUMMARY={target}: the summary cannot be written ({reason}); verdicts are kept"])
+    except OSError as error:
+        said = f"the summary cannot be written ({error.strerror}); verdicts are kept"
+        print_problems([f"GITHUB_STEP_SUMMARY={target}: {said}"])
 
 
 _SUMMARY_BYTES = 1000 * 1024

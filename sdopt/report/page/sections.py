@@ -26,7 +26,7 @@ from sdopt.report.tables import (
     shapes_table,
     worst_table,
 )
-from sdopt.report.verdicts import verdict_notes, verdict_rows
+from sdopt.report.verdicts import floors_of, verdict_blocks
 from sdopt.statistics.break_even import images_text, start_text
 from sdopt.statistics.published import claims_of, published_of
 from sdopt.statistics.summary import Summary
@@ -127,8 +127,8 @@ def _results(summary: Summary) -> Section:
         blocks += [table, Notes(quality_notes(headline_columns(result)))]
         blocks += [Fold("Prompts that lost most, by metric", [worst])] if (worst := worst_table(summary)) else []
     if result.judgements:
-        notes = Notes(verdict_notes(result, result.judgements))
-        blocks.append(Fold(f"What the gate says (gate={result.gate})", [verdict_rows(result.judgements), notes]))
+        verdicts = [*verdict_blocks(result, result.judgements), Notes(floors_of(result))]
+        blocks.append(Fold(f"What the gate says (gate={result.gate})", verdicts))
     if lines := evidence(summary):
         blocks.append(Fold("What shows that each option was active", [Notes(lines)]))
     return Section("results", "Results", blocks)
