@@ -187,7 +187,7 @@ def _environment(summary: Summary) -> Section:
     }
     pairs = [(name, value if isinstance(value, str) else _listed(value)) for name, value in facts.items() if value]
     blocks: list[Block] = [Facts(pairs), *([Notes(environment.warnings)] if environment.warnings else [])]
-    return Section("environment", "Environment", blocks, folded=True)
+    return Section("environment", "Environment", [Fold("Device, processor and versions", blocks)])
 
 
 def _listed(values: object) -> str:
