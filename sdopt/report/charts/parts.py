@@ -83,21 +83,6 @@ class Rows:
         scale = alt.Scale(domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False)
         return alt.Y(f"{name}:Q", scale=scale, axis=None)
 
-    def dots(self, axis: Mapping[str, Any], tooltip: Mapping[str, str], **marks: Any) -> list[alt.Chart]:
-        """Returns the layers of an interval and a dot for each row, from `low`, `high` and `estimate` of the data.
-
-        Args:
-            axis: arguments of the horizontal encoding.
-            tooltip: titles by field of the data.
-            marks: encodings of the dots' `color` and `shape`; the intervals have the same colour.
-        """
-        interval = alt.Chart().transform_filter(HAS_BOUNDS).mark_rule(strokeWidth=2, clip=True, aria=False)
-        dot = alt.Chart().mark_point(filled=True, size=130, opacity=1, clip=True)
-        return [
-            interval.encode(x=alt.X("low:Q", **axis), x2="high", y=self.y, color=marks["color"]),
-            dot.encode(x=alt.X("estimate:Q", **axis), y=self.y, **facts(tooltip), **marks).add_params(zoom()),
-        ]
-
     def bars(self, x: alt.X, x2: str, tooltip: Mapping[str, str], data: Any = alt.Undefined, **marks: Any) -> alt.Chart:
         """Returns the layer of a bar for each row, from `x` to the field `x2`; `data` are others than the rows'."""
         bar = alt.Chart(data).mark_rule(strokeWidth=14, clip=True)
