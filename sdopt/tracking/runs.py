@@ -53,8 +53,8 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         name=run_name(result, folder.name),
         tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
-        started=time_of(result.started, result.started),
-        ended=time_of(result.finished, result.started),
+        started=time_of(result.started),
+        ended=time_of(result.finished or result.started),
         parameters=study_parameters(result, result.config),
         metrics=study_metrics(summary),
         # Not from the files, which may be outdated if the disk is full.
@@ -186,9 +186,9 @@ _NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
 """What the key of an image in MLflow cannot hold."""
 
 
-def time_of(moment: str | None, fallback: str) -> int:
+def time_of(moment: str) -> int:
     """Returns a recorded time in milliseconds since 1970, as MLflow needs it."""
-    return int(1000 * datetime.fromisoformat(moment or fallback).timestamp())
+    return int(1000 * datetime.fromisoformat(moment).timestamp())
 
 
 def note_of(text: str) -> str:
@@ -262,8 +262,8 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 def study_metrics(summary: Summary) -> dict[str, float]:
     """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
     best = next((row for row in summary.rows if row.recommended and row.speedup), None)
-    found = {"options/tried": float(len(summary.candidates)), "options/recommended": 0.0}
-    found["options/recommended"] = float(sum(row.recommended for row in summary.candidates))
+    recommended = sum(row.recommended for row in summary.candidates)
+    found = {"options/tried": float(len(summary.candidates)), "options/recommended": float(recommended)}
     if any(row.decision for row in summary.candidates):
         found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
     if best is not None and best.speedup is not None:
@@ -281,7 +281,6 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         UsageError: the result names an image that is not in its folder.
     """
     result = summary.result
-    started, ended = time_of(result.started, result.started), time_of(result.finished, result.started)
     several = len(result.shapes) > 1
     # If there is one shape, a variant's may differ from the study's.
     shapes = result.shapes if several else variant.config.shapes[:1]
@@ -313,8 +312,8 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         name=variant.name,
         tags=variant_tags(summary, variant),
         status="FINISHED" if variant.status.measured else "FAILED",
-        started=started + rank,
-        ended=ended,
+        started=time_of(result.started) + rank,
+        ended=time_of(result.finished or result.started),
         parameters=variant_parameters(result, variant),
         metrics=logged_metrics(summary, variant),
         files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
