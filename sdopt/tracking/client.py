@@ -93,29 +93,19 @@ class Picture:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of MLflow shall hold, and the runs below it.
-
-    Attributes:
-        name: its name in lists.
-        tags: its tags.
-        status: `FINISHED`, `KILLED` or `FAILED`, once it is complete.
-        started: in milliseconds since 1970; None is now. MLflow lists the latest run first.
-        ended: likewise.
-        parameters: its parameters.
-        metrics: its metrics.
-        files: the content, or the file, of each artifact, by its path.
-        pictures: images.
-        below: the runs below it.
-    """
+    """What a run of MLflow shall hold, and the runs below it."""
 
     name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     status: str = "FINISHED"
+    """`FINISHED`, `KILLED` or `FAILED`, once it is complete."""
     started: int | None = None
+    """In milliseconds since 1970, as `ended`; None is now. MLflow lists the latest run first."""
     ended: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    """The content, or the file, of each artifact, by its path."""
     pictures: Sequence[Picture] = ()
     below: Sequence["Run"] = ()
 
@@ -351,17 +341,9 @@ def put(
 ) -> Logged:
     """Logs a run and those below it, once, and deletes earlier ones of the same.
 
-    Several processes, also of several machines, may log the same at once: one of theirs is kept, whole.
-
-    Args:
-        client: MLflow's.
-        tracking: the store.
-        experiment: the name of the experiment, if there is no such run in another, as in one that was renamed.
-        run: what to log.
-        mine: queries that find the same run, and those below it.
-        digest: identifies the content: a run that has it is complete.
-        adopted: queries for runs of others that are put below it.
-        note: the experiment's note.
+    Several processes, also of several machines, may log the same at once: one of theirs is kept, whole. The queries
+    `mine` find the same run and those below it, also in an experiment that was renamed; a run that has the `digest` is
+    complete. `adopted` are queries for runs of others that are put below it, `note` is the experiment's.
     """
     found = _found(client, mine, experiment)
     home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
@@ -403,18 +385,10 @@ def amend(
     changes: Mapping[str, Run],
     replace: bool = True,
 ) -> str:
-    """Adds to the runs that queries find: metrics, artifacts, then tags; to "" what the run above all gets.
+    """Adds to the runs that queries find: metrics, artifacts, then tags; returns the id of the run above all, or "".
 
-    Args:
-        client: MLflow's.
-        tracking: the store.
-        experiment: the name of the experiment.
-        mine: queries that find the runs.
-        changes: what each run gets, by the name of its variant.
-        replace: whether an artifact takes the place of one of the same name.
-
-    Returns:
-        the id of the run above all; "" if there is none.
+    `changes` are what each run gets, by the name of its variant, and by "" the run above all. An artifact takes the
+    place of one of the same name, or does not (`replace`).
     """
     above = ""
     for found in sorted(
@@ -437,8 +411,7 @@ def amend(
 def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, str | None]:
     """Returns the `result.json` of a study's run or of one of its variants, and the name of that variant.
 
-    Raises:
-        UsageError: there is no such run, or no result among its artifacts.
+    Raises UsageError if there is no such run, or no result among its artifacts.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -620,11 +593,7 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
 
 
 def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
-    """Returns where an experiment has had its artifacts since it was made.
-
-    Raises:
-        RefusedError: `tracking.artifacts` names another place.
-    """
+    """Returns where an experiment has its artifacts. Raises RefusedError if `tracking.artifacts` is another place."""
     found = client.get_experiment(experiment)
     location, named = str(found.artifact_location), place_of(tracking, found.name)
     own = tracking.artifacts is not None and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()

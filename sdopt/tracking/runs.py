@@ -71,13 +71,9 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
 
 
 def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> str | None:
-    """Updates the runs of a logged study with a gate's later verdicts.
+    """Updates the runs of a logged study with a gate's later verdicts; returns the id of its run, None if it has none.
 
-    Returns:
-        the id of the study's run; None if it was not logged there.
-
-    Raises:
-        TrackingError: the server cannot be reached or refuses.
+    Raises TrackingError if the server cannot be reached or refuses.
     """
     if tracking.kind == "none" or not store_exists(tracking):
         return None
@@ -93,10 +89,7 @@ def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> st
 
 
 def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
-    """Reads the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
-
-    Returns:
-        the study, and the name of the variant whose run this is; None for the study's own.
+    """Returns the study that a run belongs to, and the name of the variant whose run it is; None for the study's own.
 
     Raises:
         UsageError: there is no such run, it is not a study's run, or its result cannot be read.
@@ -277,8 +270,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
 def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> Run:
     """Returns the run of a variant; of its images only those of the first prompts, to look at.
 
-    Raises:
-        UsageError: the result names an image that is not in its folder.
+    Raises UsageError if the result names an image that is not in its folder.
     """
     result = summary.result
     several = len(result.shapes) > 1

@@ -126,11 +126,7 @@ atexit.register(_process.end)
 def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, deadline_s: float | None = None) -> T:
     """Calls `function(client, tracking, *arguments)` of `tracking.client` where MLflow runs.
 
-    Args:
-        function: the function, which is found there by its name.
-        tracking: the store; relative paths begin at the present working folder.
-        arguments: its further arguments.
-        deadline_s: seconds for all of it; None is `tracking.deadline_s`.
+    Relative paths begin at the present working folder; without `deadline_s`, it has `tracking.deadline_s` seconds.
 
     Raises:
         UsageError: MLflow is not installed; or what the function raises.
@@ -169,18 +165,10 @@ def require_mlflow() -> None:
 
 
 def require_store(tracking: Tracking, experiment: str) -> str | None:
-    """Checks, before anything is measured, whether a store will take a result.
+    """Checks, before anything is measured, whether a store will take the result of an experiment.
 
-    Args:
-        tracking: the store.
-        experiment: the name of the experiment that the result will belong to.
-
-    Returns:
-        a warning, if a server does not answer now: it may answer when the study has ended; or if MLflow's own variable
-        names another store, which is not read.
-
-    Raises:
-        UsageError: only the user can change what keeps a result from being logged.
+    Returns a warning, if a server does not answer now: it may when the study has ended; or if MLflow's own variable
+    names another store, which is not read. Raises UsageError if only the user can change what is in the way.
     """
     if tracking.kind == "none":
         return None
@@ -310,9 +298,5 @@ def _page(experiment: str) -> str:
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
-    """Returns the page of each study in MLflow's UI, as a leaderboard, relative to the site.
-
-    Raises:
-        TrackingError: the store cannot be opened.
-    """
+    """Returns the page of each study in MLflow's UI, relative to the site. Raises TrackingError as `ask` does."""
     return {name: _page(experiment) for name, experiment in ask(pages, tracking).items()}

@@ -91,9 +91,7 @@ class Rows:
     def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
-        Args:
-            layers: the marks.
-            summary: what the chart shows, for screen readers; the name and the figure of each row are added.
+        `summary` tells screen readers what the chart shows; the name and the figure of each row are added.
         """
         name = alt.Chart().mark_text(**_TEXT).encode(x=alt.value(0), y=self.vertical("named"), text="label:N")
         texts, offset = [name], 10

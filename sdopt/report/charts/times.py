@@ -51,8 +51,7 @@ _FURTHER = (PURPLE, VERMILION, GREY)
 def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     """Draws every timed call by its round: the baseline, a variant that the reader chooses, and the others behind.
 
-    Returns:
-        None if nothing was timed.
+    None if nothing was timed.
     """
     result = summary.result.at(shape_index)
     calls = _calls(result)
