@@ -7,7 +7,7 @@ from jsonschema import ValidationError  # type: ignore[import-untyped]
 from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
-from sdopt.record.samples import Interference, Measurement
+from sdopt.record.samples import Interference
 from sdopt.record.scores import Score
 from sdopt.report.blocks import Chart
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
@@ -89,18 +89,6 @@ class TestTradeoff:
         assert points["batches of four"]["loss_text"] == "equal"
         assert [number for number, *_ in chart.legend] == [1, 2, 3]
         assert {name for _, name, _ in chart.legend} == {"baseline", "bfloat16", "batches of four"}  # the fastest first
-
-    def test_a_point_without_memory_is_drawn(self, result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
-        for edge in result.comparisons[:2]:
-            edge.quality = {"psnr_db": Score(30.0), "mse": Score(0.001, [0.001])}
-        sized = tradeoffs(summary_of(result))
-        assert sized is not None
-        assert "size" in sized.views[0][1]["layer"][1]["encoding"]
-        monkeypatch.setattr(Measurement, "peak", None)
-        plain = tradeoffs(summary_of(result))
-        assert plain is not None
-        assert "size" not in plain.views[0][1]["layer"][1]["encoding"]  # null has no size, and no mark
-        assert plain.views[0][1]["layer"][1]["mark"]["size"] > 0
 
 
 class TestTimes:
