@@ -112,10 +112,10 @@ class TestTimes:
 
     def test_a_name_cannot_leave_the_expression(self, result: StudyResult) -> None:
         result.comparisons = []
-        result.baseline = result.variants[0].name = "it's \\ a 'trap' +\n"
+        result.baseline = result.variants[0].name = 'it\'s \\ a "trap" +\n'
         spec = rounds_plot(summary_of(result))
         assert spec is not None
-        assert r"datum.variant === 'it\'s \\ a \'trap\' +\n'" in spec["transform"][0]["calculate"]
+        assert r"""datum.variant === "it's \\ a \"trap\" +\n" ?""" in spec["transform"][0]["calculate"]
 
     def test_a_step_of_the_denoiser_counts_as_often_as_a_call_runs_it(self, result: StudyResult) -> None:
         for variant in result.variants:
