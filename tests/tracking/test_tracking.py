@@ -97,15 +97,19 @@ def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "REPORTS", [each for each in REPORTS if each.file not in (HTML, MARKDOWN)])
 
 
-@pytest.fixture
-def copied(finished: Finished, tmp_path: Path) -> Copied:
+def another(finished: Finished, folder: Path) -> StudyResult:
     """The finished study as if it were another one: with an identity and a folder of its own."""
-    folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
     shutil.copytree(finished.folder, folder)
     result = finished.result
     result.id = uuid.uuid4().hex
     write_result(result, folder)
-    return result, folder
+    return result
+
+
+@pytest.fixture
+def copied(finished: Finished, tmp_path: Path) -> Copied:
+    folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
+    return another(finished, folder), folder
 
 
 @needs_mlflow
