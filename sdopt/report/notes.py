@@ -144,14 +144,10 @@ def _rounds_note(result: StudyResult) -> str:
     # Several causes together may exceed the limit that none of them does alone.
     least = limit if max(causes.values()) > limit else 0.0
     named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
-    uses = [
-        f"{number} {use}"
-        for number, use in (
-            (counts.left_out, "left out"),
-            (counts.undecided, "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"),
-        )
-        if number
-    ]
+    uses = [f"{counts.left_out} left out"] if counts.left_out else []
+    if counts.undecided:
+        anyway = "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"
+        uses.append(f"{counts.undecided} {anyway}")
     return (
         f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "
         f"({', '.join([*named, f'limit {100 * limit:g} %'])}); {', '.join(uses)}."
