@@ -397,7 +397,7 @@ def amend(
         run = str(found.info.run_id)
         top = found.data.tags.get(ROLE) in ("study", "sweep")
         above = run if top else above
-        change = changes.get("" if top else _variant_of(found))
+        change = changes.get("" if top else found.data.tags[VARIANT])
         if change is None:
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
@@ -433,7 +433,7 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
         raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
     with tempfile.TemporaryDirectory() as below:
         content = Path(client.download_artifacts(top, "result.json", below)).read_bytes()
-    return content, _variant_of(found) if top != run else None
+    return content, found.data.tags.get(VARIANT) if top != run else None
 
 
 def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
@@ -573,11 +573,6 @@ def _sent(send: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
             raise
         return False
     return True
-
-
-def _variant_of(run: "LoggedRun") -> str:
-    """Returns the name of the variant whose run this is; runs of earlier versions have no tag of it."""
-    return str(run.data.tags.get(VARIANT, run.info.run_name))
 
 
 # Where artifacts lie --------------------------------------------------------------------------------------------------
