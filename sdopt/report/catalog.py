@@ -92,11 +92,10 @@ def write_reports(summary: Summary, folder: Path) -> Iterator[tuple[Report, Exce
     """
     for report in REPORTS:
         try:
-            content = report.render(summary, folder)
-            if content is not None:
-                write_atomically(folder / report.file, content)
+            if (content := report.render(summary, folder)) is None:
+                continue
+            write_atomically(folder / report.file, content)
         except Exception as error:
             yield report, error
         else:
-            if content is not None:
-                yield report, None
+            yield report, None

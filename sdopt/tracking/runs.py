@@ -254,7 +254,7 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 def study_metrics(summary: Summary) -> dict[str, float]:
     """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
-    best = next((row for row in summary.rows if row.recommended and row.speedup), None)
+    best = summary.best  # what has a speed-up stands before what has none
     recommended = sum(row.recommended for row in summary.candidates)
     found = {"options/tried": float(len(summary.candidates)), "options/recommended": float(recommended)}
     if any(row.decision for row in summary.candidates):

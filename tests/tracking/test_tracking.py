@@ -352,16 +352,13 @@ class TestPlaces:
         ("uri", "said"),
         [
             ("./mlruns", "folders"),
-            ("file:./mlruns", "folders"),
             ("sqlite:///:memory:", "names no database"),
             ("", "names no database"),
             ("http://localhost:500O", "Port"),
             ("ftp://somewhere", "ftp"),
-            ("mysql+nodriver://a:secret@somewhere/b", "nodriver"),
             ("mysql+nodriver://a:secret@with@at@somewhere/b?password=secret", "nodriver"),
             ("postgresql://a:***@somewhere/b", "password is not recorded"),
             ("uc:main", "registry of models"),
-            ("databricks-uc", "registry of models"),
             ("databricks", "set DATABRICKS_HOST and DATABRICKS_TOKEN"),
         ],
     )
