@@ -1,4 +1,4 @@
-"""Charts of how variants compare: speed-ups, the waterfall of a cumulative study, effects, and break-even."""
+"""Charts of how variants compare: speed-ups, the waterfall of a cumulative study, and interactions."""
 
 import math
 from collections.abc import Callable, Sequence

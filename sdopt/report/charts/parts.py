@@ -18,9 +18,6 @@ FEW_TICKS = alt.ExprRef("ceil(width / 90)")
 
 HAS_BOUNDS = "isValid(datum.low) && isValid(datum.high)"
 
-DESCRIBED = alt.Description("aria_text:N")
-"""A screen reader's text for a mark: a field of all data that are drawn as marks with figures."""
-
 BARS = alt.Legend(symbolType="square", symbolStrokeWidth=8, symbolSize=40)
 """The legend's symbols for bars."""
 
@@ -117,9 +114,12 @@ def inline(values: Sequence[Mapping[str, Any]]) -> alt.Chart:
 
 
 def facts(titles: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the encodings of a mark's tooltip, from titles by field of the data, and of a screen reader's text."""
+    """Returns the encodings of a mark's tooltip, from titles by field of the data, and of a screen reader's text.
+
+    That text is the field `aria_text` of all data that are drawn as marks with figures.
+    """
     tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
-    return {"tooltip": tooltip, "description": DESCRIBED}
+    return {"tooltip": tooltip, "description": alt.Description("aria_text:N")}
 
 
 def zoom(*encodings: str) -> alt.Parameter:

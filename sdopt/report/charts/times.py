@@ -1,4 +1,4 @@
-"""Charts of times: call by call, their distribution, by stage, and how far from the hardware's limit they are."""
+"""Charts of times: call by call, and by stage."""
 
 import json
 from collections.abc import Sequence
