@@ -32,14 +32,16 @@ _NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 """What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""
 
 
-def verdict_blocks(result: StudyResult, judgements: Sequence[Judgement]) -> list[Block]:
-    """Returns a table with a row for each comparison, and notes on it."""
-    rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in judgements]
+def verdict_blocks(result: StudyResult) -> list[Block]:
+    """Returns a table with a row for each comparison that a gate has judged, and notes on it."""
+    rows = [
+        (j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in result.judgements
+    ]
     table = Table(("variant", "against", "contract", "gate", "because"), rows)
-    return [table, Notes([_BOUNDS, *_claims(judgements), *spent_of(result)])]
+    return [table, Notes([_BOUNDS, *_claims(result.judgements), *spent_of(result)])]
 
 
-def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
+def verdict_markdown(summary: Summary) -> str:
     """Returns the verdicts as Markdown, with every ruling below them."""
     rulings = [
         (
@@ -51,22 +53,22 @@ def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
             _figure(r.margin),
             r.text,
         )
-        for j in judgements
+        for j in summary.result.judgements
         for r in j.rulings
     ]
     heads = ("variant", "rule", "gate", "estimate", "one-sided bounds", "limit", "reason")
     blocks: list[Block] = [
-        *verdict_blocks(summary.result, judgements),
+        *verdict_blocks(summary.result),
         Notes(floors_of(summary.result)),
         Fold(f"All {len(rulings)} rules", [Table(heads, rulings)]),
     ]
     return f"## sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})\n\n{written(blocks)}"
 
 
-def summary_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
+def summary_markdown(summary: Summary) -> str:
     """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts."""
     first = written([Prose(summary.sentence, strong=True), ranking(summary)])
-    return f"{first}\n{verdict_markdown(summary, judgements)}"
+    return f"{first}\n{verdict_markdown(summary)}"
 
 
 def _claims(judgements: Sequence[Judgement]) -> list[str]:
@@ -121,7 +123,7 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def verdict_json(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+def verdict_json(summary: Summary) -> bytes:
     """Returns the verdicts on each variant, best first, and every judgement with its rulings, as JSON."""
     result = summary.result
     content = {
@@ -130,7 +132,7 @@ def verdict_json(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
         "gate": result.gate,
         "answer": summary.sentence,
         "variants": [verdicts_of(row) for row in summary.candidates],
-        "judgements": [asdict(j) | {"gate": decision_of(j.verdict)} for j in judgements],
+        "judgements": [asdict(j) | {"gate": decision_of(j.verdict)} for j in result.judgements],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
 
@@ -141,7 +143,7 @@ def verdicts_of(row: Row) -> dict[str, str]:
     return {name: str(verdict) for name, verdict in found.items() if verdict is not None}
 
 
-def junit(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+def junit(summary: Summary) -> bytes:
     """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
 
     A suite for each comparison, a case for each rule; the verdicts are properties of a suite.
@@ -154,7 +156,7 @@ def junit(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
     spent = {row.name: sum(map(sum, row.samples.values())) for row in result.variants}
     # A gate may have two rules of one test and metric, and readers keep one case of a name.
     times: Counter[tuple[str, str]] = Counter()
-    for number, judgement in enumerate(judgements):
+    for number, judgement in enumerate(result.judgements):
         verdicts = [ruling.verdict for ruling in judgement.rulings]
         failures = verdicts.count(Verdict.FAIL)
         name = _printable(f"{judgement.candidate} against {judgement.reference}")
@@ -199,15 +201,15 @@ def _printable(text: str) -> str:
     return _NO_CHARACTER.sub("�", text).strip()
 
 
-def write_verdicts(summary: Summary, judgements: Sequence[Judgement], folder: Path) -> None:
+def write_verdicts(summary: Summary, folder: Path) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder. Raises OSError."""
-    write_atomically(folder / "verdicts.json", verdict_json(summary, judgements))
-    write_atomically(folder / "verdicts.md", verdict_markdown(summary, judgements).encode())
-    write_atomically(folder / "verdicts.xml", junit(summary, judgements))
-    append_step_summary(summary, judgements)
+    write_atomically(folder / "verdicts.json", verdict_json(summary))
+    write_atomically(folder / "verdicts.md", verdict_markdown(summary).encode())
+    write_atomically(folder / "verdicts.xml", junit(summary))
+    append_step_summary(summary)
 
 
-def append_step_summary(summary: Summary, judgements: Sequence[Judgement]) -> None:
+def append_step_summary(summary: Summary) -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set, as far as GitHub takes it.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
@@ -220,7 +222,7 @@ def append_step_summary(summary: Summary, judgements: Sequence[Judgement]) -> No
             room = _SUMMARY_BYTES - stream.tell()
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
-            stream.write(_shortened(summary_markdown(summary, judgements) + "\n", room))
+            stream.write(_shortened(summary_markdown(summary) + "\n", room))
     except OSError as error:
         said = f"the summary cannot be written ({error.strerror}); verdicts are kept"
         print_problems([f"GITHUB_STEP_SUMMARY={target}: {said}"])

@@ -243,7 +243,7 @@ def study_tags(summary: Summary) -> dict[str, str]:
 def judged_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run that change when a gate judges later."""
     result = summary.result
-    verdicts = [verdict_markdown(summary, result.judgements)] if result.judgements else []
+    verdicts = [verdict_markdown(summary)] if result.judgements else []
     own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
     return {
         NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),

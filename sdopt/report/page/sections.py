@@ -127,7 +127,7 @@ def _results(summary: Summary) -> Section:
         blocks += [table, Notes(quality_notes(headline_columns(result)))]
         blocks += [Fold("Prompts that lost most, by metric", [worst])] if (worst := worst_table(summary)) else []
     if result.judgements:
-        verdicts = [*verdict_blocks(result, result.judgements), Notes(floors_of(result))]
+        verdicts = [*verdict_blocks(result), Notes(floors_of(result))]
         blocks.append(Fold(f"What the gate says (gate={result.gate})", verdicts))
     if lines := evidence(summary):
         blocks.append(Fold("What shows that each option was active", [Notes(lines)]))
