@@ -30,7 +30,6 @@ from sdopt.report.verdicts import floors_of, verdict_blocks
 from sdopt.statistics.break_even import images_text, start_text
 from sdopt.statistics.published import claims_of, published_of
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import intervals_text
 
 IMAGES_BYTES = 3_000_000
 """Maximum bytes of all images of a page."""
@@ -156,16 +155,8 @@ def _images(summary: Summary, folder: Path, budget: int) -> Section:
 
 def _method(summary: Summary) -> Section:
     result = summary.result
-    protocol, environment = result.config.protocol, result.environment
-    facts = [
-        ("design", result.design),
-        ("baseline", result.baseline),
-        ("rounds", f"{protocol.rounds} of each process, {result.schedule.kind}"),
-        ("processes", f"{result.config.replicates} per variant"),
-        ("intervals", intervals_text(result)),
-        ("gate", result.gate or "none"),
-        ("study id", result.id),
-    ]
+    environment = result.environment
+    facts = [("design", result.design), ("gate", result.gate or "none"), ("study id", result.id)]
     commit = environment.sdopt_commit
     checkout = [f"git checkout {commit}"] if commit else []
     changed = ["The checkout had changes that were not committed."] if environment.sdopt_dirty else []
