@@ -69,7 +69,7 @@ class Conclusion:
         if left_unjudged(result):
             print_problems([f"gate={gate.name}: has no comparison to judge"])
         write_at_last(result, self.folder)
-        append_step_summary(summary_of(result), result.judgements)
+        append_step_summary(summary_of(result))
 
     def report(self, result: StudyResult) -> None:
         """Prints the answer and writes all reports to the run's folder."""

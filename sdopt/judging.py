@@ -16,6 +16,7 @@ from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import answer_shown
+from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import verdict_blocks, write_verdicts
@@ -77,17 +78,17 @@ class Judging:
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))
             _record(result, folder, verdicts=output is None)
-            judgements = result.judgements
         else:
-            judgements = self._drift(result, folder, self.against)
+            result.judgements = self._drift(result, folder, self.against)
         summary, width = summary_of(result), self.console.width
         if self.against is None:
             self.console.print(answer_shown(summary, width))
-        self.console.print(shown(verdict_blocks(result, judgements), width))
+        heading = Prose(f"gate: {result.gate}", strong=True)
+        self.console.print(shown([heading, *verdict_blocks(result)], width))
         target = output or folder
         try:
             target.mkdir(parents=True, exist_ok=True)
-            write_verdicts(summary, judgements, target)
+            write_verdicts(summary, target)
         except OSError as error:
             raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
         self.console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
@@ -95,7 +96,7 @@ class Judging:
             for _ in write_reports(summary, folder):
                 pass
             self._track(result, folder)
-        return exit_code(judgements, gate)
+        return exit_code(result.judgements, gate)
 
     def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:
         earlier, then = find_result(against, self.config.tracking)

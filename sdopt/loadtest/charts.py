@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from sdopt.loadtest.record import LoadRecord, RowFigures, blocks_of, windows_table
-from sdopt.report.blocks import Chart, Page, Section, charts_of
+from sdopt.report.blocks import Chart, Fold, Page, Section, charts_of
 from sdopt.report.charts.parts import built, inline, zoom
 from sdopt.report.charts.spec import Spec, picture
 from sdopt.report.page.html import html_page
@@ -41,7 +41,7 @@ def page_of(record: LoadRecord) -> Page:
     ]
     sections = [Section("answer", "Answer", blocks_of(record))]
     sections += [Section(key, title, blocks) for key, title, blocks in plots if blocks]
-    sections.append(Section("windows", "Every window", [windows_table(figures)], folded=True))
+    sections.append(Section("windows", "Every window", [Fold("Table", [windows_table(figures)])]))
     return Page(f"{record.name}: under load", [("command", record.command), ("began", record.began)], sections)
 
 

@@ -49,7 +49,7 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
     active = sum(row.status is Status.OK for row in summary.candidates)
-    first, *others = caveats_of(summary) or [""]
+    first, *others = [*caveats_of(summary)] or [""]
     proven = f" All {active} were verified active in a trace of a call." if active > 1 else ""
     trust = [_cut(line, 2 * width - 8) for line in (first + proven, *others, *summary.notes) if line]
     timed = any(row.speedup for row in summary.rows)
@@ -81,4 +81,4 @@ def table_blocks(summary: Summary) -> list[Block]:
     """Returns what `table.md` and the note of a run in MLflow hold: the answer, all other tables, and all notes."""
     tables = (shapes_table(summary), effects_table(summary), quality_table(summary, headline=False))
     header = Prose(" · ".join(header_of(summary.result)))
-    return [*answer_blocks(summary), header, *filter(None, tables), Notes(notes_of(summary))]
+    return [*answer_blocks(summary), header, *filter(None, tables), Notes([*notes_of(summary)])]

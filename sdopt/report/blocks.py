@@ -161,12 +161,11 @@ def charts_of(
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report with a heading; a folded one shows its blocks on request."""
+    """A part of a report with a heading."""
 
     key: str
     title: str
     blocks: Sequence[Block]
-    folded: bool = False
 
 
 @dataclass(frozen=True)

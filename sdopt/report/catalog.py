@@ -1,12 +1,11 @@
 """Lists the reports of a study, for all code that writes, announces or logs them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 from sdopt.record.files import write_atomically
-from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import table_blocks
 from sdopt.report.blocks import Page
 from sdopt.report.contact_sheet import comparison_sheet
@@ -40,10 +39,8 @@ class Report:
         return self.file.endswith(".png")
 
 
-def _of_verdicts(
-    render: Callable[[Summary, Sequence[Judgement]], bytes],
-) -> Callable[[Summary, Path], bytes | None]:
-    return lambda summary, _: render(summary, summary.result.judgements) if summary.result.judgements else None
+def _of_verdicts(render: Callable[[Summary], bytes]) -> Callable[[Summary, Path], bytes | None]:
+    return lambda summary, _: render(summary) if summary.result.judgements else None
 
 
 def _page(summary: Summary, folder: Path, *images_bytes: int) -> Page:
@@ -79,7 +76,7 @@ REPORTS = (
     Report("time by stage", "stages.png", _picture("times", "stages_picture")),
     Report("images", "comparison.png", comparison_sheet),
     Report("published figures", "published.md", lambda summary, _: published_markdown(summary).encode() or None),
-    Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),
+    Report("verdicts", "verdicts.md", _of_verdicts(lambda summary: verdict_markdown(summary).encode())),
     Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
     Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
 )
@@ -92,11 +89,10 @@ def write_reports(summary: Summary, folder: Path) -> Iterator[tuple[Report, Exce
     """
     for report in REPORTS:
         try:
-            content = report.render(summary, folder)
-            if content is not None:
-                write_atomically(folder / report.file, content)
+            if (content := report.render(summary, folder)) is None:
+                continue
+            write_atomically(folder / report.file, content)
         except Exception as error:
             yield report, error
         else:
-            if content is not None:
-                yield report, None
+            yield report, None

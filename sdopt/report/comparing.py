@@ -54,16 +54,15 @@ def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
 def changed_keys(first: StudyResult, second: StudyResult) -> dict[str, tuple[str, str]]:
     """Returns the keys of configuration and environment in which two results differ, with both values."""
     mine, other = _known(first), _known(second)
-    keys = [key for key in (*first.config.flat(), *second.config.flat()) if not key.startswith(_OWN)]
-    keys += ["device", "platform", "python", "sdopt"]
-    keys += sorted({*first.environment.packages, *second.environment.packages})
-    return {key: (str(mine.get(key)), str(other.get(key))) for key in keys if mine.get(key) != other.get(key)}
+    keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
+    return {key: (str(mine.get(key)), str(other.get(key))) for key in keys}
 
 
 def _known(result: StudyResult) -> dict[str, object]:
     found = result.environment
+    keys = {key: value for key, value in result.config.flat().items() if not key.startswith(_OWN)}
     named = {"device": found.device["name"], "platform": found.platform, "python": found.python, "sdopt": found.sdopt}
-    return {**result.config.flat(), **named, **found.packages}
+    return {**keys, **named, **found.packages}
 
 
 def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:

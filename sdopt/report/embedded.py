@@ -18,8 +18,9 @@ from sdopt.report.tables import ranking
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
 
-_BEGIN = re.compile(r"^<!-- sdopt:(\S+)(?: (\S+))? -->$", re.MULTILINE)
 _END = "<!-- sdopt:end -->"
+_BLOCK = re.compile(r"^(<!-- sdopt:(?!end )(\S+)(?: (\S+))? -->)$.*?(?=^<!-- sdopt:|\Z)", re.MULTILINE | re.DOTALL)
+"""The mark that begins a block, with what follows up to the next mark."""
 
 
 def embed(page: Path, more: Mapping[str, Callable[[Path], str]]) -> str:
@@ -37,26 +38,24 @@ def embed(page: Path, more: Mapping[str, Callable[[Path], str]]) -> str:
         text = page.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{page}: cannot be read as text: {error}") from error
-    parts, reached = [], 0
-    for begin in _BEGIN.finditer(text):
-        if begin.group() == _END:
-            continue
-        line, where = text.count("\n", 0, begin.start()) + 1, begin.group()
-        end = text.find(_END, begin.end())
-        following = _BEGIN.search(text, begin.end())
-        if end < 0 or following is None or following.start() != end:
-            raise UsageError(f"{page}:{line}: {where} has no {_END} after it")
-        kind, folder = begin.groups()
+
+    def block(found: re.Match[str]) -> str:
+        begin, kind, folder = found.groups()
+        line = text.count("\n", 0, found.start()) + 1
+        where = f"{page}:{line}: {begin}"
+        if not text.startswith(_END, found.end()):
+            raise UsageError(f"{where} has no {_END} after it")
         if kind not in {*KINDS, *more} or folder is None:
             known = " or ".join(f"<!-- sdopt:{name} FOLDER -->" for name in (*KINDS, *more))
-            raise UsageError(f"{page}:{line}: {where} is not {known}")
+            raise UsageError(f"{where} is not {known}")
         source = page.parent / folder
         content = more[kind](source) if kind in more else KINDS[kind](summary_of(read_result(source)), folder)
-        parts += [text[reached : begin.end()], f"\n\n{content.strip()}\n\n"]
-        reached = end
-    if not parts:
+        return f"{begin}\n\n{content.strip()}\n\n"
+
+    embedded, count = _BLOCK.subn(block, text)
+    if not count:
         raise UsageError(f"{page}: has no block; begin one with <!-- sdopt:table FOLDER --> and end it with {_END}")
-    return "".join([*parts, text[reached:]])
+    return embedded
 
 
 def _table(summary: Summary, folder: str) -> str:

@@ -32,10 +32,8 @@ def announce(result: StudyResult, console: Console) -> None:
         console.print(line, style="bold", markup=False, highlight=False)
     options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
     # Names of combinations contain commas.
-    summary = (
-        f"{len(options)} against {result.baseline}: {'; '.join(options)}" if options else f"{result.baseline} alone"
-    )
-    console.print(summary, markup=False, highlight=False)
+    against = f"{len(options)} against {result.baseline}: {'; '.join(options)}"
+    console.print(against if options else f"{result.baseline} alone", markup=False, highlight=False)
     for row in result.candidates:
         if row.status is Status.SKIPPED:
             console.print(f"not measured: {row.name}: {row.reason}", style="dim", markup=False, highlight=False)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Gallery, Notes, Page, Prose, Section, Table
+from sdopt.report.blocks import Block, Chart, Code, Facts, Fold, Gallery, Notes, Page, Prose, Table
 
 
 def markdown_page(page: Page) -> bytes:
@@ -15,17 +15,11 @@ def _lines(page: Page, level: int) -> Iterator[str]:
     yield f"{'#' * level} {escaped(page.title)}\n"
     yield " · ".join(f"{name}: {escaped(value)}" for name, value in page.summary) + "\n"
     for section in page.sections:
-        yield from _section(section, level + 1)
+        if text := written(section.blocks):
+            yield f"{'#' * (level + 1)} {section.title}\n"
+            yield text
     for study in page.studies:
         yield from _lines(study, level + 1)
-
-
-def _section(section: Section, level: int) -> Iterator[str]:
-    if section.folded:
-        yield written([Fold(section.title, section.blocks)])
-    elif text := written(section.blocks):
-        yield f"{'#' * level} {section.title}\n"
-        yield text
 
 
 def written(blocks: Sequence[Block]) -> str:

@@ -16,12 +16,8 @@ from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, sampling_text, seconds_text, shortened, start_words
 
 
-def notes_of(summary: Summary) -> list[str]:
-    """Returns all notes that a reader of the tables needs."""
-    return list(_notes(summary))
-
-
-def _notes(summary: Summary) -> Iterator[str]:
+def notes_of(summary: Summary) -> Iterator[str]:
+    """Yields all notes that a reader of the tables needs."""
     result, sessions = summary.result, len(summary.result.sessions)
     if len(result.shapes) > 1:
         yield (
@@ -64,12 +60,8 @@ _MEMORY = {
 }
 
 
-def caveats_of(summary: Summary) -> list[str]:
-    """Returns what the verdicts rest on, and what speaks against them: the notes that come first."""
-    return list(filter(None, _caveats(summary)))
-
-
-def _caveats(summary: Summary) -> Iterator[str]:
+def caveats_of(summary: Summary) -> Iterator[str]:
+    """Yields what the verdicts rest on, and what speaks against them: the notes that come first."""
     result, sampling = summary.result, sampling_text(summary.result)
     if result.is_imported:
         yield (
@@ -80,9 +72,7 @@ def _caveats(summary: Summary) -> Iterator[str]:
         drifts = [abs(drift - 1) for drift in result.schedule.drift.values()]
         drift = f" Drift of the baseline over a block: at most {100 * max(drifts):.1f} %." if drifts else ""
         yield f"{sampling}.{drift}"
-    yield _floor_note(result)
-    yield _rounds_note(result)
-    yield _precision_note(result)
+    yield from filter(None, (_floor_note(result), _rounds_note(result), _precision_note(result)))
     if restless := unsettled(result):
         way_out = "raise protocol.warmup, or let the machine reach a steady temperature"
         yield f"Never settled: {shortened('; '.join(restless))}: {way_out}."
@@ -154,14 +144,10 @@ def _rounds_note(result: StudyResult) -> str:
     # Several causes together may exceed the limit that none of them does alone.
     least = limit if max(causes.values()) > limit else 0.0
     named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
-    uses = [
-        f"{number} {use}"
-        for number, use in (
-            (counts.left_out, "left out"),
-            (counts.undecided, "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"),
-        )
-        if number
-    ]
+    uses = [f"{counts.left_out} left out"] if counts.left_out else []
+    if counts.undecided:
+        anyway = "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"
+        uses.append(f"{counts.undecided} {anyway}")
     return (
         f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "
         f"({', '.join([*named, f'limit {100 * limit:g} %'])}); {', '.join(uses)}."

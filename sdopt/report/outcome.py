@@ -82,10 +82,6 @@ def _opened(content: bytes | None, absent: str) -> "Image":
 
 
 def load_result(path: str | Path) -> Outcome:
-    """Reads a `result.json`, or the one in a run's folder.
-
-    Raises:
-        UsageError: there is none, or it cannot be read.
-    """
+    """Reads a `result.json`, or the one in a run's folder. Raises UsageError if there is none, or it is damaged."""
     found = Path(path)
     return Outcome.of(read_result(found), found if found.is_dir() else found.parent)

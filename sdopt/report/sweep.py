@@ -1,6 +1,5 @@
 """Reads the results of a command's jobs from their folders: the exit code, and for a sweep its answer and one table."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,9 +12,8 @@ from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.tables import images_cell, memory_cell, speed_cell, word
+from sdopt.report.tables import images_cell, memory_cell, ratio_cell, speed_cell, word
 from sdopt.schema import WORK
-from sdopt.statistics.figures import bounds_text
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Row, Summary, described, rank_of, summary_of
 from sdopt.statistics.words import seconds_parts
@@ -157,9 +155,7 @@ class Job:
     @property
     def rank(self) -> tuple[bool, float]:
         """Its place: the largest gain first, and what has none last."""
-        if self.row is None:
-            return True, 0.0
-        return rank_of(self.row)
+        return rank_of(self.row) if self.row else (True, 0.0)
 
 
 def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool) -> Table:
@@ -169,11 +165,11 @@ def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool)
         if job.row is None:
             rows.append([job.name, job.label, "", word(job.status), "", "", "", "", job.because])
             continue
-        ratio, (before, after) = job.row.speedup, _times(job.row, summaries[job.number])
+        before, after = _times(job.row, summaries[job.number])
         rows.append([
             job.name,
             job.label,
-            Cell(f"{ratio.interval.estimate:.2f}×", bounds_text(ratio.interval)) if ratio else Cell(),
+            ratio_cell(job.row.speedup.interval if job.row.speedup else None),
             word(Status.OK) if job.row.is_baseline and job.row.status is Status.OK else speed_cell(job.row),
             Cell(after, f"from {before}" if before else ""),
             memory_cell(job.row),
@@ -219,14 +215,8 @@ def read_sweep(folder: Path) -> Sweep:
 
 def _jobs(folder: Path) -> set[str]:
     """Returns the folders of a sweep's jobs: `hydra.sweep.subdir` may put them at any depth, as in `a/b=1`."""
-    found: set[Path] = set()
     deep = (folder / "multirun.yaml").is_file()
-    for here, folders, files in os.walk(folder):
-        path = Path(here)
-        if path != folder and (".hydra" in folders or {"result.json", "error.json"} & set(files)):
-            found.add(path)
-            folders.clear()  # what lies in a job's folder is its own
-        elif path != folder and not deep:
-            folders.clear()
-        folders[:] = [name for name in folders if name != ".hydra"]
-    return {path.relative_to(folder).as_posix() for path in found}
+    marked = folder.glob("**/*" if deep else "*/*")
+    found = {path.parent for path in marked if path.name in (".hydra", "result.json", "error.json")} - {folder}
+    # What lies in a job's folder is its own.
+    return {path.relative_to(folder).as_posix() for path in found if not found & {*path.parents}}

@@ -1,7 +1,7 @@
 """The tables of a study as blocks: the ranking, several shapes, effects, images; and all of it as a data frame."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from csv import DictWriter
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,29 +24,34 @@ from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_te
 if TYPE_CHECKING:
     import pandas as pd
 
-Column = tuple[str, Callable[[Row], Cell]]
-"""A heading, and what a row has below it."""
-
 
 def ranking(summary: Summary) -> Table:
     """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
     judged = any(row.decision for row in summary.rows)
     images = "images" if judged else "images (not judged)"
-    found: list[Column] = [
-        ("variant", lambda row: Cell(row.name)),
-        *_speedups(summary),
-        ("speed", speed_cell),
-        ("time", _time),
-        ("memory", memory_cell),
-        (images, lambda row: images_cell(row, judged)),
-        ("gate", lambda row: word(row.decision)),
-        ("step", _steps),
+    shapes = summary.result.shapes
+    speedups = [f"speed-up, {shape}" if len(shapes) > 1 else "speed-up" for shape in shapes]
+    rows = [
+        [
+            Cell(row.name),
+            *_speedups(row),
+            speed_cell(row),
+            _time(row),
+            memory_cell(row),
+            images_cell(row, judged),
+            word(row.decision),
+            _steps(row),
+        ]
+        for row in summary.rows
     ]
-    headings = [heading for heading, _ in found]
-    numbers = [heading for heading in headings if heading.startswith(("speed-up", "time", "memory"))]
-    spare = ("time", "step", images, "memory", *numbers[-3::-1])
-    cells = [[of(row) for _, of in found] for row in summary.rows]
-    return Table(headings, cells, numbers, spare, needless=("time", "step", "memory")).filled()
+    headings = ["variant", *speedups, "speed", "time", "memory", images, "gate", "step"]
+    spare = ("time", "step", images, "memory", *reversed(speedups))
+    return Table(headings, rows, [*speedups, "time", "memory"], spare, needless=("time", "step", "memory")).filled()
+
+
+def ratio_cell(ratio: Interval | None) -> Cell:
+    """Returns a cell with a ratio and its bounds; an empty one for None."""
+    return Cell(f"{ratio.estimate:.2f}×", bounds_text(ratio)) if ratio else Cell()
 
 
 def word(verdict: StrEnum | None) -> Cell:
@@ -79,18 +84,10 @@ def _time(row: Row) -> Cell:
     return Cell(*seconds_parts(row.figures.latency)) if row.figures.latency and row.status.timed else Cell()
 
 
-def _speedups(summary: Summary) -> list[Column]:
-    """Returns a column of speed-ups for each shape of the study."""
-
-    def at(index: int) -> Callable[[Row], Cell]:
-        def cell(row: Row) -> Cell:
-            ratio = row.figures.shapes[index].overall.get("speedup") if row.speedup else None
-            return Cell(f"{ratio.interval.estimate:.2f}×", bounds_text(ratio.interval)) if ratio else Cell()
-
-        return cell
-
-    shapes = summary.result.shapes
-    return [(f"speed-up, {shape}" if len(shapes) > 1 else "speed-up", at(n)) for n, shape in enumerate(shapes)]
+def _speedups(row: Row) -> list[Cell]:
+    """Returns the speed-up at each shape."""
+    ratios = [at.overall.get(SPEEDUP.name) if row.speedup else None for at in row.figures.shapes]
+    return [ratio_cell(ratio.interval if ratio else None) for ratio in ratios]
 
 
 def _steps(row: Row) -> Cell:
@@ -159,11 +156,7 @@ def _effect(effect: Effect) -> tuple[Cell | str, ...]:
         first, *others = effect.aliased_with
         more = f" and {len(others)} other{'s' if len(others) > 1 else ''}" if others else ""
         return kind, " × ".join(effect.options), f"aliased with {first}{more}", ""
-    speed, memory = (
-        Cell(f"{found.estimate:.2f}×", bounds_text(found)) if found else ""
-        for found in (effect.speedup, effect.memory_ratio)
-    )
-    return kind, " × ".join(effect.options), speed, memory
+    return kind, " × ".join(effect.options), ratio_cell(effect.speedup), ratio_cell(effect.memory_ratio)
 
 
 BROKEN = "broken"
@@ -327,34 +320,23 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    facts, figures, names = _records(summary)
-    frame = pd.DataFrame(facts)
-    whole = frame.fillna("").join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
-    return whole[_first_columns([*whole.columns])]
+    return pd.DataFrame(_records(summary))
 
 
 def to_csv(summary: Summary) -> str:
     """Returns the rows of `to_dataframe` as CSV, without importing pandas."""
-    facts, figures, names = _records(summary)
-    text = StringIO()
-    writer = DictWriter(
-        text, _first_columns([*dict.fromkeys(name for row in facts for name in row), *names]), lineterminator="\n"
-    )
+    text, rows = StringIO(), _records(summary)
+    writer = DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    for row, figure in zip(facts, figures, strict=True):
-        known = {name: float(value) for name, value in figure.items() if value is not None and not math.isnan(value)}
-        writer.writerow(row | known)
+    for row in rows:
+        writer.writerow(
+            {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+        )
     return text.getvalue()
 
 
-def _first_columns(names: list[str]) -> list[str]:
-    """Returns the columns of a table in order: since a notebook shows no more, the answer comes first."""
-    first = ["variant", *(name for name in ("speedup", "latency/p50_s", "memory_ratio") if name in names)]
-    return [*first, *(name for name in names if name not in first)]
-
-
-def _records(summary: Summary) -> tuple[list[dict[str, Any]], list[dict[str, float]], list[str]]:
-    """Returns facts and figures of the baseline and of each comparison, and the names of the figures."""
+def _records(summary: Summary) -> list[dict[str, Any]]:
+    """Returns a row for the baseline and for each comparison: facts, then figures, in the same columns."""
     result, order = summary.result, [row.name for row in summary.rows]
     rows = sorted(
         summary.figures, key=lambda one: len(order) if one.variant.is_control else order.index(one.variant.name)
@@ -373,7 +355,11 @@ def _records(summary: Summary) -> tuple[list[dict[str, Any]], list[dict[str, flo
         for row in rows
     ]
     figures = [row.flat for row in rows]
-    return facts, figures, list(dict.fromkeys(name for flat in figures for name in flat))
+    texts = dict.fromkeys((name for row in facts for name in row), "")
+    numbers = dict.fromkeys((name for row in figures for name in row), math.nan)
+    first = ["variant", *(name for name in ("speedup", "latency/p50_s", "memory_ratio") if name in numbers)]
+    empty: dict[str, Any] = dict.fromkeys(first) | texts | numbers
+    return [empty | told | known for told, known in zip(facts, figures, strict=True)]
 
 
 def _verdicts(summary: Summary, figures: Figures) -> dict[str, str]:

@@ -32,31 +32,16 @@ _NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 """What XML 1.0 cannot hold (a surrogate could not even be encoded) or discourages: control characters."""
 
 
-def verdict_rows(judgements: Sequence[Judgement]) -> Table:
-    """Returns a table with a row for each comparison."""
-    rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in judgements]
-    return Table(("variant", "against", "contract", "gate", "because"), rows)
-
-
-def verdict_blocks(result: StudyResult, judgements: Sequence[Judgement]) -> list[Block]:
-    """Returns the verdicts of a gate with their reasons, for a terminal."""
-    return [
-        Prose(f"gate: {result.gate}", strong=True),
-        verdict_rows(judgements),
-        Notes(_short_notes(result, judgements)),
+def verdict_blocks(result: StudyResult) -> list[Block]:
+    """Returns a table with a row for each comparison that a gate has judged, and notes on it."""
+    rows = [
+        (j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in result.judgements
     ]
+    table = Table(("variant", "against", "contract", "gate", "because"), rows)
+    return [table, Notes([_BOUNDS, *_claims(result.judgements), *spent_of(result)])]
 
 
-def verdict_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    """Returns the notes on the verdicts, with the floors of every metric that was judged."""
-    return [*_short_notes(result, judgements), *floors_of(result)]
-
-
-def _short_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    return [_BOUNDS, *claims_of(judgements), *spent_of(result)]
-
-
-def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
+def verdict_markdown(summary: Summary) -> str:
     """Returns the verdicts as Markdown, with every ruling below them."""
     rulings = [
         (
@@ -68,25 +53,25 @@ def verdict_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
             _figure(r.margin),
             r.text,
         )
-        for j in judgements
+        for j in summary.result.judgements
         for r in j.rulings
     ]
     heads = ("variant", "rule", "gate", "estimate", "one-sided bounds", "limit", "reason")
     blocks: list[Block] = [
-        verdict_rows(judgements),
-        Notes(verdict_notes(summary.result, judgements)),
+        *verdict_blocks(summary.result),
+        Notes(floors_of(summary.result)),
         Fold(f"All {len(rulings)} rules", [Table(heads, rulings)]),
     ]
     return f"## sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})\n\n{written(blocks)}"
 
 
-def summary_markdown(summary: Summary, judgements: Sequence[Judgement]) -> str:
+def summary_markdown(summary: Summary) -> str:
     """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts."""
     first = written([Prose(summary.sentence, strong=True), ranking(summary)])
-    return f"{first}\n{verdict_markdown(summary, judgements)}"
+    return f"{first}\n{verdict_markdown(summary)}"
 
 
-def claims_of(judgements: Sequence[Judgement]) -> list[str]:
+def _claims(judgements: Sequence[Judgement]) -> list[str]:
     """Returns which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
     claims = [(j, metric) for j in judgements for metric in j.claims]
     kept = [
@@ -120,12 +105,13 @@ def floors_of(result: StudyResult) -> list[str]:
 def _because(judgement: Judgement) -> str:
     """Returns the reasons of the verdict; rules with the same reason are merged. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
-        return "; ".join([f"all {len(judgement.rulings)} rules", *([judgement.note] if judgement.note else [])])
+        return "; ".join(filter(None, [f"all {len(judgement.rulings)} rules", judgement.note]))
     by_reason: dict[str, list[str]] = {}
-    for ruling in [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]:
-        by_reason.setdefault(ruling.because, []).append(_rule_name(ruling))
+    for ruling in judgement.rulings:
+        if ruling.verdict is judgement.verdict:
+            by_reason.setdefault(ruling.because, []).append(_rule_name(ruling))
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    return "; ".join([*reasons, *([judgement.note] if judgement.note else [])])
+    return "; ".join(filter(None, [*reasons, judgement.note]))
 
 
 def _rule_name(ruling: Ruling) -> str:
@@ -137,7 +123,7 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def verdict_json(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+def verdict_json(summary: Summary) -> bytes:
     """Returns the verdicts on each variant, best first, and every judgement with its rulings, as JSON."""
     result = summary.result
     content = {
@@ -146,7 +132,7 @@ def verdict_json(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
         "gate": result.gate,
         "answer": summary.sentence,
         "variants": [verdicts_of(row) for row in summary.candidates],
-        "judgements": [asdict(j) | {"gate": decision_of(j.verdict)} for j in judgements],
+        "judgements": [asdict(j) | {"gate": decision_of(j.verdict)} for j in result.judgements],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
 
@@ -157,7 +143,7 @@ def verdicts_of(row: Row) -> dict[str, str]:
     return {name: str(verdict) for name, verdict in found.items() if verdict is not None}
 
 
-def junit(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
+def junit(summary: Summary) -> bytes:
     """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
 
     A suite for each comparison, a case for each rule; the verdicts are properties of a suite.
@@ -170,7 +156,7 @@ def junit(summary: Summary, judgements: Sequence[Judgement]) -> bytes:
     spent = {row.name: sum(map(sum, row.samples.values())) for row in result.variants}
     # A gate may have two rules of one test and metric, and readers keep one case of a name.
     times: Counter[tuple[str, str]] = Counter()
-    for number, judgement in enumerate(judgements):
+    for number, judgement in enumerate(result.judgements):
         verdicts = [ruling.verdict for ruling in judgement.rulings]
         failures = verdicts.count(Verdict.FAIL)
         name = _printable(f"{judgement.candidate} against {judgement.reference}")
@@ -215,15 +201,15 @@ def _printable(text: str) -> str:
     return _NO_CHARACTER.sub("�", text).strip()
 
 
-def write_verdicts(summary: Summary, judgements: Sequence[Judgement], folder: Path) -> None:
+def write_verdicts(summary: Summary, folder: Path) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder. Raises OSError."""
-    write_atomically(folder / "verdicts.json", verdict_json(summary, judgements))
-    write_atomically(folder / "verdicts.md", verdict_markdown(summary, judgements).encode())
-    write_atomically(folder / "verdicts.xml", junit(summary, judgements))
-    append_step_summary(summary, judgements)
+    write_atomically(folder / "verdicts.json", verdict_json(summary))
+    write_atomically(folder / "verdicts.md", verdict_markdown(summary).encode())
+    write_atomically(folder / "verdicts.xml", junit(summary))
+    append_step_summary(summary)
 
 
-def append_step_summary(summary: Summary, judgements: Sequence[Judgement]) -> None:
+def append_step_summary(summary: Summary) -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set, as far as GitHub takes it.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
@@ -232,16 +218,14 @@ def append_step_summary(summary: Summary, judgements: Sequence[Judgement]) -> No
     if not target:
         return
     try:
-        # Opening a pipe that nobody reads would block.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
-        with os.fdopen(os.open(target, flags, 0o644), "ab") as stream:
-            room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
+        with Path(target).open("ab") as stream:
+            room = _SUMMARY_BYTES - stream.tell()
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
-            stream.write(_shortened(summary_markdown(summary, judgements) + "\n", room))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        print_problems([f"GITHUB_STEP_SUMMARY={target}: the summary cannot be written ({reason}); verdicts are kept"])
+            stream.write(_shortened(summary_markdown(summary) + "\n", room))
+    except OSError as error:
+        said = f"the summary cannot be written ({error.strerror}); verdicts are kept"
+        print_problems([f"GITHUB_STEP_SUMMARY={target}: {said}"])
 
 
 _SUMMARY_BYTES = 1000 * 1024

@@ -175,7 +175,7 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
     tags.pop(STUDY, None)
     tags |= {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
     tags |= {_SEARCH: folder.name}
-    started = time_of(record.started, "") if record.started else int(1000 * time.time())
+    started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
     run = Run(

@@ -1,14 +1,13 @@
 """What sdopt asks of MLflow, in a process of its own: the only module that imports it; `store` starts the process.
 
 So MLflow's settings, loggers and environment never meet those of the caller, and a deadline ends even a client that
-retries by itself. Whatever a function created is deleted again if it cannot end.
+retries by itself. What a function had begun when it failed is deleted, and else replaced when the same is logged again.
 """
 
 import json
 import logging
 import os
 import re
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,10 +70,6 @@ _PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 6000, 800, 100, 50_000
 BEGUN = "begun"
 """What the process says when the deadline of a request begins."""
 
-CLEANING_S = 10.0
-"""Time for deleting what was begun, after the deadline."""
-
-
 notes: list[str] = []
 """What a request has to say to the user besides its answer."""
 
@@ -98,29 +93,19 @@ class Picture:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of MLflow shall hold, and the runs below it.
-
-    Attributes:
-        name: its name in lists.
-        tags: its tags.
-        status: `FINISHED`, `KILLED` or `FAILED`, once it is complete.
-        started: in milliseconds since 1970; None is now. MLflow lists the latest run first.
-        ended: likewise.
-        parameters: its parameters.
-        metrics: its metrics.
-        files: the content, or the file, of each artifact, by its path.
-        pictures: images.
-        below: the runs below it.
-    """
+    """What a run of MLflow shall hold, and the runs below it."""
 
     name: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     status: str = "FINISHED"
+    """`FINISHED`, `KILLED` or `FAILED`, once it is complete."""
     started: int | None = None
+    """In milliseconds since 1970, as `ended`; None is now. MLflow lists the latest run first."""
     ended: int | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, bytes | Path] = field(default_factory=dict)
+    """The content, or the file, of each artifact, by its path."""
     pictures: Sequence[Picture] = ()
     below: Sequence["Run"] = ()
 
@@ -133,8 +118,10 @@ class Logged(NamedTuple):
     new: bool
 
 
-class _LateError(BaseException):
-    """The deadline has passed. Not an Exception, because MLflow's client catches those."""
+def late(cause: str, tracking: Tracking, deadline_s: float) -> TrackingError:
+    """Returns the error of a request whose deadline has passed."""
+    advice = "; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else ""
+    return TrackingError(f"{cause} within {deadline_s:g} s{advice}")
 
 
 def serve(channel: Connection) -> None:
@@ -170,9 +157,9 @@ def serve(channel: Connection) -> None:
 def perform(
     tracking: Tracking, deadline_s: float, begun: Callable[[], None], function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Calls `function(client, tracking, *arguments)` before a deadline; tries again what passes, such as a locked file.
+    """Calls `function(client, tracking, *arguments)`; until a deadline, tries again what passes, as of a locked file.
 
-    `begun` is called once no other process writes the same database.
+    `begun` is called once no other process writes the same database. Who asks ends a call that outlasts the deadline.
 
     Raises:
         RefusedError: the user has to change something.
@@ -180,40 +167,27 @@ def perform(
     """
     from mlflow import MlflowClient
 
-    def late(*_: object) -> None:
-        raise _LateError
-
-    before = signal.signal(signal.SIGALRM, late)
     # A database is written by one process at a time, also if containers share no other folder than its own.
     file = file_of(tracking)
     if file is not None:
         with suppress(OSError):  # said where it is opened
             file.parent.mkdir(parents=True, exist_ok=True)
-    cause, pause = "", 0.5
     with exclusive(Path(f"{file}.lock")) if file else nullcontext():
         begun()
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
-        try:
-            while True:
-                try:
-                    _require_database(tracking)
-                    return function(MlflowClient(tracking_uri=address_of(tracking)), tracking, *arguments)
-                except SdoptError:
-                    raise
-                except Exception as error:
-                    cause = cause_of(error)
-                    if not any(words in str(error) for words in _PASSING):
-                        raise _explained(error, tracking) from error
-                    time.sleep(pause)
-                    pause *= 2
-        except _LateError:
-            raise TrackingError(
-                f"{cause or 'no complete answer'} within {deadline_s:g} s"
-                + ("; allow more with tracking.deadline_s=…" if deadline_s == tracking.deadline_s else "")
-            ) from None
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        end, pause = time.monotonic() + deadline_s, 0.5
+        while True:
+            try:
+                _require_database(tracking)
+                return function(MlflowClient(tracking_uri=address_of(tracking)), tracking, *arguments)
+            except SdoptError:
+                raise
+            except Exception as error:
+                if not any(words in str(error) for words in _PASSING):
+                    raise _explained(error, tracking) from error
+                if time.monotonic() + pause > end:
+                    raise late(cause_of(error), tracking, deadline_s) from error
+            time.sleep(pause)
+            pause *= 2
 
 
 def _require_database(tracking: Tracking) -> None:
@@ -275,8 +249,12 @@ def is_server(tracking: Tracking) -> bool:
 
 # Errors ---------------------------------------------------------------------------------------------------------------
 
-_PASSING = ("database is locked", "OperationalError) table", "DuplicateTable", "UniqueViolation", "UNIQUE constraint")
-"""Errors of a database while another process writes it, creates its schema, or adds the same row first."""
+_PASSING = (
+    *("database is locked", "OperationalError) table", "DuplicateTable"),
+    *("UniqueViolation", "UNIQUE constraint", "IntegrityError"),
+)
+"""Errors of a database while another process writes it, creates its schema, or adds the same row first, such as an
+experiment or a tag of it: MLflow looks whether there is one, and then adds it."""
 
 _CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 
@@ -363,17 +341,9 @@ def put(
 ) -> Logged:
     """Logs a run and those below it, once, and deletes earlier ones of the same.
 
-    Several processes, also of several machines, may log the same at once: one of theirs is kept, whole.
-
-    Args:
-        client: MLflow's.
-        tracking: the store.
-        experiment: the name of the experiment, if there is no such run in another, as in one that was renamed.
-        run: what to log.
-        mine: queries that find the same run, and those below it.
-        digest: identifies the content: a run that has it is complete.
-        adopted: queries for runs of others that are put below it.
-        note: the experiment's note.
+    Several processes, also of several machines, may log the same at once: one of theirs is kept, whole. The queries
+    `mine` find the same run and those below it, also in an experiment that was renamed; a run that has the `digest` is
+    complete. `adopted` are queries for runs of others that are put below it, `note` is the experiment's.
     """
     found = _found(client, mine, experiment)
     home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
@@ -383,18 +353,18 @@ def put(
     while True:
         if (kept := _whole(found, digest)) is None:
             new = True
+            if note is not None:
+                client.set_experiment_tag(home, NOTE, note)
             created: list[str] = []
             try:
                 kept = _create(client, home, run, None, created)
                 client.set_tag(kept, DIGEST, digest)
-            except BaseException as error:
+            except Exception:
                 # Another process has logged the same meanwhile, and has deleted what this one began.
-                kept = _whole(_found(client, mine, experiment), digest) if isinstance(error, Exception) else None
+                kept = _whole(_found(client, mine, experiment), digest)
                 if kept is None:
                     _delete(client, created)
                     raise
-            if note is not None:
-                _tag_experiment(client, home, NOTE, note)
             found = _found(client, mine, experiment)
             kept = _whole(found, digest) or kept
         _delete(client, [r.info.run_id for r in found if kept not in (r.info.run_id, r.data.tags.get(PARENT))])
@@ -415,18 +385,10 @@ def amend(
     changes: Mapping[str, Run],
     replace: bool = True,
 ) -> str:
-    """Adds to the runs that queries find: metrics, artifacts, then tags; to "" what the run above all gets.
+    """Adds to the runs that queries find: metrics, artifacts, then tags; returns the id of the run above all, or "".
 
-    Args:
-        client: MLflow's.
-        tracking: the store.
-        experiment: the name of the experiment.
-        mine: queries that find the runs.
-        changes: what each run gets, by the name of its variant.
-        replace: whether an artifact takes the place of one of the same name.
-
-    Returns:
-        the id of the run above all; "" if there is none.
+    `changes` are what each run gets, by the name of its variant, and by "" the run above all. An artifact takes the
+    place of one of the same name, or does not (`replace`).
     """
     above = ""
     for found in sorted(
@@ -435,7 +397,7 @@ def amend(
         run = str(found.info.run_id)
         top = found.data.tags.get(ROLE) in ("study", "sweep")
         above = run if top else above
-        change = changes.get("" if top else _variant_of(found))
+        change = changes.get("" if top else found.data.tags[VARIANT])
         if change is None:
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
@@ -449,8 +411,7 @@ def amend(
 def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, str | None]:
     """Returns the `result.json` of a study's run or of one of its variants, and the name of that variant.
 
-    Raises:
-        UsageError: there is no such run, or no result among its artifacts.
+    Raises UsageError if there is no such run, or no result among its artifacts.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -472,7 +433,7 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
         raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
     with tempfile.TemporaryDirectory() as below:
         content = Path(client.download_artifacts(top, "result.json", below)).read_bytes()
-    return content, _variant_of(found) if top != run else None
+    return content, found.data.tags.get(VARIANT) if top != run else None
 
 
 def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
@@ -488,23 +449,15 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
 
 def _experiment(client: "MlflowClient", tracking: Tracking, name: str) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
-    from mlflow.exceptions import MlflowException
-
     tags, file = _experiment_tags(), file_of(tracking)
     found = client.get_experiment_by_name(name)
     if found is None:
-        try:
-            home = {_HOME: str(file)} if file else {}
-            return str(client.create_experiment(name, place_of(tracking, name), tags | home))
-        except MlflowException:
-            # Another process made it in the meantime.
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise
+        home = {_HOME: str(file)} if file else {}
+        return str(client.create_experiment(name, place_of(tracking, name), tags | home))
     _require_active(found, tracking)
     for key, value in tags.items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
-            _tag_experiment(client, found.experiment_id, key, value)
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
@@ -539,21 +492,6 @@ def _bars(metric: str) -> dict[str, Any]:
     return {"type": "BAR", "metricKey": metric, "runsCountToCompare": 20, **place}
 
 
-def _tag_experiment(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
-    """Sets a tag of an experiment, which processes that log different studies may do at the same time.
-
-    MLflow looks for the tag first, and then adds or changes it: if two processes find none, the second one fails.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.set_experiment_tag(experiment, key, value)
-    except MlflowException as error:
-        if not any(words in str(error) for words in ("UniqueViolation", "IntegrityError")):
-            raise
-        client.set_experiment_tag(experiment, key, value)
-
-
 def _found(client: "MlflowClient", queries: Sequence[str], experiment: str) -> list["LoggedRun"]:
     """Returns the runs that queries find, in the experiment of a name and in all that sdopt has made."""
     if not queries:
@@ -573,14 +511,10 @@ def _whole(runs: Sequence["LoggedRun"], digest: str) -> str | None:
 
 
 def _delete(client: "MlflowClient", runs: Sequence[str]) -> None:
-    """Deletes runs as far as the store answers, also after the deadline; others may have deleted some already."""
-    left_s, begun = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, max(CLEANING_S, left_s))
-    with suppress(Exception, _LateError):
+    """Deletes runs as far as the store answers; others may have deleted some already."""
+    with suppress(Exception):
         for run in runs:
             client.delete_run(run)
-    # What follows has what is left of the deadline, if that has not passed.
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s - (time.monotonic() - begun)) if left_s else 0)
 
 
 def _create(client: "MlflowClient", experiment: str, run: Run, above: str | None, created: list[str]) -> str:
@@ -641,11 +575,6 @@ def _sent(send: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     return True
 
 
-def _variant_of(run: "LoggedRun") -> str:
-    """Returns the name of the variant whose run this is; runs of earlier versions have no tag of it."""
-    return str(run.data.tags.get(VARIANT, run.info.run_name))
-
-
 # Where artifacts lie --------------------------------------------------------------------------------------------------
 
 
@@ -659,11 +588,7 @@ def place_of(tracking: Tracking, experiment: str) -> str | None:
 
 
 def _place(client: "MlflowClient", tracking: Tracking, experiment: str) -> str:
-    """Returns where an experiment has had its artifacts since it was made.
-
-    Raises:
-        RefusedError: `tracking.artifacts` names another place.
-    """
+    """Returns where an experiment has its artifacts. Raises RefusedError if `tracking.artifacts` is another place."""
     found = client.get_experiment(experiment)
     location, named = str(found.artifact_location), place_of(tracking, found.name)
     own = tracking.artifacts is not None and Path(tracking.artifacts) != Path(Tracking().artifacts or "").resolve()

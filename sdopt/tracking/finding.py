@@ -92,14 +92,10 @@ def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
 
 
 def write_report(source: Found, output: Path | None = None) -> list[Path]:
-    """Writes `report.html` and `report.md`; returns their paths.
+    """Writes `report.html` and `report.md` of a result, or one of all jobs of a sweep; returns their paths.
 
-    Args:
-        source: the results to report on; all jobs of a sweep have one report.
-        output: the folder to write to; None is the result's own, and `outputs/reports/<id>` for an MLflow run.
-
-    Raises:
-        UnavailableError: the folder cannot be written.
+    Without `output` the folder is the result's own, and `outputs/reports/<id>` for an MLflow run. Raises
+    UnavailableError if it cannot be written.
     """
     from sdopt.report.page.sections import study_page, sweep_page  # draws charts, whose library takes time to load
 

@@ -53,8 +53,8 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         name=run_name(result, folder.name),
         tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
-        started=time_of(result.started, result.started),
-        ended=time_of(result.finished, result.started),
+        started=time_of(result.started),
+        ended=time_of(result.finished or result.started),
         parameters=study_parameters(result, result.config),
         metrics=study_metrics(summary),
         # Not from the files, which may be outdated if the disk is full.
@@ -71,13 +71,9 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
 
 
 def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> str | None:
-    """Updates the runs of a logged study with a gate's later verdicts.
+    """Updates the runs of a logged study with a gate's later verdicts; returns the id of its run, None if it has none.
 
-    Returns:
-        the id of the study's run; None if it was not logged there.
-
-    Raises:
-        TrackingError: the server cannot be reached or refuses.
+    Raises TrackingError if the server cannot be reached or refuses.
     """
     if tracking.kind == "none" or not store_exists(tracking):
         return None
@@ -93,10 +89,7 @@ def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> st
 
 
 def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
-    """Reads the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
-
-    Returns:
-        the study, and the name of the variant whose run this is; None for the study's own.
+    """Returns the study that a run belongs to, and the name of the variant whose run it is; None for the study's own.
 
     Raises:
         UsageError: there is no such run, it is not a study's run, or its result cannot be read.
@@ -186,9 +179,9 @@ _NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
 """What the key of an image in MLflow cannot hold."""
 
 
-def time_of(moment: str | None, fallback: str) -> int:
+def time_of(moment: str) -> int:
     """Returns a recorded time in milliseconds since 1970, as MLflow needs it."""
-    return int(1000 * datetime.fromisoformat(moment or fallback).timestamp())
+    return int(1000 * datetime.fromisoformat(moment).timestamp())
 
 
 def note_of(text: str) -> str:
@@ -250,7 +243,7 @@ def study_tags(summary: Summary) -> dict[str, str]:
 def judged_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run that change when a gate judges later."""
     result = summary.result
-    verdicts = [verdict_markdown(summary, result.judgements)] if result.judgements else []
+    verdicts = [verdict_markdown(summary)] if result.judgements else []
     own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
     return {
         NOTE: note_of("\n".join([*own, markdown_table(summary), *verdicts])),
@@ -261,9 +254,9 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 def study_metrics(summary: Summary) -> dict[str, float]:
     """Returns the few metrics of a study's run: the best speed-up with its images, and how many options pay."""
-    best = next((row for row in summary.rows if row.recommended and row.speedup), None)
-    found = {"options/tried": float(len(summary.candidates)), "options/recommended": 0.0}
-    found["options/recommended"] = float(sum(row.recommended for row in summary.candidates))
+    best = summary.best  # what has a speed-up stands before what has none
+    recommended = sum(row.recommended for row in summary.candidates)
+    found = {"options/tried": float(len(summary.candidates)), "options/recommended": float(recommended)}
     if any(row.decision for row in summary.candidates):
         found["options/passed"] = float(sum(row.decision is Decision.PASS for row in summary.candidates))
     if best is not None and best.speedup is not None:
@@ -277,15 +270,9 @@ def study_metrics(summary: Summary) -> dict[str, float]:
 def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: bool) -> Run:
     """Returns the run of a variant; of its images only those of the first prompts, to look at.
 
-    Raises:
-        UsageError: the result names an image that is not in its folder.
+    Raises UsageError if the result names an image that is not in its folder.
     """
     result = summary.result
-    started, ended = time_of(result.started, result.started), time_of(result.finished, result.started)
-    several = len(result.shapes) > 1
-    # If there is one shape, a variant's may differ from the study's.
-    shapes = result.shapes if several else variant.config.shapes[:1]
-    views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
@@ -293,31 +280,16 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
     ]
-    evidence = [
-        {
-            "replicate": m.replicate,
-            "session": m.session,
-            **({"shape": shape.name} if several else {}),
-            "axis": e.axis,
-            "option": e.option,
-            "engaged": e.engaged,
-            **e.facts,
-        }
-        for shape, at in views
-        for m in at.measurements
-        for e in m.shapes[0].evidence
-    ]
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
     return Run(
         name=variant.name,
         tags=variant_tags(summary, variant),
         status="FINISHED" if variant.status.measured else "FAILED",
-        started=started + rank,
-        ended=ended,
+        started=time_of(result.started) + rank,
+        ended=time_of(result.finished or result.started),
         parameters=variant_parameters(result, variant),
         metrics=logged_metrics(summary, variant),
-        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
         pictures=pictures,
     )
 

@@ -25,7 +25,6 @@ from sdopt.errors import HIDDEN, UsageError, command_line, print_problems, witho
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
-    CLEANING_S,
     NOTE,
     PARENT,
     VIEW,
@@ -35,6 +34,7 @@ from sdopt.tracking.client import (
     check,
     file_of,
     is_server,
+    late,
     pages,
     path_of,
     place_of,
@@ -52,6 +52,9 @@ _PATIENCE_S = 10.0
 
 _QUEUE = 10
 """Deadlines of other processes that one waits for."""
+
+_GRACE_S = 5.0
+"""Time after the deadline for what fails then, to say why and to delete what it has begun."""
 
 
 class _Process:
@@ -88,8 +91,8 @@ class _Process:
                         "another process holds it, which was perhaps stopped: let that one go on or end"
                     )
             begun = channel.recv()
-            if begun == BEGUN and not channel.poll(deadline_s + CLEANING_S + 5):
-                raise TrackingError(f"no complete answer within {deadline_s:g} s")
+            if begun == BEGUN and not channel.poll(deadline_s + _GRACE_S):
+                raise late("no complete answer", tracking, deadline_s)
             answer = channel.recv() if begun == BEGUN else begun
         except (EOFError, OSError) as error:
             raise TrackingError(f"the process that runs MLflow has ended{self._last_words()}") from error
@@ -123,11 +126,7 @@ atexit.register(_process.end)
 def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, deadline_s: float | None = None) -> T:
     """Calls `function(client, tracking, *arguments)` of `tracking.client` where MLflow runs.
 
-    Args:
-        function: the function, which is found there by its name.
-        tracking: the store; relative paths begin at the present working folder.
-        arguments: its further arguments.
-        deadline_s: seconds for all of it; None is `tracking.deadline_s`.
+    Relative paths begin at the present working folder; without `deadline_s`, it has `tracking.deadline_s` seconds.
 
     Raises:
         UsageError: MLflow is not installed; or what the function raises.
@@ -136,7 +135,10 @@ def ask(function: Callable[..., T], tracking: Tracking, *arguments: object, dead
     require_mlflow()
     _require_usable(tracking)
     limit = tracking.deadline_s if deadline_s is None else deadline_s
-    answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
+    try:
+        answer, notes, error = _process.ask(_located(tracking), limit, function, arguments)
+    except TrackingError as failed:
+        answer, notes, error = None, [], failed
     print_problems(notes)
     if isinstance(error, TrackingError):
         raise type(error)(f"{tracking.uri}: {error}")
@@ -163,18 +165,10 @@ def require_mlflow() -> None:
 
 
 def require_store(tracking: Tracking, experiment: str) -> str | None:
-    """Checks, before anything is measured, whether a store will take a result.
+    """Checks, before anything is measured, whether a store will take the result of an experiment.
 
-    Args:
-        tracking: the store.
-        experiment: the name of the experiment that the result will belong to.
-
-    Returns:
-        a warning, if a server does not answer now: it may answer when the study has ended; or if MLflow's own variable
-        names another store, which is not read.
-
-    Raises:
-        UsageError: only the user can change what keeps a result from being logged.
+    Returns a warning, if a server does not answer now: it may when the study has ended; or if MLflow's own variable
+    names another store, which is not read. Raises UsageError if only the user can change what is in the way.
     """
     if tracking.kind == "none":
         return None
@@ -304,9 +298,5 @@ def _page(experiment: str) -> str:
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
-    """Returns the page of each study in MLflow's UI, as a leaderboard, relative to the site.
-
-    Raises:
-        TrackingError: the store cannot be opened.
-    """
+    """Returns the page of each study in MLflow's UI, relative to the site. Raises TrackingError as `ask` does."""
     return {name: _page(experiment) for name, experiment in ask(pages, tracking).items()}

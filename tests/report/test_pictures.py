@@ -56,17 +56,16 @@ class TestSheets:
         assert {(3 * 16, 0, 0), (255, 0, 0)} <= found
 
 
-class TestPlots:
-    @pytest.mark.parametrize("design", ["explicit", "cumulative"])
-    def test_a_plot_of_the_comparisons_where_there_are_figures(self, result: StudyResult, design: str) -> None:
-        result.design = design
-        named = renamed(result, "bfloat16", "$cost$ [of] |it| <b> %d 'quoted' \"twice\"")
-        assert len(set(opened(study_plot(summary_of(named))).getdata())) > 10
-        for edge in result.comparisons:
-            edge.shapes[0].speedup = None
-        for row in result.variants:
-            row.measurements = []
-        assert {plot(summary_of(result)) for plot in (study_plot, tradeoff_picture, stages_picture)} == {None}
+@pytest.mark.parametrize("design", ["explicit", "cumulative"])
+def test_a_plot_of_the_comparisons_where_there_are_figures(result: StudyResult, design: str) -> None:
+    result.design = design
+    named = renamed(result, "bfloat16", "$cost$ [of] |it| <b> %d 'quoted' \"twice\"")
+    assert len(set(opened(study_plot(summary_of(named))).getdata())) > 10
+    for edge in result.comparisons:
+        edge.shapes[0].speedup = None
+    for row in result.variants:
+        row.measurements = []
+    assert {plot(summary_of(result)) for plot in (study_plot, tradeoff_picture, stages_picture)} == {None}
 
 
 class TestCatalog:

@@ -105,11 +105,10 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
         Said(row.name, str(row.speed or ""), str(row.images or "") if judged else "", str(row.decision or ""))
         for row in summary.rows
     ]
-    judgements = summary.result.judgements
     tables = {
         "table.md": of_markdown(markdown_table(summary)),
         "README": of_markdown(KINDS["table"](summary, "")),
-        "step summary": of_markdown(summary_markdown(summary, judgements)),
+        "step summary": of_markdown(summary_markdown(summary)),
         "page": of_page(summary, RECORDS / name),
         **{f"terminal of {width}": of_terminal(summary, width) for width in (80, 100, 120, 160)},
     }
@@ -140,11 +139,11 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
         assert str(kind) == (shown_row.images or "baseline")
 
     if judged:
-        data = json.loads(verdict_json(summary, judgements))
+        data = json.loads(verdict_json(summary))
         keys = ("variant", "speed", "images", "gate")
         said = [Said(*(one.get(key, "") for key in keys)) for one in data["variants"]]
         assert said == [one for one, row in zip(whole, summary.rows, strict=True) if not row.is_baseline]
-        for suite in ElementTree.fromstring(junit(summary, judgements)):
+        for suite in ElementTree.fromstring(junit(summary)):
             words = {each.get("name"): each.get("value") for each in suite.iter("property")}
             found = summary.row(str(suite.get("name")).partition(" against ")[0])
             assert found is not None

@@ -15,6 +15,7 @@ import pytest
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.schema import Tracking
+from sdopt.tracking import store
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import download_run, log_study
 from sdopt.tracking.store import end_process
@@ -123,7 +124,8 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     ],
     indirect=["server"],
 )
-def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path) -> None:
+def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_GRACE_S", 0.5)
     tracking = Tracking(uri=server, images=False, deadline_s=1 if "within 1 s" in said else 3)
     began = time.monotonic()
     for work in (

@@ -85,8 +85,7 @@ class TestOverhead:
         assert found.wall_over_calls > 1
         workers = [row for row in finished.result.variants if row.measurements]
         assert len(found.worker_start_s) == len(workers) - 1
-        assert len(found.worker_load_s) == len(workers)
-        assert 0 < found.first_call_s < found.first_timed_call_s < found.wall_s
+        assert 0 < found.first_timed_call_s < found.wall_s
 
     def test_is_shown_with_its_targets(self, finished: Finished, tmp_path: Path) -> None:
         inside = sum(span.seconds for span in read_timeline(finished.folder))

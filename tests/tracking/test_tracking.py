@@ -97,15 +97,19 @@ def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "REPORTS", [each for each in REPORTS if each.file not in (HTML, MARKDOWN)])
 
 
-@pytest.fixture
-def copied(finished: Finished, tmp_path: Path) -> Copied:
+def another(finished: Finished, folder: Path) -> StudyResult:
     """The finished study as if it were another one: with an identity and a folder of its own."""
-    folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
     shutil.copytree(finished.folder, folder)
     result = finished.result
     result.id = uuid.uuid4().hex
     write_result(result, folder)
-    return result, folder
+    return result
+
+
+@pytest.fixture
+def copied(finished: Finished, tmp_path: Path) -> Copied:
+    folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
+    return another(finished, folder), folder
 
 
 @needs_mlflow
@@ -196,9 +200,7 @@ class TestStudy:
         assert (again.run, again.new) == (run, False)
         assert len(store.runs("shared")) == before
 
-    def test_a_variant_has_tags_parameters_metrics_images_and_evidence(
-        self, logged: Store, result: StudyResult
-    ) -> None:
+    def test_a_variant_has_tags_parameters_metrics_and_images(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
         half, four = children["bfloat16"].data, children["batches of four"].data
         assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == ("ok", "lossy", "bf16")
@@ -210,9 +212,6 @@ class TestStudy:
         assert len(half.metrics) <= 10, "MLflow draws a chart of each; `table.csv` has the rest"
         assert "speedup" not in children["baseline"].data.metrics
         assert len([p for p in logged.artifacts(children["bfloat16"], "images") if p.endswith(".png")]) == 4
-        file = Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json"))
-        axes = {item["axis"] for item in json.loads(file.read_text())["evidence"]}
-        assert axes >= {"precision", "attention", "compiler", "layout", "grad_mode"}
 
 
 @needs_mlflow
@@ -313,7 +312,7 @@ class TestPlaces:
         monkeypatch.setattr("sdopt.tracking.store._PATIENCE_S", 0.1)
         with exclusive(own.folder / "mlflow.db.lock"):
             warning = require_store(replace(own.tracking, deadline_s=0.1), "shared")
-        assert "another process holds it" in str(warning)
+        assert f"{own.tracking.uri}: another process holds it" in str(warning)
         assert "waiting for another process that writes it" in capsys.readouterr().err
 
     def test_a_run_is_complete_when_it_is_said_to_be(
@@ -353,16 +352,13 @@ class TestPlaces:
         ("uri", "said"),
         [
             ("./mlruns", "folders"),
-            ("file:./mlruns", "folders"),
             ("sqlite:///:memory:", "names no database"),
             ("", "names no database"),
             ("http://localhost:500O", "Port"),
             ("ftp://somewhere", "ftp"),
-            ("mysql+nodriver://a:secret@somewhere/b", "nodriver"),
             ("mysql+nodriver://a:secret@with@at@somewhere/b?password=secret", "nodriver"),
             ("postgresql://a:***@somewhere/b", "password is not recorded"),
             ("uc:main", "registry of models"),
-            ("databricks-uc", "registry of models"),
             ("databricks", "set DATABRICKS_HOST and DATABRICKS_TOKEN"),
         ],
     )

@@ -2,14 +2,12 @@
 
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from importlib.util import find_spec
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sdopt.record.files import read_result, write_result
+from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import summary_of
@@ -27,6 +25,7 @@ from sdopt.tracking.client import Run, TrackingError
 from sdopt.tracking.runs import log_study, logged_metrics, study_metrics
 from tests.command import SMOKE, Finished, Process, eventually, start
 from tests.tracking import postgres
+from tests.tracking.test_tracking import another
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -84,15 +83,6 @@ class Server:
             self._process = None
 
 
-def study(finished: Finished, folder: Path) -> StudyResult:
-    """The finished study as another one: with an identity and a folder of its own."""
-    shutil.copytree(finished.folder, folder)
-    result = finished.result
-    result.id = uuid.uuid4().hex
-    write_result(result, folder)
-    return result
-
-
 def sync(cwd: Path, url: str, *folders: Path) -> Process:
     return start(cwd, "sync", *map(str, folders), f"tracking.uri={url}")
 
@@ -145,7 +135,7 @@ def until(there: Callable[[], bool], process: Process) -> None:
 @pytest.mark.slow
 def test_a_server_that_dies_while_a_study_is_logged(finished: Finished, tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "study"
-    result = study(finished, folder)
+    result = another(finished, folder)
     whole = expected(result, folder, tmp_path)
     database = tmp_path / "mlflow.db"
     server = Server(tmp_path, f"sqlite:///{database}", workers=1)
@@ -194,7 +184,7 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
     from sqlalchemy import create_engine, text
 
     folders = [tmp_path / "outputs" / f"study {number}" for number in range(6)]
-    results = [study(finished, folder) for folder in folders]
+    results = [another(finished, folder) for folder in folders]
     whole = [expected(result, folder, tmp_path) for result, folder in zip(results, folders, strict=True)]
     server = Server(tmp_path, database, workers=2)
     try:
@@ -244,7 +234,7 @@ def test_two_processes_at_once_on_sqlite(finished: Finished, tmp_path: Path) -> 
     from mlflow import MlflowClient
 
     folders = [tmp_path / "outputs" / f"study {number}" for number in range(4)]
-    results = [study(finished, folder) for folder in folders]
+    results = [another(finished, folder) for folder in folders]
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     places = [f"tracking.uri={uri}", f"tracking.artifacts={tmp_path}/artifacts"]
     processes = [start(tmp_path, "sync", *map(str, folders), *places) for _ in range(2)]
@@ -277,7 +267,7 @@ class TestLocked:
         return tracking
 
     def test_is_waited_for(self, finished: Finished, tmp_path: Path, local: Tracking) -> None:
-        result = study(finished, tmp_path / "study")
+        result = another(finished, tmp_path / "study")
         other = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None, check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         waiting = threading.Timer(0.3, lambda: other.execute("COMMIT"))
@@ -290,7 +280,6 @@ class TestLocked:
 
     def test_is_tried_again_until_the_deadline(self, local: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
         """SQLite gives up at once where waiting could never end."""
-        monkeypatch.setattr(client, "CLEANING_S", 0.2)  # a try that fails has so long to clean up, whatever is left
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 

@@ -1,4 +1,4 @@
-"""Charts of how variants compare: speed-ups, the waterfall of a cumulative study, effects, and break-even."""
+"""Charts of how variants compare: speed-ups, the waterfall of a cumulative study, and interactions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from sdopt.report.charts.parts import (
     kinds,
     ratio_axis,
     shortened,
+    zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tables import images_cell, memory_cell
@@ -72,9 +73,9 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
         f"speed-up over {shortened(result.baseline)}, log scale (right is faster)",
         [*(row[end] for row in data for end in ("estimate", "low", "high")), *((1 / floor, floor) if floor else ())],
     )
-    tooltip = {"name": "variant", "figure": "speed-up", "speed": "shown", "latency": "time", "memory": "memory"}
-    layers = [*([_floor_band(floor)] if floor else []), *_speedups(Rows(data), axis, tooltip)]
-    return Rows(data, columns).spec(layers, f"Speed-ups over {result.baseline}, with intervals")
+    rows = Rows(data, columns)
+    layers = [*([_floor_band(floor)] if floor else []), *_speedups(rows, axis)]
+    return rows.spec(layers, f"Speed-ups over {result.baseline}, with intervals")
 
 
 def _point(at: Figures, ratio: Ratio, speed: Speed, several: bool) -> dict[str, Any]:
@@ -101,14 +102,20 @@ def _floor_band(floor: float) -> alt.Chart:
     )
 
 
-def _speedups(rows: Rows, axis: dict[str, Any], tooltip: dict[str, str]) -> list[alt.Chart]:
+def _speedups(rows: Rows, axis: dict[str, Any]) -> list[alt.Chart]:
     """Returns the layers of a line at 1, and of an interval and a dot for each row."""
     # In pieces beside the marks, so that the line crosses no name.
     pieces = [{"one": 1, "from": row["at"] - 0.22, "to": row["at"] + 0.22} for row in rows.placed]
-    one = (
-        inline(pieces).mark_rule(color=MUTED, clip=True, aria=False).encode(x="one:Q", y=rows.vertical("from"), y2="to")
-    )
-    return [one, *rows.dots(axis, tooltip, **kinds("speed", _LOOKS))]
+    one = inline(pieces).mark_rule(color=MUTED, clip=True, aria=False)
+    interval = alt.Chart().transform_filter(HAS_BOUNDS).mark_rule(strokeWidth=2, clip=True, aria=False)
+    dot = alt.Chart().mark_point(filled=True, size=130, opacity=1, clip=True).add_params(zoom())
+    looks = kinds("speed", _LOOKS)
+    tooltip = {"name": "variant", "figure": "speed-up", "speed": "shown", "latency": "time", "memory": "memory"}
+    return [
+        one.encode(x="one:Q", y=rows.vertical("from"), y2="to"),
+        interval.encode(x=alt.X("low:Q", **axis), x2="high", y=rows.y, color=looks["color"]),
+        dot.encode(x=alt.X("estimate:Q", **axis), y=rows.y, **facts(tooltip), **looks),
+    ]
 
 
 def waterfall(summary: Summary) -> Spec | None:

@@ -18,9 +18,6 @@ FEW_TICKS = alt.ExprRef("ceil(width / 90)")
 
 HAS_BOUNDS = "isValid(datum.low) && isValid(datum.high)"
 
-DESCRIBED = alt.Description("aria_text:N")
-"""A screen reader's text for a mark: a field of all data that are drawn as marks with figures."""
-
 BARS = alt.Legend(symbolType="square", symbolStrokeWidth=8, symbolSize=40)
 """The legend's symbols for bars."""
 
@@ -83,21 +80,6 @@ class Rows:
         scale = alt.Scale(domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False)
         return alt.Y(f"{name}:Q", scale=scale, axis=None)
 
-    def dots(self, axis: Mapping[str, Any], tooltip: Mapping[str, str], **marks: Any) -> list[alt.Chart]:
-        """Returns the layers of an interval and a dot for each row, from `low`, `high` and `estimate` of the data.
-
-        Args:
-            axis: arguments of the horizontal encoding.
-            tooltip: titles by field of the data.
-            marks: encodings of the dots' `color` and `shape`; the intervals have the same colour.
-        """
-        interval = alt.Chart().transform_filter(HAS_BOUNDS).mark_rule(strokeWidth=2, clip=True, aria=False)
-        dot = alt.Chart().mark_point(filled=True, size=130, opacity=1, clip=True)
-        return [
-            interval.encode(x=alt.X("low:Q", **axis), x2="high", y=self.y, color=marks["color"]),
-            dot.encode(x=alt.X("estimate:Q", **axis), y=self.y, **facts(tooltip), **marks).add_params(zoom()),
-        ]
-
     def bars(self, x: alt.X, x2: str, tooltip: Mapping[str, str], data: Any = alt.Undefined, **marks: Any) -> alt.Chart:
         """Returns the layer of a bar for each row, from `x` to the field `x2`; `data` are others than the rows'."""
         bar = alt.Chart(data).mark_rule(strokeWidth=14, clip=True)
@@ -106,9 +88,7 @@ class Rows:
     def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
         """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
 
-        Args:
-            layers: the marks.
-            summary: what the chart shows, for screen readers; the name and the figure of each row are added.
+        `summary` tells screen readers what the chart shows; the name and the figure of each row are added.
         """
         name = alt.Chart().mark_text(**_TEXT).encode(x=alt.value(0), y=self.vertical("named"), text="label:N")
         texts, offset = [name], 10
@@ -134,9 +114,12 @@ def inline(values: Sequence[Mapping[str, Any]]) -> alt.Chart:
 
 
 def facts(titles: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the encodings of a mark's tooltip, from titles by field of the data, and of a screen reader's text."""
+    """Returns the encodings of a mark's tooltip, from titles by field of the data, and of a screen reader's text.
+
+    That text is the field `aria_text` of all data that are drawn as marks with figures.
+    """
     tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
-    return {"tooltip": tooltip, "description": DESCRIBED}
+    return {"tooltip": tooltip, "description": alt.Description("aria_text:N")}
 
 
 def zoom(*encodings: str) -> alt.Parameter:

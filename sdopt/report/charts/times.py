@@ -1,5 +1,6 @@
-"""Charts of times: call by call, their distribution, by stage, and how far from the hardware's limit they are."""
+"""Charts of times: call by call, and by stage."""
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -51,8 +52,7 @@ _FURTHER = (PURPLE, VERMILION, GREY)
 def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     """Draws every timed call by its round: the baseline, a variant that the reader chooses, and the others behind.
 
-    Returns:
-        None if nothing was timed.
+    None if nothing was timed.
     """
     result = summary.result.at(shape_index)
     calls = _calls(result)
@@ -87,22 +87,16 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     shown |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
     layers: list[alt.Chart] = []
     for name, opacity in shown.items():
-        only = every.transform_filter(f"datum.who === {_quoted(name)}")
+        only = every.transform_filter(f"datum.who === '{name}'")
         line = only.mark_line(strokeWidth=1.3, opacity=0.6 * opacity, clip=True, aria=False)
         point = only.mark_point(filled=True, size=70, opacity=opacity, clip=True)
         layers += [line.encode(detail="worker:N"), point.encode(shape=shape, **facts(_CALL_FACTS))]
     layers[-1] = layers[-1].add_params(zoom())
     chart = alt.layer(*layers, data=alt.InlineData(values=calls)).add_params(picked)
-    chosen, plain, rest = map(_quoted, _WHO)
-    who = f"datum.variant === {_quoted(result.baseline)} ? {plain} : datum.variant === picked ? {chosen} : {rest}"
+    baseline = json.dumps(result.baseline)  # as a string of Vega's expression language
+    who = f"datum.variant === {baseline} ? 'baseline' : datum.variant === picked ? 'chosen variant' : 'others'"
     described = f"Latency of {len(calls)} calls of {len(names)} variants, by round"
     return built(chart.transform_calculate(who=who), described, 320)
-
-
-def _quoted(text: str) -> str:
-    """Returns a text as a string of Vega's expression language."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    return f"'{escaped}'"
 
 
 def _calls(result: StudyResult) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Plots speed against the loss of image quality, with memory as size and the verdict as colour."""
+"""Plots speed against the loss of image quality, with the verdict as colour."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sdopt.report.blocks import Cell, Chart
 from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
-from sdopt.report.tones import BASELINE, COLOUR, GREY, MUTED, TONES
+from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
 from sdopt.statistics.figures import Figures
 from sdopt.statistics.scale import Images
 from sdopt.statistics.summary import Row, Summary
@@ -26,16 +26,13 @@ _SHAPES: dict[str, str] = {
 }
 """Shape by what is known of the images: two may have one colour."""
 
-_SIZE = 250
-"""Size of a mark where it does not say how much memory a variant takes, in square pixels."""
-
 _FACTS = {
     "name": "variant",
     "kind": "images",
     "speed_text": "speed-up",
     "latency": "time",
     "loss_text": "figure",
-    "memory_text": "memory",
+    "memory": "memory",
 }
 """Tooltip of a point: titles by field of the data."""
 
@@ -47,7 +44,7 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     """
     rows = [row for row in summary.rows if row.figures.latency and row.status.measured and not row.figures.is_step]
     families = {name: known_family(name) for name in quality_columns(summary.result)}
-    views, legend, sized = [], dict[int, tuple[int, str, Cell]](), False
+    views, legend = [], dict[int, tuple[int, str, Cell]]()
     for metric in [name for name, family in families.items() if family and family.higher_is_better is not None]:
         points = _points(rows, metric, named)
         if all(point["kind"] == BASELINE for point in points):
@@ -56,11 +53,9 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
         x = _loss_axis(points, metric, heading)
         views.append((heading, _spec(points, x, _front(points, bool(family_of(metric).higher_is_better)))))
         legend |= {p["number"]: (p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points}
-        sized = sized or bool(_sizes(points))
     if not views:
         return None
-    area = " The area is the peak memory." if sized else ""
-    caption = f"Up is faster.{area} The dashed line joins the variants that no other one beats in both."
+    caption = "Up is faster. The dashed line joins the variants that no other one beats in both."
     return Chart(views, caption, "quality as", [legend[number] for number in sorted(legend)], "tradeoff.png")
 
 
@@ -79,7 +74,6 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             continue
         itself = row.is_baseline and metric not in row.figures.scores
         kind = BASELINE if row.images is None else str(row.images)
-        memory = row.figures.headline_memory[1] if row.figures.headline_memory else None
         points.append({
             "number": number,
             "name": row.name,
@@ -88,8 +82,7 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             "loss": loss,
             "speed": speed,
             "kind": kind,
-            "memory": memory,
-            "memory_text": "" if memory is None else gib_text(memory),
+            "memory": gib_text(row.figures.headline_memory[1]) if row.figures.headline_memory else "",
             "speed_text": row.speedup.text if row.speedup else "",
             "latency": seconds_text(row.figures.latency) if row.figures.latency else "",
             "loss_text": "the reference itself" if itself else metric_text(row.figures, metric),
@@ -136,8 +129,8 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]])
     line = inline(front).mark_line(
         strokeDash=[4, 4], color=MUTED, interpolate="step-after", strokeWidth=1.2, clip=True, aria=False
     )
-    dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True, size=_SIZE).add_params(zoom("x", "y"))
-    dots = dots.encode(x=x, y=y, **_sizes(points), **kinds("kind", looks), **facts(_FACTS))
+    dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True, size=250).add_params(zoom("x", "y"))
+    dots = dots.encode(x=x, y=y, **kinds("kind", looks), **facts(_FACTS))
     names = alt.Chart().mark_text(dx=15, dy=-13, fontWeight="bold", align="left", clip=False, aria=False)
     chart = alt.layer(
         line.encode(x=x, y=y, order="place:Q"),
@@ -146,22 +139,6 @@ def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]])
         data=alt.InlineData(values=points),
     )
     return built(chart, f"Speed against quality: {told}", 380)
-
-
-def _sizes(points: list[dict[str, Any]]) -> dict[str, alt.Size]:
-    """Returns the encoding of memory as size; {} if a point has none, because its mark would not be drawn."""
-    largest = max((point["memory"] or 0.0 for point in points), default=0.0)
-    if not largest or any(point["memory"] is None for point in points):
-        return {}
-    unit, label = ("MiB", "format(datum.value * 1024, '.0f')") if largest < 1 else ("GiB", "format(datum.value, '.2f')")
-    values = [round(largest * share, 5) for share in (0.25, 0.5, 1)]
-    size = alt.Size(
-        "memory:Q",
-        title=f"memory ({unit})",
-        scale=alt.Scale(domain=[0, largest], range=[0, 700]),
-        legend=alt.Legend(values=values, symbolFillColor=GREY, symbolStrokeColor=GREY, labelExpr=label),
-    )
-    return {"size": size}
 
 
 def _front(points: list[dict[str, Any]], higher_is_better: bool) -> list[dict[str, float]]:

@@ -39,19 +39,16 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     metrics = headline_columns(result)
     by_metric = [worst_prompts(result, variant.name, [metric]) for variant in others for metric in metrics]
     first = {lost[0].prompt_index for lost in by_metric if lost}
-    worst = {prompt: max(losses[prompt].values(), default=-math.inf) for prompt in prompts}
+    worst = {
+        prompt: max((of.get(prompt, -math.inf) for of in losses.values()), default=-math.inf) for prompt in prompts
+    }
     ordered = sorted(prompts, key=lambda prompt: (prompt not in first, -worst[prompt]))
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
-    against = {
-        variant.name: f" against {compared.reference}"
-        for variant in others
-        if (compared := result.first_comparison(variant.name)) and compared.reference != result.baseline
-    }
     rows: list[PromptImages] = []
     spent = 0
     for prompt in ordered[:_PROMPTS]:
-        row = _row(prompt, baseline, others, losses[prompt], against, folder)
+        row = _row(prompt, result, others, losses, folder)
         spent += sum(len(picture.uri) for picture in (row.baseline, *row.variants))
         if rows and spent > budget:
             break
@@ -78,8 +75,8 @@ def has_images(result: StudyResult, folder: Path) -> bool:
 
 def _losses(
     result: StudyResult, variants: Sequence[VariantResult], prompts: Sequence[int]
-) -> tuple[str, dict[int, dict[str, float]]]:
-    """Returns the metric that orders the prompts, and its values by prompt and variant."""
+) -> tuple[str, dict[str, dict[int, float]]]:
+    """Returns the metric that orders the prompts, and its values by variant and prompt."""
     scores = {each.name: edge.quality for each in variants if (edge := result.first_comparison(each.name))}
     names = in_reading_order(name for quality in scores.values() for name in quality)
     # Whose values by prompt grow with the difference from the reference.
@@ -87,23 +84,23 @@ def _losses(
         name for name in names if (of := known_family(name)) and of.needs_pair and of.higher_is_better is False
     )
     metric = next(distances, "")
-    losses: dict[int, dict[str, float]] = {prompt: {} for prompt in prompts}
-    for variant, quality in scores.items():
-        values = quality[metric].per_prompt if metric in quality else []
-        for prompt, value in zip(prompts, values, strict=False):
-            losses[prompt] |= {} if value is None else {variant: value}
+    values = {name: quality[metric].per_prompt for name, quality in scores.items() if metric in quality}
+    losses = {
+        name: {prompt: value for prompt, value in zip(prompts, those, strict=False) if value is not None}
+        for name, those in values.items()
+    }
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
 
 
 def _row(
     prompt: int,
-    baseline: VariantResult,
+    result: StudyResult,
     variants: Sequence[VariantResult],
-    losses: dict[str, float],
-    against: dict[str, str],
+    losses: dict[str, dict[int, float]],
     folder: Path,
 ) -> PromptImages:
+    baseline = result.variant(result.baseline)
     first = next(record for record in baseline.images if record.prompt_index == prompt)
     plain = inside(folder, first.path).read_bytes()
     pictures = []
@@ -111,8 +108,8 @@ def _row(
         record = variant.image(prompt, first.image_index)
         if record is None or not inside(folder, record.path).is_file():
             continue
-        loss = losses.get(variant.name)
-        reference = against.get(variant.name, "")
+        loss, compared = losses.get(variant.name, {}).get(prompt), result.first_comparison(variant.name)
+        reference = f" against {compared.reference}" if compared and compared.reference != result.baseline else ""
         # The page shows an image that equals the baseline's once.
         same = inside(folder, record.path).read_bytes() == plain or (loss == 0 and not reference)
         caption = "" if loss is None else ("equal" if loss == 0 else f"{loss:.2g}") + reference

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -13,16 +12,16 @@ from markupsafe import Markup, escape
 
 from sdopt.record.files import write_atomically
 from sdopt.report.blocks import Chart, Page
-from sdopt.report.charts.spec import VEGA_LITE, Spec, engine, whole
+from sdopt.report.charts.spec import VEGA_LITE, engine, whole
 from sdopt.report.tones import GLYPH
 from sdopt.scratch import cache_folder
 
 
 def html_page(page: Page) -> bytes:
     """Returns the report as HTML; whatever it quotes is escaped."""
-    plots = _plots(page)
-    scripts = [_library()] if plots else []
-    scripts.append(_asset("page.js"))
+    blocks = [block for each in (page, *page.studies) for section in each.sections for block in section.blocks]
+    plotted = any(isinstance(block, Chart) for block in blocks)
+    scripts = [*([_library()] if plotted else []), _asset("page.js")]
     # Only these scripts may run; a script injected through unescaped text is blocked.
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -32,17 +31,9 @@ def html_page(page: Page) -> bytes:
         policy=policy,
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        # No text in this data can end the script element that holds it.
-        plots=Markup(json.dumps(plots, separators=(",", ":")).replace("<", "\\u003c")),
+        plotted=plotted,
     )  # fmt: skip
     return text.encode()
-
-
-def _plots(page: Page) -> list[Spec]:
-    """Returns all specifications, in the order in which the template counts them."""
-    charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
-    own = [whole(spec) for chart in charts for _, spec in chart.views]
-    return own + [plot for study in page.studies for plot in _plots(study)]
 
 
 @cache
@@ -56,6 +47,7 @@ def _environment() -> Environment:
     )
     environment.filters["glyph"] = GLYPH.__getitem__
     environment.filters["code"] = _code
+    environment.filters["specs"] = lambda chart: [whole(spec) for _, spec in chart.views]
     environment.filters["type"] = lambda block: type(block).__name__
     return environment
 

@@ -26,11 +26,10 @@ from sdopt.report.tables import (
     shapes_table,
     worst_table,
 )
-from sdopt.report.verdicts import verdict_notes, verdict_rows
+from sdopt.report.verdicts import floors_of, verdict_blocks
 from sdopt.statistics.break_even import images_text, start_text
 from sdopt.statistics.published import claims_of, published_of
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import intervals_text
 
 IMAGES_BYTES = 3_000_000
 """Maximum bytes of all images of a page."""
@@ -127,8 +126,8 @@ def _results(summary: Summary) -> Section:
         blocks += [table, Notes(quality_notes(headline_columns(result)))]
         blocks += [Fold("Prompts that lost most, by metric", [worst])] if (worst := worst_table(summary)) else []
     if result.judgements:
-        notes = Notes(verdict_notes(result, result.judgements))
-        blocks.append(Fold(f"What the gate says (gate={result.gate})", [verdict_rows(result.judgements), notes]))
+        verdicts = [*verdict_blocks(result), Notes(floors_of(result))]
+        blocks.append(Fold(f"What the gate says (gate={result.gate})", verdicts))
     if lines := evidence(summary):
         blocks.append(Fold("What shows that each option was active", [Notes(lines)]))
     return Section("results", "Results", blocks)
@@ -156,16 +155,8 @@ def _images(summary: Summary, folder: Path, budget: int) -> Section:
 
 def _method(summary: Summary) -> Section:
     result = summary.result
-    protocol, environment = result.config.protocol, result.environment
-    facts = [
-        ("design", result.design),
-        ("baseline", result.baseline),
-        ("rounds", f"{protocol.rounds} of each process, {result.schedule.kind}"),
-        ("processes", f"{result.config.replicates} per variant"),
-        ("intervals", intervals_text(result)),
-        ("gate", result.gate or "none"),
-        ("study id", result.id),
-    ]
+    environment = result.environment
+    facts = [("design", result.design), ("gate", result.gate or "none"), ("study id", result.id)]
     commit = environment.sdopt_commit
     checkout = [f"git checkout {commit}"] if commit else []
     changed = ["The checkout had changes that were not committed."] if environment.sdopt_dirty else []
@@ -187,7 +178,7 @@ def _environment(summary: Summary) -> Section:
     }
     pairs = [(name, value if isinstance(value, str) else _listed(value)) for name, value in facts.items() if value]
     blocks: list[Block] = [Facts(pairs), *([Notes(environment.warnings)] if environment.warnings else [])]
-    return Section("environment", "Environment", blocks, folded=True)
+    return Section("environment", "Environment", [Fold("Device, processor and versions", blocks)])
 
 
 def _listed(values: object) -> str:

@@ -1,12 +1,9 @@
 "use strict";
 
-const plots = JSON.parse(document.getElementById("plots").textContent);
-
 function draw(chart) {
   // Vega adds a select of its own to some plots.
   const choice = chart.querySelector(".choice select");
-  const view = choice ? Number(choice.value) : 0;
-  const spec = structuredClone(plots[Number(chart.dataset.first) + view]);
+  const spec = JSON.parse(chart.querySelector("script").textContent)[choice ? Number(choice.value) : 0];
   if (chart.clientWidth < 560) spec.config.legend.columns = 2;
   const options = { renderer: "svg", actions: false, logLevel: 1, tooltip: { disableDefaultStyle: true } };
   return vegaEmbed(chart.querySelector(".plot"), spec, options).then(() => chart.classList.add("drawn"));
