@@ -81,6 +81,12 @@ class AtStart(Optimization):
         raise NotImplementedError
 
     @override
+    def begin_process(self) -> None:
+        # PyTorch may have read its own already: then it is for processes that the worker starts.
+        name, value = self.variable()
+        os.environ[name] = value
+
+    @override
     def broken(self, pipe: Pipeline) -> list[str]:
         name, value = self.variable()
         return [f"takes effect only at the start of a program: start Python with {name}={value}"]
@@ -104,9 +110,8 @@ class ExpandableSegments(AtStart):
 
     @override
     def begin_process(self) -> None:
-        name, value = self.variable()
-        os.environ[name] = value  # for processes that the worker starts; PyTorch may have read it already
-        torch._C._accelerator_setAllocatorSettings(value)
+        super().begin_process()
+        torch._C._accelerator_setAllocatorSettings(self.variable()[1])
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -141,10 +146,6 @@ class MiopenFind(AtStart):
         if ctx.device.is_cuda and ctx.device.is_here and torch.version.hip is not None:
             return []
         return [f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"]
-
-    @override
-    def begin_process(self) -> None:
-        os.environ[_FIND_MODE] = self.mode  # MIOpen reads it at its first convolution
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
