@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.hardware.cards import (
     CUDNN_ATTENTION,
     FLASH_ATTENTION,
@@ -15,13 +14,12 @@ from sdopt.hardware.cards import (
     Feature,
     missing,
 )
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import common_attention, unchanged_layers
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
-from sdopt.schema import bounded
+
 
 @dataclass(frozen=True)
 class _Backend:

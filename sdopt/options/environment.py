@@ -15,14 +15,11 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
 from sdopt.options.conflicts import compiles, keeps_gradients
 from sdopt.options.lora import Hotswap
 from sdopt.pipelines.parts import Pipeline
-from sdopt.schema import bounded
 
 _ALLOCATOR, _FIND_MODE = "PYTORCH_ALLOC_CONF", "MIOPEN_FIND_MODE"
 

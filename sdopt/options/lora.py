@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights
-from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.options.base import Inputs
 from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
 from sdopt.pipelines.loras import (
     has_biases,
@@ -32,7 +31,7 @@ from sdopt.pipelines.loras import (
 )
 from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
 from sdopt.reference import MODEL
-from sdopt.schema import Model, bounded
+from sdopt.schema import Model
 
 _NAME = "sdopt"
 """The adapter name in diffusers."""

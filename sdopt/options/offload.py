@@ -13,15 +13,13 @@ import torch
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.options import Context, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention
 from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.lora import Hotswap
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
-from sdopt.schema import bounded
 from sdopt.scratch import own_folder
 
 _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]

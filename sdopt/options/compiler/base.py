@@ -16,14 +16,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.compilation import compilation, runs_eagerly
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped

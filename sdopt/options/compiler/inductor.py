@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.measure import compilation
-from sdopt.measure.trace import Trace
+from sdopt.options import Context, Finding, Proof, Trace, bounded
 from sdopt.options.attention import Sliced
-from sdopt.options.base import Context, Finding, Proof
 from sdopt.options.compiler.aot import digest_of, private_folder
 from sdopt.options.compiler.base import (
     STAGE_OF,
@@ -28,7 +27,6 @@ from sdopt.options.compiler.base import (
 from sdopt.options.conflicts import keeps_gradients
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
-from sdopt.schema import bounded
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
