@@ -43,6 +43,10 @@ _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
 
 
+_CHANNELS = 4
+"""diffusers' default of a VAE's latent channels, which `AutoencoderTiny._tiled_encode` assumes."""
+
+
 @dataclass(frozen=True)
 class VaeInPieces(Optimization):
     """The base class of options that pass the VAE its input in pieces."""
@@ -109,21 +113,20 @@ class VaeTiling(VaeInPieces):
 
     def _cannot_encode(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
-        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
-        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _TILED_CHANNELS)
-        if not tiny or ctx.task.kind == "txt2img" or channels == _TILED_CHANNELS:
+        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _CHANNELS)
+        if "memory.tiny_vae" not in ctx.chosen or ctx.task.kind == "txt2img" or channels == _CHANNELS:
             return []
-        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_TILED_CHANNELS} channels"
+        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
         return [f"{found}, and this model has {channels}: choose one of the two options"]
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
-        size, config = ctx.workload.size or ctx.model.size, {} if tiny else part_config(ctx.model, "vae")
+        config = {} if "memory.tiny_vae" in ctx.chosen else part_config(ctx.model, "vae")
         if config is None and self.tile_size is None:
             return []
         default = (config or {}).get("sample_size", 512)  # AutoencoderTiny has none
         tile = self.tile_size or int(default[0] if isinstance(default, list) else default)
+        size = ctx.workload.size or ctx.model.size
         if size > tile:
             return []
         advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
@@ -144,10 +147,6 @@ class VaeTiling(VaeInPieces):
             return Finding(0 < tile < image, summary, {"image": image, "tile": tile, "decoder_calls": calls})
 
         return proof
-
-
-_TILED_CHANNELS = 4
-"""The number of latent channels that `AutoencoderTiny._tiled_encode` assumes."""
 
 
 @dataclass(frozen=True)
@@ -175,16 +174,17 @@ class TinyVae(Optimization):
             return [f"memory.tiny_vae.path={self.path}: the folder has no config.json of an AutoencoderTiny"]
         try:
             folder = self._folder(ctx.model, fetch=False)
-            tiny, own = network_config(folder), part_config(ctx.model, "vae")
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
+        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
+        if found := [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}"):
+            return found
+        tiny, own = network_config(folder), part_config(ctx.model, "vae")
         if tiny["_class_name"] != "AutoencoderTiny":
             return [f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"]
-        if own is not None and own["latent_channels"] != tiny["latent_channels"]:
-            channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
-            return [f"memory.tiny_vae: decodes latents of {channels}; set memory.tiny_vae.path to one that fits"]
-        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
-        return [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}")
+        has, wants = (config.get("latent_channels", _CHANNELS) for config in (tiny, tiny if own is None else own))
+        misfit = f"decodes latents of {has} channels, and this model has {wants}"
+        return [] if has == wants else [f"memory.tiny_vae: {misfit}; set memory.tiny_vae.path to one that fits"]
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
