@@ -14,7 +14,9 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Finding
 from sdopt.options.compiler.base import Tensors
+from sdopt.record.records import Promise, VariantResult
 from sdopt.record.samples import Evidence
+from sdopt.variant import Variant
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 
@@ -48,6 +50,20 @@ def latents(host: PipelineHost, folder: Path) -> torch.Tensor:
     host.generate(0, timed_draw(host._variant), folder)
     found: torch.Tensor = load_file(folder / LATENTS)["latents"]
     return found
+
+
+def row_of(variant: Variant) -> VariantResult:
+    """What a study records of a variant before it measures it."""
+    return VariantResult(
+        variant.name,
+        "variant",
+        dict(variant.choices),
+        list(variant.overrides),
+        variant.config,
+        variant.contract,
+        promises={axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.applied},
+        snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
+    )
 
 
 class StubGraphs:
