@@ -1,6 +1,6 @@
 """What tests of options share: cards, what a worker's host shows and draws, and stand-ins for CUDA graphs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,44 +73,39 @@ class StubGraphs:
         self.captured: list[Any] = []
         self.streams: list[Any] = []
         self.replayed = 0
-        stubs = self
-        current: list[Any] = []
+        stubs, forward, capturing = self, Tensors.forward, list[Any]()
 
         class Stream:
             def wait_stream(self, _other: Any) -> None:
                 pass
 
         class Graph:
-            calls: list[Callable[[], None]]
+            calls: list[tuple[Tensors, tuple[torch.Tensor, ...], Any]]
 
             def replay(self) -> None:
                 stubs.replayed += 1
-                for call in self.calls:
-                    call()
+                for call, tensors, results in self.calls:
+                    for own, new in zip(results, forward(call, *tensors), strict=True):
+                        own.copy_(new)
 
         @contextmanager
         def graph(made: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
             made.calls = []
-            current.append(made)
+            capturing.append(made)
             stubs.captured.append(pool)
             stubs.streams.append(stream)
             yield
-            current.pop()
+            capturing.pop()
 
         @contextmanager
         def stream(chosen: Any) -> Iterator[None]:
             stubs.streams.append(chosen)
             yield
 
-        forward = Tensors.forward
-
         def recorded(call: Tensors, *tensors: torch.Tensor) -> Any:
             results = forward(call, *tensors)
-            if current:
-                again: Callable[[], None] = lambda: [  # type: ignore[assignment]  # noqa: E731
-                    own.copy_(new) for own, new in zip(results, forward(call, *tensors), strict=True)
-                ]
-                current[-1].calls.append(again)
+            if capturing:
+                capturing[-1].calls.append((call, tensors, results))
             return results
 
         monkeypatch.setattr(Tensors, "forward", recorded)
