@@ -21,7 +21,10 @@ from sdopt.options.conflicts import compiles, keeps_gradients
 from sdopt.options.lora import Hotswap
 from sdopt.pipelines.parts import Pipeline
 
-_ALLOCATOR, _FIND_MODE = "PYTORCH_ALLOC_CONF", "MIOPEN_FIND_MODE"
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The variables of PyTorch's allocator, of which it reads the first that is set."""
+
+_FIND_MODE = "MIOPEN_FIND_MODE"
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,16 @@ class ExpandableSegments(AtStart):
 
     @override
     def variable(self) -> tuple[str, str]:
-        given = [part for part in os.environ.get(_ALLOCATOR, "").split(",") if not part.startswith("expandable")]
-        return _ALLOCATOR, ",".join(filter(None, [*given, "expandable_segments:True"]))
+        name = next((name for name in _ALLOCATOR if name in os.environ), _ALLOCATOR[-1])
+        given = [part for part in os.environ.get(name, "").split(",") if not part.startswith("expandable")]
+        return name, ",".join(filter(None, [*given, "expandable_segments:True"]))
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = ctx.device.needs_cuda("the allocator of PyTorch's device memory")
-        if "cudaMallocAsync" in self.variable()[1]:
-            found.append(f"{_ALLOCATOR}={os.environ[_ALLOCATOR]} chooses CUDA's own allocator, which has no segments")
+        name, value = self.variable()
+        if "cudaMallocAsync" in value:
+            found.append(f"{name}={os.environ[name]} chooses CUDA's own allocator, which has no segments")
         return found
 
     @override

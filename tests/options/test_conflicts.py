@@ -366,10 +366,11 @@ def test_miopen_is_part_of_rocm(variant: Compose, monkeypatch: pytest.MonkeyPatc
     assert bool(chosen.conflicts(device)) == (device is CPU)
 
 
-def test_segments_need_the_allocator_of_pytorch(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_need_the_allocator_of_pytorch(variant: Compose, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "backend:cudaMallocAsync")
     [found] = variant("environment=expandable_segments").conflicts(CARD)
-    assert "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync chooses CUDA's own allocator" in found
+    assert f"{name}=backend:cudaMallocAsync chooses CUDA's own allocator" in found
 
 
 def test_packages_count_where_a_variant_runs(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
