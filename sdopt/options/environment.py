@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +18,7 @@ from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeSte
 from sdopt.options.conflicts import compiles, keeps_gradients
 from sdopt.options.lora import Hotswap
 from sdopt.pipelines.parts import Pipeline
+from sdopt.scratch import own_folder
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The variables of PyTorch's allocator, of which it reads the first that is set."""
@@ -181,8 +180,8 @@ class TunableOp(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        # Else PyTorch writes it into the user's working folder.
-        torch.cuda.tunable.set_filename(str(Path(gettempdir()) / "tunableop.csv"))
+        # Else PyTorch would read and write it in the user's working folder.
+        torch.cuda.tunable.set_filename(str(own_folder() / "tunableop.csv"))
 
         def proof(trace: Trace) -> Finding:
             tuned = len(torch.cuda.tunable.get_results())
