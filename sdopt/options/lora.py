@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -123,8 +124,13 @@ class Lora(Optimization):
 
     def _lines(self, *then: str) -> tuple[str, ...]:
         """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""
-        if self.path is None or (self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names)):
+        if self.path is None:
             return ()
+        try:
+            if self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names):
+                return ()
+        except (OSError, SafetensorError):
+            return ()  # `conflicts` says what is wrong with the file
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
         return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
 

@@ -60,8 +60,10 @@ class TestFiles:
 
     def test_that_is_broken(self, variant: Compose, tmp_path: Path) -> None:
         (tmp_path / "broken.safetensors").write_bytes(b"nothing")
-        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}").conflicts(CPU)
+        chosen = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}")
+        [found] = chosen.conflicts(CPU)
         assert "not a complete safetensors file" in found
+        assert chosen.optimizations["lora"].diffusers_lines == (), "a study of other variants asks for them too"
 
     def test_on_the_hub_are_fetched_before_they_are_looked_at(
         self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
