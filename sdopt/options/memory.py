@@ -18,7 +18,7 @@ from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weights, two_halves, usual_encoding
-from sdopt.options.base import Inputs
+from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.conflicts import compiles, unguided
@@ -189,7 +189,8 @@ class TinyVae(Optimization):
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
         folder = self._folder(model, fetch)
-        return [folder / "config.json"] + ([] if self._is_random(model) else [folder / NETWORK_WEIGHTS])
+        weights = [] if self._is_random(model) else [folder / NETWORK_WEIGHTS]
+        return existing([folder / "config.json", *weights], "memory.tiny_vae")
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_round
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
+from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, load_part
@@ -215,7 +216,7 @@ class FixedVae(Precision):
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
         folder = self._folder(model, fetch)
-        return [] if folder is None else [folder / "config.json", folder / NETWORK_WEIGHTS]
+        return [] if folder is None else existing([folder / "config.json", folder / NETWORK_WEIGHTS], "precision")
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose
@@ -340,10 +341,16 @@ def test_a_vae_that_has_neither_slices_nor_tiles(variant: Compose, model: Path) 
         assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
 
 
-def test_a_tiny_vae_whose_configuration_says_nothing(variant: Compose, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "key"), [("memory=tiny_vae", "memory.tiny_vae"), (f"precision=fp16_vae_fix {SDXL}", "precision")]
+)
+def test_a_vae_of_ones_own_that_cannot_be_loaded(variant: Compose, tmp_path: Path, option: str, key: str) -> None:
     (tmp_path / "config.json").write_text("{}")
-    [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={tmp_path}").conflicts(CPU)
-    assert f"memory.tiny_vae.path={tmp_path}: no network can be made of its configuration" in found
+    chosen = variant(*option.split(), f"{key}.path={tmp_path}")
+    [found] = chosen.conflicts(CPU)
+    assert f"{key}.path={tmp_path}: no network can be made of its configuration" in found
+    with pytest.raises(UsageError, match=f"{key}: {tmp_path}.*: no such file"):
+        chosen.files(fetch=False)
 
 
 @pytest.mark.parametrize("key", ["clip_sample", "unknown"], ids=["set", "default"])
