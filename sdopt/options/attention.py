@@ -1,13 +1,11 @@
 """attention: sets the attention implementation of the denoiser, and not of the text encoder and the VAE."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.hardware.cards import (
     CUDNN_ATTENTION,
     FLASH_ATTENTION,
@@ -16,38 +14,34 @@ from sdopt.hardware.cards import (
     Feature,
     missing,
 )
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import common_attention, unchanged_layers
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
-from sdopt.schema import bounded
 
-_OPERATORS = {
-    "_scaled_dot_product_attention_math": "math",
-    "_scaled_dot_product_attention_math_for_mps": "math",
-    "_scaled_dot_product_flash_attention": "flash",
-    "_scaled_dot_product_flash_attention_for_cpu": "flash",
-    "_scaled_dot_product_efficient_attention": "mem_efficient",
-    "_scaled_dot_product_cudnn_attention": "cudnn",
-}
-"""Back ends by PyTorch operator, in the form of `Trace.fused_attention`."""
 
-_KERNELS = {
-    "cudnn": ("cudnn_", "_flash_fprop"),
-    "flash": ("flash_fwd", "FlashAttnFwd"),
-    "mem_efficient": ("fmha_cutlass",),
-}
-"""Parts of kernel names, by back end."""
+@dataclass(frozen=True)
+class _Backend:
+    """A back end of PyTorch's scaled dot-product attention."""
 
-_BACKENDS: Mapping[str, tuple[SDPBackend, Feature | None]] = {
-    "math": (SDPBackend.MATH, None),
-    "flash": (SDPBackend.FLASH_ATTENTION, FLASH_ATTENTION),
-    "mem_efficient": (SDPBackend.EFFICIENT_ATTENTION, MEM_EFFICIENT_ATTENTION),
-    "cudnn": (SDPBackend.CUDNN_ATTENTION, CUDNN_ATTENTION),
+    torch: SDPBackend
+    feature: Feature | None
+    """What a card needs for it."""
+    names: tuple[str, ...]
+    """Parts of the names of its operators, in the form of `Trace.fused_attention`, and of its kernels."""
+
+
+_BACKENDS = {
+    "math": _Backend(SDPBackend.MATH, None, ("_dot_product_attention_math",)),
+    "flash": _Backend(
+        SDPBackend.FLASH_ATTENTION, FLASH_ATTENTION, ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd")
+    ),
+    "mem_efficient": _Backend(
+        SDPBackend.EFFICIENT_ATTENTION, MEM_EFFICIENT_ATTENTION, ("_dot_product_efficient_attention", "fmha_cutlass")
+    ),
+    "cudnn": _Backend(SDPBackend.CUDNN_ATTENTION, CUDNN_ATTENTION, ("cudnn_", "_flash_fprop")),
 }
-"""PyTorch's name of each back end, and what a card needs for it."""
 
 _WIDE_HEADS = {(9, 0)}
 """Compute capabilities on which PyTorch passes heads of more than 128 channels to cuDNN: `check_cudnn_tensor_shapes` in
@@ -144,7 +138,7 @@ class Sdpa(EquivalentAttention):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
-        feature = _BACKENDS[self.backend][1]
+        feature = _BACKENDS[self.backend].feature
         # PyTorch has a flash kernel for CPUs as well.
         if feature is not None and (ctx.device.is_cuda or self.backend != "flash"):
             found += missing(ctx.device, feature)
@@ -170,7 +164,7 @@ class Sdpa(EquivalentAttention):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        backend, denoiser = _BACKENDS[self.backend][0], denoiser_of(pipe)
+        backend, denoiser = _BACKENDS[self.backend].torch, denoiser_of(pipe)
         forward = denoiser.forward
 
         def forward_with_backend(*args: Any, **kwargs: Any) -> Any:
@@ -325,10 +319,8 @@ def _share_weights(denoiser: Any) -> None:
 
 def backend_of(name: str) -> str | None:
     """Returns the back end of a PyTorch operator, or of a kernel in a replayed graph; None for any other name."""
-    if name in _OPERATORS:
-        return _OPERATORS[name]
     # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
-    return next((backend for backend, words in _KERNELS.items() if any(word in name for word in words)), None)
+    return next((kind for kind in reversed(_BACKENDS) if any(part in name for part in _BACKENDS[kind].names)), None)
 
 
 def _processors(denoiser: Any) -> list[str]:

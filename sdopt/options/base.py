@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.pipelines.parts import Pipeline
@@ -238,6 +239,14 @@ class Optimization:
     def apply(self, pipe: Pipeline) -> Proof:
         """Changes the pipeline; returns a proof that checks, from a traced call, whether the change took effect."""
         raise NotImplementedError
+
+
+def existing(files: Sequence[Path], key: str) -> list[Path]:
+    """Returns files that an option reads. Raises UsageError, with the option's `key`, if one is missing."""
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"{key}: {file}: no such file")
+    return [*files]
 
 
 def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import torch
 from numpy.polynomial.chebyshev import chebvander
 from typing_extensions import override
 
-from sdopt.contract import Contract
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import (
     counted_steps,
     one_call_a_step,
@@ -21,13 +20,12 @@ from sdopt.options.assumptions import (
     unchanged_layers,
     ungated_blocks,
 )
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, missing_packages, unguided
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
-from sdopt.schema import SEEDS, bounded
+from sdopt.schema import SEEDS
 
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping

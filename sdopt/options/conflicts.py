@@ -4,7 +4,8 @@ from importlib.util import find_spec
 
 import torch
 
-from sdopt.options.base import Context, Optimization, loading_arguments
+from sdopt.options import Context, Optimization
+from sdopt.options.base import loading_arguments
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
 from sdopt.options.lora import Lora

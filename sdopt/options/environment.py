@@ -8,23 +8,22 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.compiler import Inductor, InductorDynamic, Regional, WholeStep
 from sdopt.options.conflicts import compiles, keeps_gradients
 from sdopt.options.lora import Hotswap
 from sdopt.pipelines.parts import Pipeline
-from sdopt.schema import bounded
+from sdopt.scratch import own_folder
 
-_ALLOCATOR, _FIND_MODE = "PYTORCH_ALLOC_CONF", "MIOPEN_FIND_MODE"
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The variables of PyTorch's allocator, of which it reads the first that is set."""
+
+_FIND_MODE = "MIOPEN_FIND_MODE"
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,12 @@ class AtStart(Optimization):
         raise NotImplementedError
 
     @override
+    def begin_process(self) -> None:
+        # PyTorch may have read its own already: then it is for processes that the worker starts.
+        name, value = self.variable()
+        os.environ[name] = value
+
+    @override
     def broken(self, pipe: Pipeline) -> list[str]:
         name, value = self.variable()
         return [f"takes effect only at the start of a program: start Python with {name}={value}"]
@@ -92,21 +97,22 @@ class ExpandableSegments(AtStart):
 
     @override
     def variable(self) -> tuple[str, str]:
-        given = [part for part in os.environ.get(_ALLOCATOR, "").split(",") if not part.startswith("expandable")]
-        return _ALLOCATOR, ",".join(filter(None, [*given, "expandable_segments:True"]))
+        name = next((name for name in _ALLOCATOR if name in os.environ), _ALLOCATOR[-1])
+        given = [part for part in os.environ.get(name, "").split(",") if not part.startswith("expandable")]
+        return name, ",".join(filter(None, [*given, "expandable_segments:True"]))
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = ctx.device.needs_cuda("the allocator of PyTorch's device memory")
-        if "cudaMallocAsync" in self.variable()[1]:
-            found.append(f"{_ALLOCATOR}={os.environ[_ALLOCATOR]} chooses CUDA's own allocator, which has no segments")
+        name, value = self.variable()
+        if "cudaMallocAsync" in value:
+            found.append(f"{name}={os.environ[name]} chooses CUDA's own allocator, which has no segments")
         return found
 
     @override
     def begin_process(self) -> None:
-        name, value = self.variable()
-        os.environ[name] = value  # for processes that the worker starts; PyTorch may have read it already
-        torch._C._accelerator_setAllocatorSettings(value)
+        super().begin_process()
+        torch._C._accelerator_setAllocatorSettings(self.variable()[1])
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -143,10 +149,6 @@ class MiopenFind(AtStart):
         return [f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"]
 
     @override
-    def begin_process(self) -> None:
-        os.environ[_FIND_MODE] = self.mode  # MIOpen reads it at its first convolution
-
-    @override
     def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
             ran = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_CONVOLUTIONS[1]))
@@ -178,8 +180,8 @@ class TunableOp(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        # Else PyTorch writes it into the user's working folder.
-        torch.cuda.tunable.set_filename(str(Path(gettempdir()) / "tunableop.csv"))
+        # Else PyTorch would read and write it in the user's working folder.
+        torch.cuda.tunable.set_filename(str(own_folder() / "tunableop.csv"))
 
         def proof(trace: Trace) -> Finding:
             tuned = len(torch.cuda.tunable.get_results())

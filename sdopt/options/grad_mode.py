@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.measure.trace import Trace
+from sdopt.options import Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import call_without_gradients
-from sdopt.options.base import Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import Pipeline
-from sdopt.schema import bounded
 
 
 @dataclass(frozen=True)

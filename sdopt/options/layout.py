@@ -6,12 +6,9 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, plain_weights
-from sdopt.options.base import Assumption, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import Pipeline, denoiser_of
-from sdopt.schema import bounded
 
 
 @dataclass(frozen=True)

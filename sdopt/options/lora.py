@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights
-from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.options.base import Inputs
 from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
 from sdopt.pipelines.loras import (
     has_biases,
@@ -32,7 +32,7 @@ from sdopt.pipelines.loras import (
 )
 from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
 from sdopt.reference import MODEL
-from sdopt.schema import Model, bounded
+from sdopt.schema import Model
 
 _NAME = "sdopt"
 """The adapter name in diffusers."""
@@ -124,8 +124,13 @@ class Lora(Optimization):
 
     def _lines(self, *then: str) -> tuple[str, ...]:
         """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""
-        if self.path is None or (self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names)):
+        if self.path is None:
             return ()
+        try:
+            if self._cached and any(tensors_of(lora_file(self.path, name)) for name in self.names):
+                return ()
+        except (OSError, SafetensorError):
+            return ()  # `conflicts` says what is wrong with the file
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
         return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
 

@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weights, two_halves, usual_encoding
-from sdopt.options.base import Assumption, Context, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.conflicts import compiles, unguided
@@ -38,10 +37,14 @@ from sdopt.pipelines.parts import (
     text_encoders_of,
 )
 from sdopt.reference import TINY_AUTOENCODER
-from sdopt.schema import Model, bounded
+from sdopt.schema import Model
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
+
+
+_CHANNELS = 4
+"""diffusers' default of a VAE's latent channels, which `AutoencoderTiny._tiled_encode` assumes."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +113,20 @@ class VaeTiling(VaeInPieces):
 
     def _cannot_encode(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
-        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
-        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _TILED_CHANNELS)
-        if not tiny or ctx.task.kind == "txt2img" or channels == _TILED_CHANNELS:
+        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _CHANNELS)
+        if "memory.tiny_vae" not in ctx.chosen or ctx.task.kind == "txt2img" or channels == _CHANNELS:
             return []
-        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_TILED_CHANNELS} channels"
+        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_CHANNELS} channels"
         return [f"{found}, and this model has {channels}: choose one of the two options"]
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
-        size, config = ctx.workload.size or ctx.model.size, {} if tiny else part_config(ctx.model, "vae")
+        config = {} if "memory.tiny_vae" in ctx.chosen else part_config(ctx.model, "vae")
         if config is None and self.tile_size is None:
             return []
         default = (config or {}).get("sample_size", 512)  # AutoencoderTiny has none
         tile = self.tile_size or int(default[0] if isinstance(default, list) else default)
+        size = ctx.workload.size or ctx.model.size
         if size > tile:
             return []
         advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
@@ -145,10 +147,6 @@ class VaeTiling(VaeInPieces):
             return Finding(0 < tile < image, summary, {"image": image, "tile": tile, "decoder_calls": calls})
 
         return proof
-
-
-_TILED_CHANNELS = 4
-"""The number of latent channels that `AutoencoderTiny._tiled_encode` assumes."""
 
 
 @dataclass(frozen=True)
@@ -176,21 +174,23 @@ class TinyVae(Optimization):
             return [f"memory.tiny_vae.path={self.path}: the folder has no config.json of an AutoencoderTiny"]
         try:
             folder = self._folder(ctx.model, fetch=False)
-            tiny, own = network_config(folder), part_config(ctx.model, "vae")
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
+        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
+        if found := [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}"):
+            return found
+        tiny, own = network_config(folder), part_config(ctx.model, "vae")
         if tiny["_class_name"] != "AutoencoderTiny":
             return [f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"]
-        if own is not None and own["latent_channels"] != tiny["latent_channels"]:
-            channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
-            return [f"memory.tiny_vae: decodes latents of {channels}; set memory.tiny_vae.path to one that fits"]
-        given = f".path={self.path}" if self.path else f".hub_id={self.hub_id}" if self.hub_id else ""
-        return [] if self._is_random(ctx.model) else network_problems(folder, f"memory.tiny_vae{given}")
+        has, wants = (config.get("latent_channels", _CHANNELS) for config in (tiny, tiny if own is None else own))
+        misfit = f"decodes latents of {has} channels, and this model has {wants}"
+        return [] if has == wants else [f"memory.tiny_vae: {misfit}; set memory.tiny_vae.path to one that fits"]
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
         folder = self._folder(model, fetch)
-        return [folder / "config.json"] + ([] if self._is_random(model) else [folder / NETWORK_WEIGHTS])
+        weights = [] if self._is_random(model) else [folder / NETWORK_WEIGHTS]
+        return existing([folder / "config.json", *weights], "memory.tiny_vae")
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:

@@ -13,15 +13,13 @@ import torch
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.options import Context, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention
 from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.lora import Hotswap
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
-from sdopt.schema import bounded
 from sdopt.scratch import own_folder
 
 _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
@@ -177,6 +175,8 @@ class GroupOffload(Offload):
         if waits == "disk":
             folder = Path(tempfile.mkdtemp(prefix="offload-", dir=own_folder()))
             weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
+        groups: dict[str, list[int]] = {}
+        brought = Counter[str]()
         for name, network in networks_of(pipe).items():
             apply_group_offloading(
                 network,
@@ -191,25 +191,23 @@ class GroupOffload(Offload):
                 # Files are named after layers, whose names repeat between networks.
                 offload_to_disk_path=None if folder is None else str(folder / name),
             )
-        # Stores ids: a reference to a group would keep the weights of a removed text encoder alive.
-        groups = {name: [id(group) for group in _groups(network)] for name, network in networks_of(pipe).items()}
-        brought = Counter[str]()
-        for name, network in networks_of(pipe).items():
+            # Ids: a reference to a group would keep the weights of a removed text encoder alive.
+            groups[name] = [id(group) for group in _groups(network)]
             _count_onloads(name, _groups(network), brought)
 
         def proof(trace: Trace) -> Finding:
-            # Text encoders may have been removed since.
+            networks = networks_of(pipe)  # text encoders may have been removed since
             whole = all(
-                [id(group) for group in _groups(part)] == groups[name] for name, part in networks_of(pipe).items()
+                groups[name] == [id(group) for group in _groups(network)] and brought[name]
+                for name, network in networks.items()
             )
-            whole = whole and all(brought[name] for name in networks_of(pipe))
-            number = sum(len(groups[name]) for name in networks_of(pipe))
+            number = sum(len(groups[name]) for name in networks)
             facts = {"groups": number, "brought": brought.total()}
             what = f"{number} groups of layers, loaded {brought.total()} times so far"
             if folder is None:
                 return _finding(pipe, trace, whole, what, facts)
             stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 2**30
-            needed = sum(_size(network) for network in networks_of(pipe).values()) / 2**30
+            needed = sum(map(_size, networks.values())) / 2**30
             return Finding(
                 whole and stored >= needed, f"{what}; {stored:.2f} GiB on disk", facts | {"on_disk_gib": stored}
             )

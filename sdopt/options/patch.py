@@ -6,14 +6,11 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.pipelines.functions import absolute, defined, loaded
 from sdopt.pipelines.parts import Pipeline
 from sdopt.record.choices import PATCH
-from sdopt.schema import bounded
 
 _CLAIMS = {
     "latency": frozenset({"latency"}),

@@ -10,19 +10,18 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
+from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, load_part
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
-from sdopt.schema import Model, bounded
+from sdopt.schema import Model
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Types of weights that a denoiser computes in."""
@@ -217,7 +216,7 @@ class FixedVae(Precision):
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
         folder = self._folder(model, fetch)
-        return [] if folder is None else [folder / "config.json", folder / NETWORK_WEIGHTS]
+        return [] if folder is None else existing([folder / "config.json", folder / NETWORK_WEIGHTS], "precision")
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:

@@ -11,18 +11,15 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.stages import TEXT_ENCODER
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights, unchanged_layers
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.compiler import CudaGraphs, Regional
 from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.options.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import Pipeline, denoiser_of, layers_with_weights, text_encoders_of, unwrapped
-from sdopt.schema import bounded
 
 _PRODUCTS = {
     "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),

@@ -1,6 +1,6 @@
 """What tests of options share: cards, what a worker's host shows and draws, and stand-ins for CUDA graphs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Finding
 from sdopt.options.compiler.base import Tensors
+from sdopt.record.records import Promise, VariantResult
 from sdopt.record.samples import Evidence
+from sdopt.variant import Variant
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 
@@ -50,6 +52,20 @@ def latents(host: PipelineHost, folder: Path) -> torch.Tensor:
     return found
 
 
+def row_of(variant: Variant) -> VariantResult:
+    """What a study records of a variant before it measures it."""
+    return VariantResult(
+        variant.name,
+        "variant",
+        dict(variant.choices),
+        list(variant.overrides),
+        variant.config,
+        variant.contract,
+        promises={axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.applied},
+        snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
+    )
+
+
 class StubGraphs:
     """Stands in for `torch.cuda`: a graph that replays what was captured, by calling it again on the same tensors."""
 
@@ -57,44 +73,39 @@ class StubGraphs:
         self.captured: list[Any] = []
         self.streams: list[Any] = []
         self.replayed = 0
-        stubs = self
-        current: list[Any] = []
+        stubs, forward, capturing = self, Tensors.forward, list[Any]()
 
         class Stream:
             def wait_stream(self, _other: Any) -> None:
                 pass
 
         class Graph:
-            calls: list[Callable[[], None]]
+            calls: list[tuple[Tensors, tuple[torch.Tensor, ...], Any]]
 
             def replay(self) -> None:
                 stubs.replayed += 1
-                for call in self.calls:
-                    call()
+                for call, tensors, results in self.calls:
+                    for own, new in zip(results, forward(call, *tensors), strict=True):
+                        own.copy_(new)
 
         @contextmanager
         def graph(made: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
             made.calls = []
-            current.append(made)
+            capturing.append(made)
             stubs.captured.append(pool)
             stubs.streams.append(stream)
             yield
-            current.pop()
+            capturing.pop()
 
         @contextmanager
         def stream(chosen: Any) -> Iterator[None]:
             stubs.streams.append(chosen)
             yield
 
-        forward = Tensors.forward
-
         def recorded(call: Tensors, *tensors: torch.Tensor) -> Any:
             results = forward(call, *tensors)
-            if current:
-                again: Callable[[], None] = lambda: [  # type: ignore[assignment]  # noqa: E731
-                    own.copy_(new) for own, new in zip(results, forward(call, *tensors), strict=True)
-                ]
-                current[-1].calls.append(again)
+            if capturing:
+                capturing[-1].calls.append((call, tensors, results))
             return results
 
         monkeypatch.setattr(Tensors, "forward", recorded)

@@ -9,7 +9,6 @@ from diffusers import StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor
 
 from sdopt.assembly import Assembly
-from sdopt.contract import Contract
 from sdopt.measure.trace import trace_call
 from sdopt.options.attention import Xformers
 from sdopt.options.base import Optimization
@@ -17,11 +16,11 @@ from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.lora import Fused
 from sdopt.options.offload import ModelOffload, SequentialOffload
 from sdopt.options.precision import Precision
-from sdopt.record.records import Promise, VariantResult
 from sdopt.reference import LORAS, MODEL
 from sdopt.statistics.adoption import lines_of
 from sdopt.variant import Variant
 from tests.fixtures import Compose
+from tests.options.hosts import row_of
 
 TOGETHER = (
     ("precision=bf16", "attention=vanilla", "layout=channels_last", "grad_mode=inference_mode")
@@ -54,19 +53,7 @@ def untouched() -> StableDiffusionPipeline:
 
 
 def lines(chosen: Variant, plain: Variant) -> list[str]:
-    with_it, without_it = (
-        VariantResult(
-            variant.name,
-            "variant",
-            dict(variant.choices),
-            list(variant.overrides),
-            variant.config,
-            promises={axis: Promise(Contract.EXACT, []) for axis in variant.optimizations},
-            snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
-        )
-        for variant in (chosen, plain)
-    )
-    return lines_of(with_it, without_it)
+    return lines_of(row_of(chosen), row_of(plain))
 
 
 def seen(pipe: StableDiffusionPipeline, call: Any) -> dict[str, Any]:

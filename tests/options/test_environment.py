@@ -48,12 +48,13 @@ class TestAtTheStart:
             Assembly.load(variant("environment=miopen_find"), "cpu")
         assert seen == ["FAST"]
 
-    def test_segments_keep_the_users_other_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+    def test_segments_keep_the_users_other_settings(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         told: list[str] = []
-        monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:False")
+        monkeypatch.setenv(name, "max_split_size_mb:128,expandable_segments:False")
         monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
         ExpandableSegments().begin_process()
-        assert told == ["max_split_size_mb:128,expandable_segments:True"] == [os.environ["PYTORCH_ALLOC_CONF"]]
+        assert told == ["max_split_size_mb:128,expandable_segments:True"] == [os.environ[name]]
 
     def test_a_program_that_runs_is_told_how_to_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)

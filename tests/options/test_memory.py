@@ -19,17 +19,15 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
-from sdopt.options.memory import VaeSlicing, VaeTiling
 from sdopt.options.offload import GroupOffload, _size
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.record.records import VariantResult
 from sdopt.reference import MODEL
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.command import SMOKE, Finished, sdopt
-from tests.fakes import fake_workers
 from tests.fixtures import CPU, Compose, Load
-from tests.options.hosts import evidence, latents
+from tests.options.hosts import evidence, latents, row_of
 from tests.pipelines.test_hub import COMMIT, offline
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
@@ -41,17 +39,6 @@ LARGE = "workload.size=96"
 def pixels(session: PipelineHost, folder: Path, batch: int = 0) -> np.ndarray:
     records = session.generate(batch, timed_draw(session._variant), folder).records
     return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
-
-
-def test_proof_of_the_tiny_autoencoder(session: Load) -> None:
-    loaded = session("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64", *BATCH, LARGE)
-    pipe = loaded._pipe
-    pipe.vae = AutoencoderTiny.from_pretrained(PACKAGED / "tiny_autoencoder")
-    for option in loaded._variant.optimizations.values():
-        if isinstance(option, VaeSlicing | VaeTiling):
-            axis = next(a for a, o in loaded._variant.optimizations.items() if o is option)
-            loaded._assembly.proofs[axis] = option.apply(pipe)
-    assert [item.engaged for item in loaded.prove().evidence if item.axis.startswith("memory")] == [True, True]
 
 
 class TestTinyVae:
@@ -126,26 +113,20 @@ class TestPrecomputedEmbeddings:
         assert 0 < embedded.count_operations() < plain.count_operations()
 
 
-class TestStudy:
-    """A factorial study over both, from the command line to the judgement."""
+def test_variants_are_judged_by_the_promise_in_which_they_differ(variant: Compose) -> None:
+    baseline, slicing, tiling, both = (
+        row_of(variant(f"memory=[{options}]", *BATCH, LARGE))
+        for options in ("", "vae_slicing", "vae_tiling", "vae_slicing,vae_tiling")
+    )
 
-    @pytest.fixture(scope="class")
-    def studied(self, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-        options = "study.options=[memory:vae_slicing,memory:vae_tiling]"
-        with fake_workers():
-            return sdopt(tmp_path_factory.mktemp("memory"), "run", *SMOKE, "study=factorial", options, *BATCH, LARGE)
+    def sides(candidate: VariantResult, reference: VariantResult) -> RuleContext:
+        return RuleContext(candidate, reference, {}, Fit(), lambda *_: None, lambda _: None)
 
-    def test_is_judged_by_the_promise_in_which_two_variants_differ(self, studied: Finished) -> None:
-        def sides(candidate: str, reference: str) -> RuleContext:
-            mine, other = studied.result.variant(candidate), studied.result.variant(reference)
-            return RuleContext(mine, other, {}, Fit(), lambda *_: None, lambda _: None)
-
-        both, tiling = "memory=vae_slicing, memory=vae_tiling", "memory=vae_tiling"
-        assert sides("memory=vae_slicing", "baseline").contract is Contract.EQUIVALENT
-        assert sides(tiling, "baseline").contract is Contract.LOSSY
-        # Both sides are lossy: what is added promises more.
-        assert sides(both, tiling).contract is Contract.EQUIVALENT
-        assert sides(both, tiling).claimed == ["memory_ratio"]
+    assert sides(slicing, baseline).contract is Contract.EQUIVALENT
+    assert sides(tiling, baseline).contract is Contract.LOSSY
+    # Both sides are lossy: what is added promises more.
+    assert sides(both, tiling).contract is Contract.EQUIVALENT
+    assert sides(both, tiling).claimed == ["memory_ratio"]
 
 
 OPTIONS = ("model_offload", "sequential_offload", "group_offload")

@@ -25,84 +25,48 @@ OPTIONS = [
     for path in sorted((CONF / axis).glob("*.yaml"))
     if (axis, path.stem) not in APART
 ]
-CUDA_ONLY = {
-    ("attention", "mem_efficient"),
-    ("attention", "cudnn"),
-    ("attention", "xformers"),
-    ("precision", "tf32"),
-    ("precision", "fp32_ieee"),
-    *(("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")),
-}
+CUDA = "needs a CUDA device; this runs on "
 ELSEWHERE = {
+    **dict.fromkeys((("attention", option) for option in ("mem_efficient", "cudnn", "xformers")), CUDA),
+    **dict.fromkeys((("precision", option) for option in ("tf32", "fp32_ieee", "fp8_torchao", "fp8_sdnq")), CUDA),
+    **dict.fromkeys((("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")), CUDA),
     ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
-    ("precision", "fp8_torchao"): "float8 arithmetic needs a CUDA device",
-    ("precision", "fp8_sdnq"): "float8 arithmetic needs a CUDA device",
 }
-"""What conflicts with the packaged model or a CPU, with the reason; tests of their own look at these options."""
+"""What conflicts with a CPU or the packaged model, with the reason; tests of their own look at these options."""
 PACKAGES = {name for name in ("torchao", "sdnq", "onnxruntime", "openvino") if find_spec(name) is None}
 """Packages of extras that are not installed; without them, their options conflict and say so."""
 COMPILED = [option for option in OPTIONS if option[0] == "compiler" and option[1] != "eager"]  # see test_compilers.py
 OPTIONS = [option for option in OPTIONS if not any(option[1].endswith(name) for name in PACKAGES)]
-HERE = [option for option in OPTIONS if option not in CUDA_ONLY | ELSEWHERE.keys() and option not in COMPILED]
 
 
-class TestConflicts:
-    @pytest.mark.parametrize(("axis", "option"), OPTIONS)
-    def test_on_a_cpu_only_what_needs_cuda(self, variant: Compose, axis: str, option: str) -> None:
-        found = variant(f"{axis}={option}").conflicts(CPU)
-        if (axis, option) in CUDA_ONLY:
-            reason = next(
-                reason for reason in found if reason.endswith(f"needs a CUDA device; this runs on {CPU.name}")
-            )
-            assert reason.startswith(f"{axis}={option}: ")
-        elif (axis, option) in ELSEWHERE:
-            [reason] = found
-            assert reason.startswith(f"{axis}={option}: {ELSEWHERE[axis, option]}")
-        else:
-            assert found == []
-
-    def test_inductor_needs_a_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("PATH", "/nowhere")
-        monkeypatch.delenv("CXX", raising=False)
-        [found] = variant("compiler=inductor").conflicts(CPU)
-        assert "needs a C++ compiler" in found
-        assert variant("compiler=inductor").conflicts(card(9, 0)) == []
+@pytest.mark.parametrize(("axis", "option"), OPTIONS)
+def test_runs_on_a_cpu_or_says_what_it_needs(variant: Compose, axis: str, option: str) -> None:
+    made = variant(f"{axis}={option}")
+    found, chosen = made.conflicts(CPU), made.optimizations[axis]
+    reason = ELSEWHERE.get((axis, option))
+    assert bool(found) == (reason is not None), found
+    assert reason is None or any(f"{axis}={option}: " in each and reason in each for each in found)
+    assert chosen.claims <= {"latency", "memory"}
+    if chosen == variant().optimizations[axis]:
+        assert (chosen.contract, chosen.claims) == (Contract.EXACT, frozenset())
 
 
-class TestEveryOption:
-    @pytest.mark.parametrize(("axis", "option"), OPTIONS)
-    def test_has_a_contract_that_its_default_alone_keeps_exactly(
-        self, variant: Compose, axis: str, option: str
-    ) -> None:
-        chosen = variant(f"{axis}={option}").optimizations[axis]
-        assert chosen.contract in Contract
-        assert chosen.claims <= {"latency", "memory"}
-        if chosen == variant().optimizations[axis]:
-            assert chosen.contract is Contract.EXACT
-            assert not chosen.claims
-
-    def test_every_axis_of_the_defaults_is_walked(self, composer: type[HydraComposer]) -> None:
-        assert set(composer([]).current.optimizations) == {*AXES, *AXES_APART}
-
-    def test_the_weakest_promise_is_the_variants(self, variant: Compose) -> None:
-        assert variant().contract is Contract.EXACT
-        assert variant("attention=math").contract is Contract.EQUIVALENT
-        assert variant("attention=math", "precision=bf16").contract is Contract.LOSSY
+def test_inductor_needs_a_compiler(variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    [found] = variant("compiler=inductor").conflicts(CPU)
+    assert "needs a C++ compiler" in found
+    assert variant("compiler=inductor").conflicts(card(9, 0)) == []
 
 
-class TestUndone:
-    """The contrapositive: a change that is not in force is not proved."""
+def test_every_axis_of_the_defaults_is_walked(composer: type[HydraComposer]) -> None:
+    assert set(composer([]).current.optimizations) == {*AXES, *AXES_APART}
 
-    @pytest.mark.parametrize("option", ["autocast_fp16", "fp16_autocast"])
-    def test_autocast_taken_away(self, session: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        loaded = session(f"precision={option}")
-        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
-        assert not evidence(loaded, "precision").engaged
 
-    def test_autocast_on_top(self, session: Load) -> None:
-        loaded = session("precision=fp32")
-        with torch.autocast("cpu", dtype=torch.float16):
-            assert not evidence(loaded, "precision").engaged
+def test_the_weakest_promise_is_the_variants(variant: Compose) -> None:
+    assert variant().contract is Contract.EXACT
+    assert variant("attention=math").contract is Contract.EQUIVALENT
+    assert variant("attention=math", "precision=bf16").contract is Contract.LOSSY
 
 
 class TestGradMode:

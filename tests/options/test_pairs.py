@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -18,6 +18,8 @@ from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.options.caching import FirstBlockCaching
+from sdopt.options.compiler import Aot, WholeStep
+from sdopt.options.compiler.inductor import ByInductor
 from sdopt.schema import Model
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost
@@ -159,68 +161,54 @@ class Walk:
         faults = ((chosen, task, self.fault(chosen, task)) for chosen, task in runs)
         return [f"{task}: {' with '.join(map(str, chosen))}: {fault}" for chosen, task, fault in faults if fault]
 
-    def compiles_for_long(self) -> set[Choice]:
-        """Returns the options that need a C++ compiler: they compile for more than ten seconds."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PATH", "/nowhere")
-            patch.delenv("CXX", raising=False)
-            return {
-                choice
-                for choice in self.choices
-                if any("needs a C++ compiler" in reason for reason in self.variant([choice]).conflicts(self.device))
-            }
+
+Missing = set[frozenset[Choice | str]]
 
 
-def few_runs(walk: Walk, choices: Sequence[Choice]) -> list[tuple[list[Choice], str]]:
-    """Returns few combinations in which each option occurs once, with each task in turn: always the same ones."""
-    runs: list[tuple[list[Choice], str]] = []
-    left = list(choices)
-    while left:
-        # At random, so that rivals do not meet the same options in each run.
-        order = random.Random(len(left)).sample(left, len(left))
-        task, chosen = TASKS[len(runs) % len(TASKS)], list[Choice]()
-        for choice in order:
-            if all(choice.combines(other) for other in chosen) and walk.runnable([*chosen, choice], task):
-                chosen.append(choice)
-        assert chosen, f"none of {', '.join(map(str, left))} runs with task={task}"
-        left = [choice for choice in left if choice not in chosen]
-        runs.append((chosen, task))
-    return runs
+def covering_runs(walk: Walk, choices: Sequence[Choice], missing: Missing) -> list[tuple[list[Choice], str]]:
+    """Returns combinations of options, with a task, in which each of the missing sets occurs: always the same ones.
 
-
-def covering_runs(walk: Walk, choices: Sequence[Choice], seed: int = 0) -> list[tuple[list[Choice], str]]:
-    """Returns combinations in which each pair of options that can run occurs, and each option with each task.
-
-    Greedy: a run begins with a pair that is missing, and takes on whatever adds most of the missing pairs.
+    Greedy: a run begins with a set that is missing, and takes on whatever adds most of the others. A set is of one
+    option, of two, or of an option and a task; it can run.
     """
-    order = random.Random(seed)
-    missing: set[frozenset[Choice | str]] = {
-        frozenset((a, b)) for a, b in combinations(choices, 2) if a.combines(b) and walk.runnable([a, b])
-    }
-    missing |= {frozenset((choice, task)) for choice in choices for task in TASKS if walk.runnable([choice], task)}
-    runs = []
+    # At random, so that rivals do not meet the same options in each run.
+    order, runs = random.Random(0), list[tuple[list[Choice], str]]()
     while missing:
-        first = min(missing, key=lambda pair: sorted(map(str, pair)))
+        first = min(missing, key=lambda found: sorted(map(str, found)))
         chosen = [item for item in first if isinstance(item, Choice)]
-        named = [item for item in first if isinstance(item, str)]
-        task = named[0] if named else max(TASKS, key=lambda task: _gain(task, chosen, missing))
+        able = [task for task in TASKS if walk.runnable(chosen, task)]
+        # The set's own task, or each in its turn.
+        task = next((item for item in first if isinstance(item, str)), able[len(runs) % len(able)])
         shuffled = order.sample(list(choices), len(choices))
         while True:
-            able = [choice for choice in shuffled if all(choice.combines(other) for other in chosen)]
-            gains = {choice: _gain(choice, [*chosen, task], missing) for choice in able}
-            best = sorted((choice for choice in able if gains[choice]), key=lambda choice: -gains[choice])
+            gains = {
+                choice: _gain(choice, [*chosen, task], missing)
+                for choice in shuffled
+                if all(choice.combines(other) for other in chosen)
+            }
+            best = sorted((choice for choice in gains if gains[choice]), key=lambda choice: -gains[choice])
             added = next((choice for choice in best if walk.runnable([*chosen, choice], task)), None)
             if added is None:
                 break
             chosen.append(added)
         runs.append((chosen, task))
-        missing -= {frozenset(pair) for pair in combinations([*chosen, task], 2)}
+        missing -= {frozenset(found) for size in (1, 2) for found in combinations([*chosen, task], size)}
     return runs
 
 
-def _gain(item: Choice | str, chosen: Sequence[Choice | str], missing: Set[frozenset[Choice | str]]) -> int:
-    """Returns how many of the missing pairs an option or a task would add to what is chosen."""
-    return sum(frozenset((item, other)) in missing for other in chosen)
+def each_once(choices: Iterable[Choice]) -> Missing:
+    return {frozenset((choice,)) for choice in choices}
+
+
+def each_pair(walk: Walk, choices: Sequence[Choice]) -> Missing:
+    """Returns each pair of options that can run, and each option with each task."""
+    found: Missing = {frozenset((a, b)) for a, b in combinations(choices, 2) if a.combines(b) and walk.runnable([a, b])}
+    return found | {frozenset((each, task)) for each in choices for task in TASKS if walk.runnable([each], task)}
+
+
+def _gain(choice: Choice, chosen: Sequence[Choice | str], missing: Missing) -> int:
+    """Returns how many of the missing sets an option would add to what is chosen."""
+    return sum(found in missing for found in (frozenset((choice,)), *(frozenset((choice, each)) for each in chosen)))
 
 
 def _in(group: str, axis: str) -> bool:
@@ -241,9 +229,9 @@ def walk() -> Walk:
 
 @pytest.fixture(scope="module")
 def quick(walk: Walk) -> list[Choice]:
-    """The options that run here and do not compile for long."""
-    long = walk.compiles_for_long()
-    return [choice for choice in walk.able() if choice not in long]
+    """The options that run here, without those that compile for more than ten seconds."""
+    long = ByInductor | WholeStep | Aot
+    return [each for each in walk.able() if not any(isinstance(one, long) for one in each.optimizations.values())]
 
 
 class TestDeclared:
@@ -267,20 +255,6 @@ class TestDeclared:
         found = walk.undeclared(CPU, task=walk.variant([], task).task)
         assert not found, "\n".join(found)
 
-    @pytest.mark.parametrize(
-        ("first", "second"),
-        [
-            ("lora=hotswap", "memory=group_offload"),
-            ("lora=hotswap", "precision=int8_torchao"),
-            ("lora=hotswap", "precision=int8_sdnq"),
-            ("lora=loaded", "precision=int8_sdnq"),
-        ],
-    )
-    def test_pairs_that_do_not_work_say_so(self, walk: Walk, first: str, second: str) -> None:
-        chosen = [choice for choice in walk.choices if str(choice) in (first, second)]
-        found = walk.variant(chosen).conflicts(CPU)
-        assert any(reason.startswith(second) and "lora=" in reason for reason in found)
-
     def test_every_option_is_in_a_pair(self, walk: Walk) -> None:
         paired = {str(choice) for pair in walk.pairs for choice in pair}
         assert paired == {str(choice) for choice in walk.choices}
@@ -289,7 +263,7 @@ class TestDeclared:
 
 class TestRun:
     def test_every_option_takes_effect_beside_others(self, walk: Walk, quick: Sequence[Choice]) -> None:
-        found = walk.failures(few_runs(walk, quick))
+        found = walk.failures(covering_runs(walk, quick, each_once(quick)))
         assert not found, "\n".join(found)
 
     @pytest.mark.slow
@@ -297,5 +271,6 @@ class TestRun:
     @pytest.mark.parametrize("which", ["quick", "all"])
     def test_runs_that_cover_every_pair_take_effect(self, walk: Walk, quick: Sequence[Choice], which: str) -> None:
         """Minutes on one core, and an hour or more with those that compile for long."""
-        found = walk.failures(covering_runs(walk, quick if which == "quick" else walk.able()))
+        choices = quick if which == "quick" else walk.able()
+        found = walk.failures(covering_runs(walk, choices, each_pair(walk, choices)))
         assert not found, "\n".join(found)

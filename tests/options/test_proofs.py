@@ -14,8 +14,10 @@ from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from transformers import CLIPTextModel
 
 from sdopt.contract import Contract
+from sdopt.options.lora import NoLora
+from sdopt.options.precision import Precision
 from sdopt.pipelines.parts import hook_of, unwrapped
-from sdopt.reference import MODEL
+from sdopt.reference import LORAS, MODEL
 from tests.fixtures import Load
 from tests.options.hosts import evidence, image, proved
 
@@ -48,8 +50,14 @@ PROOFS = [
     proof("precision=fp16_vae_fp32", weights=["float16"], **FULL_VAE),
     proof("precision=fp16_vae_fp32 precision.weights=bfloat16 task=inpaint workload.steps=2", **FULL_VAE),
     proof("lora=hotswap workload.steps=2", recompiles=0, other_images=True),
+    proof("lora=lcm_emoji scheduler=lcm workload.steps=4 workload.guidance_scale=1"),
+    # peft freezes the weights into which it fuses, and autograd would record nothing.
+    proof("lora=fused grad_mode=enabled memory=[precomputed_embeddings] workload.steps=2"),
     proof("caching=deepcache workload.steps=7", whole=3, outer=4, runs_of_the_first_layer=7, runs_of_the_middle=3),
     proof("caching=deepcache scheduler=plms workload.steps=4", whole=2, outer=3),  # it calls the denoiser once more
+    proof("caching=spectrum workload.steps=10", whole=7, forecast=3, runs_of_the_first_layer=7, runs_of_the_middle=7),
+    # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8. There are 7 layers.
+    proof("caching=pyramid_attention workload.steps=10", self_attention=7 * 7, cross_attention=6 * 7),
     proof("caching=guidance_interval workload.steps=10", guided=7, unguided=3, batches=[1, 2]),
     proof("memory=sequential_guidance workload.steps=3", 0.03, samples=1, images=1),
     proof("memory=sequential_guidance workload.steps=3 task=inpaint", 0.03, samples=1, images=1),
@@ -59,6 +67,7 @@ PROOFS = [
     proof("memory=tiny_vae", decoder_parameters=78115, calls=1, group_norms=0),
     *(proof(f"memory=tiny_vae {work}") for work in ("precision=bf16", "precision=autocast_fp16")),
     *(proof(f"memory=tiny_vae task={task} workload.steps=2") for task in ("img2img", "inpaint")),
+    proof(f"memory=[vae_slicing,vae_tiling,tiny_vae] memory.vae_tiling.tile_size=64 {PAIR} {LARGE}"),
     proof("memory=precomputed_embeddings", 1, text_encoders=0, calls=0),
     *(proof(f"memory=layerwise_casting precision={option}", **CAST) for option in ("fp32", "autocast_fp16")),
     *(proof(f"memory=group_offload memory.group_offload.offload_type={kind}_level", 0) for kind in ("leaf", "block")),
@@ -165,6 +174,15 @@ def last_layer_in_float32(host: Any) -> None:
     layer.register_forward_hook(lambda _module, _inputs, output: output.bfloat16())
 
 
+def own_arithmetic(host: Any) -> None:
+    """Its calls are made in the context of another option."""
+    host._assembly.options["precision"] = NoLora()
+
+
+def autocast_on_top(host: Any) -> None:
+    host._assembly.options["precision"] = Precision(autocast="float16")
+
+
 def without_gradients(host: Any) -> None:
     pipe = host._pipe
     call = type(pipe).__call__
@@ -221,6 +239,8 @@ CASES = [
     *(case(f"precision=int8_{package}", whole_layer, package) for package in ("torchao", "sdnq")),
     *(case(f"precision={option}", float32) for option in ("fp16", "bf16")),
     case("precision=bf16", last_layer_in_float32),
+    *(case(f"precision={option}", own_arithmetic) for option in ("autocast_fp16", "fp16_autocast")),
+    case("precision=fp32", autocast_on_top),
     case("precision=fp16_vae_fp32", lambda host: host._pipe.vae.half()),
     *(case(f"attention={option}", processors(AttnProcessor2_0)) for option in ("vanilla", "sliced")),
     *(case(f"attention={option}", one_processor) for option in ("vanilla", "fused_qkv")),
@@ -231,6 +251,7 @@ CASES = [
     case("layout=contiguous", lambda host: host._pipe.unet.to(memory_format=torch.channels_last)),
     *(case(f"grad_mode={option}", without_gradients) for option in ("enabled", "inference_mode")),
     case("grad_mode=enabled", no_parameter_asks_for_a_gradient),
+    case("lora=none", lambda host: host._pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")),
     *(case(f"lora={option}", lambda host: host._pipe.disable_lora()) for option in ("loaded", "hotswap")),
     case("lora=loaded", lambda host: host._pipe.unload_lora_weights()),
     *(case("lora=fused", undo) for undo in (own_weights, one_weight)),

@@ -19,9 +19,8 @@ from typing_extensions import override
 
 from sdopt.errors import UnavailableError
 from sdopt.measure import compilation
-from sdopt.measure.trace import Trace
+from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.attention import Sliced
-from sdopt.options.base import Context, Finding, Proof
 from sdopt.options.compiler.base import (
     Graph,
     GraphCompiler,

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import sysconfig
 import tempfile
 import warnings
@@ -17,14 +16,13 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.compilation import compilation, runs_eagerly
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace
+from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.options.assumptions import nothing_but_tensors, plain_weights
 from sdopt.options.attention import Sdpa
-from sdopt.options.base import Assumption, Context, Finding, Optimization, Proof, Stage
 from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
@@ -249,14 +247,12 @@ class PerShape(StandIn):
 
     Attributes:
         graphs: the graphs, by `Tensors.key`.
-        runs: the number of graph runs.
     """
 
     def __init__(self, module: torch.nn.Module, make: Callable[[Tensors], Graph]) -> None:
         super().__init__(module)
         self._make = make
         self.graphs: dict[Any, tuple[Tensors, Graph]] = {}
-        self.runs = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the graph for this call, and builds it first if it is missing."""
@@ -269,7 +265,6 @@ class PerShape(StandIn):
                 self.graphs[call.key] = call, self._make(call)
             call.inputs = []
         made, graph = self.graphs[call.key]
-        self.runs += 1
         return made.output(graph(*inputs))
 
 
@@ -313,9 +308,7 @@ def unfit_for_inductor(ctx: Context) -> list[str]:
         found += missing_for_triton("Inductor on CUDA")
     else:
         found += _missing_cxx("Inductor on a CPU")
-    if sys.platform == "win32":
-        found.append("Inductor is not tested on Windows")
-    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
         folder = f"{tempfile.gettempdir()}, which is mounted noexec"
         found.append(f"Inductor loads compiled code from {folder}: choose another folder with TMPDIR=…")
     return found

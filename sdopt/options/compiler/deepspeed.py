@@ -34,10 +34,9 @@ from typing_extensions import override
 from sdopt.locks import exclusive
 from sdopt.measure import compilation
 from sdopt.measure.memory import allocating_elsewhere
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Finding, Proof, Trace
 from sdopt.options.assumptions import common_attention, plain_weights, unchanged_layers, ungated_blocks
 from sdopt.options.attention import Default, EquivalentAttention
-from sdopt.options.base import Assumption, Context, Finding, Proof
 from sdopt.options.compiler.base import Compiler
 from sdopt.options.conflicts import (
     autocast_of,

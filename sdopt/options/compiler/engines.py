@@ -9,10 +9,8 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from sdopt.contract import Contract
 from sdopt.measure import compilation
-from sdopt.measure.trace import Trace
-from sdopt.options.base import Context, Finding, Proof
+from sdopt.options import Context, Contract, Finding, Proof, Trace, bounded
 from sdopt.options.compiler.aot import EAGER_ONLY
 from sdopt.options.compiler.base import (
     STAGE_OF,
@@ -33,7 +31,6 @@ from sdopt.options.compiler.base import (
 )
 from sdopt.options.conflicts import missing_packages, weights_of
 from sdopt.pipelines.parts import Pipeline
-from sdopt.schema import bounded
 from sdopt.scratch import scratch_folder
 
 # ---- on any device --------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.measure import compilation
-from sdopt.measure.trace import Trace
+from sdopt.options import Context, Finding, Proof, Trace, bounded
 from sdopt.options.attention import Sliced
-from sdopt.options.base import Context, Finding, Proof
 from sdopt.options.compiler.aot import digest_of, private_folder
 from sdopt.options.compiler.base import (
     STAGE_OF,
@@ -28,9 +27,6 @@ from sdopt.options.compiler.base import (
 from sdopt.options.conflicts import keeps_gradients
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
-from sdopt.schema import bounded
-
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def records_cuda_graphs(mode: str) -> bool:
@@ -94,7 +90,7 @@ class ByInductor(Compiler):
 class Inductor(ByInductor):
     """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor."""
 
-    mode: str = bounded("default", choices=MODES)
+    mode: str = bounded("default", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
     """Mode of `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
     fullgraph: bool = False
     """Whether a graph break raises an error."""
@@ -163,7 +159,7 @@ class Inductor(ByInductor):
         replace_modules(pipe, self.targets, compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _with_kept(_compiled(trace, self.targets, self.mode, device_of(pipe)))
+            found = _compiled(trace, self.targets, self.mode, device_of(pipe))
             if not replays or device_of(pipe).type != "cuda":
                 return found
             return _replayed(found, trace, self.targets)
@@ -214,7 +210,7 @@ class Regional(ByInductor):
                 summary += f"; layers of them that ran eagerly: {len(eager)}"
             engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
             found = Finding(engaged, summary, facts | {"blocks": len(blocks), "eager_layers": len(eager)})
-            return _with_templates(_with_kept(found), self.mode, device_of(pipe))
+            return _by_inductor(found, self.mode, device_of(pipe))
 
         return proof
 
@@ -257,7 +253,7 @@ class InductorDynamic(ByInductor):
         replace_modules(pipe, ["denoiser"], compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _with_kept(_compiled(trace, ["denoiser"], self.mode, device_of(pipe)))
+            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
             if not found.engaged:
                 return found
             before = compilation.compiled_so_far()[1]
@@ -266,15 +262,6 @@ class InductorDynamic(ByInductor):
             return found.also(f"{shapes[0]} and then {shapes[1]}: {anew} recompilations", not anew, compiled_anew=anew)
 
         return proof
-
-
-def _with_kept(found: Finding) -> Finding:
-    """Extends a finding with what Inductor read from the folder of kept code or wrote to it: there must be some."""
-    if not compilation.is_kept() or not found.facts.get("graphs"):
-        return found
-    written, read = compilation.kept_so_far()
-    told = f"of the kept code {read} read, {written} written"
-    return found.also(told, bool(written or read), kept_read=read, kept_written=written)
 
 
 def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]:
@@ -313,7 +300,7 @@ def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.dev
     if fewer and facts["compiled_regions_run"]:
         told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
         summary += f", which are not all of {told}"
-    return _with_templates(Finding(not fewer, summary, facts), mode, device)
+    return _by_inductor(Finding(not fewer, summary, facts), mode, device)
 
 
 def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -337,14 +324,21 @@ def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]
     return summary, facts
 
 
-def _with_templates(found: Finding, mode: str, device: torch.device) -> Finding:
-    """Extends a finding if Inductor tried no Triton templates on this device, although the mode asks for them."""
+def _by_inductor(found: Finding, mode: str, device: torch.device) -> Finding:
+    """Extends a finding with what Inductor read from the folder of kept code or wrote to it: there must be some.
+
+    Says too if Inductor tried no Triton templates on this device, although the mode asks for them.
+    """
     from torch._inductor import utils as inductor_utils
 
-    if not mode.startswith("max-autotune") or device.type != "cuda" or inductor_utils.is_big_gpu(device):
-        return found
-    none = "Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
-    return found.also(none, templates=False)
+    if compilation.is_kept() and found.facts.get("graphs"):
+        written, read = compilation.kept_so_far()
+        told = f"of the kept code {read} read, {written} written"
+        found = found.also(told, bool(written or read), kept_read=read, kept_written=written)
+    if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
+        none = "Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
+        found = found.also(none, templates=False)
+    return found
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:

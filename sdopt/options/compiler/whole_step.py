@@ -13,14 +13,13 @@ from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.measure import compilation
-from sdopt.measure.trace import Trace
+from sdopt.options import Assumption, Context, Finding, Proof, Trace, bounded
 from sdopt.options.assumptions import usual_guidance
-from sdopt.options.base import Assumption, Context, Finding, Inputs, Proof
+from sdopt.options.base import Inputs
 from sdopt.options.compiler.base import Compiler, StandIn, replace_modules, unfit_for_inductor
 from sdopt.options.conflicts import records_autograd
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of, is_called
-from sdopt.schema import bounded
 
 _SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler")
 """Schedulers whose step is linear in the current latents and prediction, and depends on nothing else: see `Steps`."""
