@@ -24,7 +24,15 @@ from sdopt.pipelines.catalog import (
 from sdopt.pipelines.factory import KEY
 from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
 from sdopt.pipelines.functions import defined
-from sdopt.pipelines.weights import PICKLED, Header, require_vocabulary, variant_to_try, variants_of, weight_files
+from sdopt.pipelines.weights import (
+    NO_VOCABULARY,
+    PICKLED,
+    Header,
+    has_vocabulary,
+    variant_to_try,
+    variants_of,
+    weight_files,
+)
 from sdopt.schema import Model, wrong_name
 
 _NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
@@ -195,8 +203,8 @@ def _require_original(path: Path, model: Model) -> None:
             f"{text_width(shapes)} channels of text; load it in diffusers, save that with save_pretrained, and give "
             "the folder: model=…"
         )
-    if model.tokenizer is not None:
-        require_vocabulary(model.tokenizer)
+    if model.tokenizer is not None and not has_vocabulary(Path(model.tokenizer).expanduser()):
+        raise UsageError(f"model.tokenizer={model.tokenizer}: {NO_VOCABULARY}")
     _require_architecture(model, at, kind_of_file(shapes), text_width(shapes))
     channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
     latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)

@@ -4,18 +4,15 @@ Like a model on the hub, such a model is unknown until it is there: before anyth
 builds it once and describes it. Each worker builds it again.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import settings_of, side_of
 from sdopt.pipelines.functions import loaded
-from sdopt.pipelines.parts import Pipeline, networks_of
+from sdopt.pipelines.parts import Pipeline, digest_of, networks_of
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
 
@@ -76,11 +73,11 @@ def describe(model: Model, task: Task) -> Built:
     disable_progress_bar()
     disable_bar_of_weights()
     pipe = build(model, task)
-    for name, network in networks_of(pipe).items():
-        for key, tensor in network.state_dict().items():
-            if not tensor.isfinite().all():
-                raise UsageError(f"{model.origin}: holds numbers in {name}.{key} that are not finite (NaN or infinite)")
-    return Built(text_to_image(_known_class(pipe)), configs_of(pipe), _digest(pipe))
+    weights = {f"{name}.{key}": w for name, part in networks_of(pipe).items() for key, w in part.state_dict().items()}
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise UsageError(f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)")
+    return Built(text_to_image(_known_class(pipe)), configs_of(pipe), digest_of(weights)[:16])
 
 
 def remember(model: Model, built: Built) -> None:
@@ -103,12 +100,3 @@ def _known_class(pipe: Any) -> str | None:
     """Returns the class of diffusers that a pipeline is of; None if it is none that sdopt runs."""
     names = (base.__name__ for base in type(pipe).__mro__)
     return next((name for name in names if text_to_image(name) in PIPELINES), None)
-
-
-def _digest(pipe: Pipeline) -> str:
-    digest = hashlib.sha256()
-    for name, network in sorted(networks_of(pipe).items()):
-        for key, tensor in sorted(network.state_dict().items()):
-            digest.update(f"{name}.{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]

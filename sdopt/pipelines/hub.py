@@ -139,31 +139,22 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
         RevisionNotFoundError,
     )
 
+    login = "log in with `hf auth login` or set HF_TOKEN"
+    said = {
+        HFValidationError: f"{at}: not the name of a repository, which is written owner/name",
+        GatedRepoError: f"{at}: this repository is gated; accept its terms at https://huggingface.co/{repository}, and "
+        f"{login}",
+        RepositoryNotFoundError: f"{at}: unknown repository; to see private ones, {login}",
+        RevisionNotFoundError: f"model.revision={revision}: {repository} has no such branch, tag or commit",
+        RemoteEntryNotFoundError: f"{at}: holds {lacks}",
+        LocalEntryNotFoundError: f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be "
+        f"reached; fetch it where there is a network, {instead}",
+    }
     try:
         yield
-    except HFValidationError as error:
-        raise UsageError(f"{at}: not the name of a repository, which is written owner/name") from error
-    except GatedRepoError as error:
-        raise UsageError(
-            f"{at}: this repository is gated; accept its terms at https://huggingface.co/{repository}, "
-            "and log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UsageError(
-            f"{at}: unknown repository; to see private ones, log in with `hf auth login` or set HF_TOKEN"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UsageError(f"model.revision={revision}: {repository} has no such branch, tag or commit") from error
-    except RemoteEntryNotFoundError as error:
-        raise UsageError(f"{at}: holds {lacks}") from error
-    except LocalEntryNotFoundError as error:
-        raise UsageError(
-            f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
-            f"there is a network, {instead}"
-        ) from error
-    except (HTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"{at}: could not be fetched: {reason}") from error
+    except (HTTPError, OSError, ValueError) as error:  # what all of them derive from
+        other = f"{at}: could not be fetched: {' '.join(str(error).split())[:200] or type(error).__name__}"
+        raise UsageError(next((text for kind, text in said.items() if isinstance(error, kind)), other)) from error
 
 
 def _names(repository: str, revision: str | None) -> list[str]:

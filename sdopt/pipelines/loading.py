@@ -252,31 +252,39 @@ def load_pipeline(
         UsageError: the files are missing.
     """
     if model.factory is not None:
-        return _prepared(_as_built(model, task, load_kwargs), model, scheduler, task, device, on_host)
+        pipe = _as_built(model, task, load_kwargs)
+    else:
+        pipe = _from_files(model, task, load_kwargs, "cpu" if on_host else device)
+    pipe.scheduler = scheduler_like(pipe.scheduler, scheduler, marks_of(model))
+    pipe.set_progress_bar_config(disable=True)
+    adapt(pipe, task)
+    place(pipe, device, on_host)
+    return pipe
+
+
+def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: str) -> Pipeline:
+    """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
     accepted = inspect.signature(cls.__init__).parameters
     arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
     arguments |= {"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False}
     if model.weights == "random":
-        built_on = "cpu" if on_host else device
-        pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
-    elif _is_file(model):
+        return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
+    if _is_file(model):
         tokenizers = {path.name: load_tokenizer(path, model.tokenizer) for path in folder.glob("tokenizer*")}
         file = str(path_of(model))
         pipe = cls.from_single_file(file, config=str(folder), local_files_only=True, **tokenizers | arguments)
         leave_out_layers(pipe.text_encoder, clip_skip_of(model)[0])
-    else:
-        own: dict[str, Any] = {}
-        if class_name_of(folder) == ALT_DIFFUSION:
-            # diffusers neither finds the class of its text encoder, nor accepts one in place of what it cannot find.
-            own["text_encoder"] = load_part(model, "text_encoder", arguments.get("dtype", torch.float32))
-            arguments["text_encoder"] = None
-        pipe = cls.from_pretrained(
-            folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments
-        )
-        pipe.register_modules(**own)
-    return _prepared(pipe, model, scheduler, task, device, on_host)
+        return pipe
+    own: dict[str, Any] = {}
+    if class_name_of(folder) == ALT_DIFFUSION:
+        # diffusers neither finds the class of its text encoder, nor accepts one in place of what it cannot find.
+        own["text_encoder"] = load_part(model, "text_encoder", arguments.get("dtype", torch.float32))
+        arguments["text_encoder"] = None
+    pipe = cls.from_pretrained(folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments)
+    pipe.register_modules(**own)
+    return pipe
 
 
 def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline:
@@ -290,14 +298,6 @@ def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline
     if "dtype" in load_kwargs:
         pipe.to(load_kwargs["dtype"])
     pipe.register_modules(**parts)
-    return pipe
-
-
-def _prepared(pipe: Pipeline, model: Model, scheduler: Scheduler, task: Task, device: str, on_host: bool) -> Pipeline:
-    pipe.scheduler = scheduler_like(pipe.scheduler, scheduler, marks_of(model))
-    pipe.set_progress_bar_config(disable=True)
-    adapt(pipe, task)
-    place(pipe, device, on_host)
     return pipe
 
 

@@ -1,7 +1,7 @@
 """Finds LoRA files, reads them, and checks that all they hold would arrive in the networks of a model."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -231,36 +231,34 @@ def _lost(file: Path, model: Model) -> list[str]:
     given = tensors_of(file)
     tensors = given or _read(file)
     pairs = _pairs(tensors)
-    sizes = _sizes(pipe)
+    reasons = _misfitting(tensors, pipe)
     try:
         with quiet():
             pipe.load_lora_weights(given or str(file), adapter_name=_ADAPTER, local_files_only=True)
     except Exception as error:  # diffusers, transformers, peft and PyTorch each raise their own
-        reason = f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        reasons = [found for module, pair in pairs.items() if (found := _misfit(module, pair, tensors, sizes))]
-        # Widths tell more than a layer that is missing.
-        reason = next((found for found in reasons if "channels" in found), next(iter(reasons), reason))
-        return [f"cannot be loaded into this model: {reason}"]
-    arrived, beside, empty = _arrived(pipe)
+        reasons.append(f"({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+        return [f"cannot be loaded into this model: {reasons[0]}"]
+    arrived, empty = _arrived(pipe)
     if empty:
         return [f"holds only a part of what peft keeps for each layer: {empty[0]} would stay empty"]
+
+    def has_arrived(scale: float | None, *of: torch.Tensor) -> bool:
+        """Takes away what holds the values of these tensors; whatever its scale, if that is None."""
+        scales = arrived[tuple(map(_mark, of))]
+        found = next((each for each in scales if scale in (None, each)), None)
+        if found is not None:
+            scales.remove(found)
+        return found is not None
+
     lost = []
     for module, pair in pairs.items():
-        marks = _mark(tensors[pair["down"]]), _mark(tensors[pair["up"]])
+        down, up = tensors[pair["down"]], tensors[pair["up"]]
         alpha = tensors.get(module + _ALPHA)
         # Without an alpha, the adapter's own metadata may give another scale than 1.
-        scale = None if alpha is None else round(float(alpha) / tensors[pair["down"]].shape[0], 6)
-        arrival = next((mark for mark in arrived if mark[:2] == marks and scale in (None, mark[2])), None)
-        if arrival is None:
+        if not has_arrived(None if alpha is None else _rounded(float(alpha) / down.shape[0]), down, up):
             lost.append(f"the update of {module}")
-        else:
-            arrived[arrival] -= 1
-            arrived += Counter()  # removes what is used up
-    for name, tensor in tensors.items():
-        if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA):
-            if beside[_mark(tensor)] < 1:
-                lost.append(name)
-            beside[_mark(tensor)] -= 1
+    beside = (name for name in tensors if not _MATRIX.fullmatch(name) and not name.endswith(_ALPHA))
+    lost += [name for name in beside if not has_arrived(None, tensors[name])]
     if not lost:
         return []
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -284,54 +282,55 @@ def _mark(tensor: torch.Tensor) -> _Mark:
     return plain.numel(), int(torch.hash_tensor(plain).view(torch.int64)), float(plain.double().sum())
 
 
-def _arrived(pipe: Any) -> "tuple[Counter[tuple[_Mark, _Mark, float]], Counter[_Mark], list[str]]":
-    """Returns the pairs of matrices in a pipeline's networks with their scales, what is beside them, what is empty."""
-    pairs: Counter[tuple[_Mark, _Mark, float]] = Counter()
-    beside: Counter[_Mark] = Counter()
-    empty: list[str] = []
+def _rounded(scale: float) -> float:
+    return round(scale, 6)
+
+
+def _arrived(pipe: Any) -> tuple[dict[tuple[_Mark, ...], list[float]], list[str]]:
+    """Returns the scales of each pair of matrices in a pipeline's networks, by marks, and of what is beside them.
+
+    Also names what is empty.
+    """
+    found: defaultdict[tuple[_Mark, ...], list[float]] = defaultdict(list)
     for path, layer in (found for network in networks_of_a_lora(pipe) for found in network.named_modules()):
         if not _is_tuned(layer) or _ADAPTER not in getattr(layer, "lora_A", {}):
             continue
         own = {name: each for name, each in layer.named_parameters() if "base_layer" not in name}
         if empty := [f"{path}.{name}" for name, each in own.items() if each.is_meta]:
-            break
+            return found, empty
         down, up = (own.pop(f"lora_{which}.{_ADAPTER}.weight") for which in "AB")
         scaling: Any = layer.scaling
-        pairs[_mark(down), _mark(up), round(float(scaling[_ADAPTER]), 6)] += 1
-        beside.update(map(_mark, own.values()))
-    return pairs, beside, empty
+        found[_mark(down), _mark(up)].append(_rounded(float(scaling[_ADAPTER])))
+        for each in own.values():
+            found[(_mark(each),)].append(1.0)
+    return found, []
 
 
-def _sizes(pipe: Any) -> dict[str, tuple[int, int]]:
-    """Returns the input and output channels of layers, by the letters and digits of their names."""
-    return {
+def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
+    """Returns which matrices do not fit a layer of the pipeline's networks; first those of other widths."""
+    # By the letters and digits of their names: input and output channels.
+    sizes = {
         _letters(name): (layer.weight.shape[1], layer.weight.shape[0])
         for network in networks_of_a_lora(pipe)
         for name, layer in network.named_modules()
         if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1
     }
+    widths, absent = [], []
+    for module, pair in _pairs(tensors).items():
+        letters = _letters(module)
+        layer = max(filter(letters.endswith, sizes), key=len, default=None)
+        has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
+        if layer is None:
+            absent.append(f"it has no layer for the update of {module}")
+        elif has != sizes[layer]:
+            own, wanted = (" to ".join(map(str, each)) for each in (has, sizes[layer]))
+            widths.append(f"its update of {module} is from {own} channels, and this model's layer from {wanted}")
+    return widths + absent
 
 
 def _letters(name: str) -> str:
     """Returns a name without dots and underscores, which kohya's names do not tell apart."""
     return re.sub(r"[\W_]", "", name)
-
-
-def _misfit(
-    module: str,
-    pair: Mapping[str, str],
-    tensors: Mapping[str, torch.Tensor],
-    sizes: Mapping[str, tuple[int, int]],
-) -> str | None:
-    """Returns why the matrices of a module do not fit the model's layer; None if they do."""
-    layer = max((name for name in sizes if _letters(module).endswith(name)), key=len, default=None)
-    if layer is None:
-        return f"it has no layer for the update of {module}"
-    has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
-    if has == sizes[layer]:
-        return None
-    own, wanted = (" to ".join(map(str, each)) for each in (has, sizes[layer]))
-    return f"its update of {module} is from {own} channels, and this model's layer from {wanted}"
 
 
 def _empty_pipeline(model: Model) -> Any:

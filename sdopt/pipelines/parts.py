@@ -1,9 +1,10 @@
 """Finds the parts of a pipeline by what they do: code says *denoiser*, not `pipe.unet`."""
 
+import hashlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from typing import Any
@@ -111,6 +112,15 @@ def hook_of(layer: torch.nn.Module, name: str) -> Any:
     """Returns a layer's hook by the name that diffusers registers it under; None without one."""
     registry = getattr(layer, "_diffusers_hook", None)
     return None if registry is None else registry.get_hook(name)
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Returns the SHA-256 of tensors with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Latency and memory do not depend on the values of the weights. Images do: here t
 """
 
 import hashlib
-import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
         elif name.startswith("tokenizer"):
             given[name] = load_tokenizer(folder / name)
         elif name == "scheduler":
-            component: Any = getattr(importlib.import_module(value[0]), value[1])
-            given[name] = component.from_pretrained(folder / name)
+            given[name] = part_class(*value).from_pretrained(folder / name)
         else:
             network = empty_network(folder / name, *value)
             _draw(network, name, normal, device, dtype)

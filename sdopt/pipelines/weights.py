@@ -127,16 +127,15 @@ def variants_of(folder: Path, library: str) -> set[str | None]:
 def weight_files(folder: Path, library: str, variant: str | None, at: str) -> list[Path]:
     """Returns the files of one network that its library reads: those of a variant, or else those without one.
 
+    One of the two must be there, as far as there are safetensors files.
+
     Raises:
         UsageError: they are missing or incomplete, or not in safetensors files.
     """
     found, part = variants_of(folder, library), folder.name
     if not found:
         raise UsageError(f"{at}: {part}/ holds no {_instead_of_weights(folder, _stem(library))}")
-    own = variant if variant in found else None
-    if own not in found:
-        raise UsageError(f"{at}: {part}/ holds only files of a variant ({', '.join(sorted(map(str, found)))})")
-    stem, infix = _stem(library), f".{own}" if own else ""
+    stem, infix = _stem(library), f".{variant}" if variant and variant in found else ""
     whole = folder / f"{stem}{infix}.safetensors"
     indices = [folder / f"{stem}.safetensors.index{infix}.json"]
     if library == "diffusers":
@@ -221,21 +220,16 @@ def has_vocabulary(folder: Path) -> bool:
     return (folder / "tokenizer.json").is_file() or all((folder / n).is_file() for n in ("vocab.json", "merges.txt"))
 
 
+NO_VOCABULARY = "holds neither tokenizer.json nor vocab.json with merges.txt"
+
+
 def lacking_vocabulary(folder: Path) -> str | None:
     """Returns why the tokenizer in a pipeline's folder cannot be read; None if it can."""
     if has_vocabulary(folder):
         return None
     if not (folder / SENTENCEPIECE).is_file():
-        return "holds neither tokenizer.json nor vocab.json with merges.txt"
+        return NO_VOCABULARY
     return None if find_spec("sentencepiece") else f"holds {SENTENCEPIECE}, to be read by: pip install sentencepiece"
-
-
-def require_vocabulary(folder: str) -> Path:
-    """Returns the folder of `model.tokenizer`. Raises UsageError if it holds no vocabulary."""
-    found = Path(folder).expanduser()
-    if not has_vocabulary(found):
-        raise UsageError(f"model.tokenizer={folder}: holds neither tokenizer.json nor vocab.json with merges.txt")
-    return found
 
 
 def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenizer":
@@ -244,18 +238,13 @@ def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenize
     Args:
         folder: has a tokenizer, or just its `tokenizer_config.json`, which says how prompts start, end and are padded.
         vocabulary: a folder with another vocabulary than CLIP's; None is that.
-
-    Raises:
-        UsageError: that folder holds no vocabulary.
     """
     from transformers import CLIPTokenizer
 
-    if vocabulary is not None:
-        own = require_vocabulary(vocabulary)
-        return CLIPTokenizer.from_pretrained(own, local_files_only=True, **tokenizer_settings(folder))
-    if has_vocabulary(folder):
+    if vocabulary is None and has_vocabulary(folder):
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    return CLIPTokenizer.from_pretrained(VOCABULARY, local_files_only=True, **tokenizer_settings(folder))
+    own = VOCABULARY if vocabulary is None else Path(vocabulary).expanduser()
+    return CLIPTokenizer.from_pretrained(own, local_files_only=True, **tokenizer_settings(folder))
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:

@@ -18,36 +18,27 @@ from sdopt.quality.reference_sets import ReferenceSet
 def fid(features: Tensor, reference: ReferenceSet) -> float:
     """Returns the Fréchet distance of two Gaussians with the features' means and covariances (Heusel et al. 2017).
 
-    The trace of (Σ₁Σ₂)^½ is the sum of the roots of its eigenvalues. With fewer images than dimensions the product is
-    singular; the few eigenvalues that are not zero are those of an n × n matrix (Σ₁ = XᵀX, and XΣ₂Xᵀ). Biased: two
-    samples of 32 from one Gaussian in 256 dimensions are 388 apart.
+    With Σ₁ = XᵀX and Σ₂ = YᵀY, the trace of (Σ₁Σ₂)^½ is the sum of the singular values of XYᵀ; the triangular factors
+    of X and Y have the same, and no more rows than there are dimensions. Biased: two samples of 32 from one Gaussian in
+    256 dimensions are 388 apart.
 
     Args:
-        features: (n, d), n ≥ 2.
-        reference: the set to compare with, n ≥ 2.
+        features: (n, d).
+        reference: the set to compare with.
 
     Returns:
-        NaN if a feature is not finite.
-
-    Raises:
-        ValueError: fewer than two images on a side, or d differs.
+        NaN if a feature is not finite, or a set has no covariance.
     """
-    if features.ndim != 2 or features.shape[1] != reference.values.shape[1]:
-        raise ValueError(f"features {tuple(features.shape)} against {tuple(reference.values.shape)}")
-    if min(len(features), reference.n) < 2:
-        raise ValueError(f"{len(features)} images against {reference.n}; at least 2 are needed on each side")
-    features, others = features.double(), reference.values.double()
-    if not (features.isfinite().all() and others.isfinite().all()):
+    both = features.double(), reference.values.double()
+    if not all(len(each) > 1 and each.isfinite().all() for each in both):
         return math.nan
-    n, dimension = features.shape
-    mean, covariance = features.mean(dim=0), others.T.cov()
-    x = (features - mean) / math.sqrt(n - 1)
-    if n <= dimension:
-        overlap = torch.linalg.eigvalsh(x @ covariance @ x.T).clamp(min=0).sqrt().sum()
-    else:
-        overlap = torch.linalg.eigvals(x.T @ x @ covariance).sqrt().real.sum()
-    apart = (mean - others.mean(dim=0)).square().sum()
-    return float(apart + x.square().sum() + covariance.trace() - 2 * overlap)
+    means = [each.mean(dim=0) for each in both]
+    x, y = (
+        torch.linalg.qr((each - mean) / math.sqrt(len(each) - 1), mode="r").R
+        for each, mean in zip(both, means, strict=True)
+    )
+    apart = (means[0] - means[1]).square().sum()
+    return float(apart + x.square().sum() + y.square().sum() - 2 * torch.linalg.svdvals(x @ y.T).sum())
 
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
@@ -68,10 +59,6 @@ def gaussian(x: Tensor, y: Tensor) -> Tensor:
 
 _SIGMA = 10.0
 
-
-_CMMD_SCALE = 1000.0
-
-
 _ROWS = 2048
 """Rows of a kernel matrix that are in memory at a time."""
 
@@ -80,7 +67,7 @@ class SquaredMMD:
     """Unbiased estimates of the squared maximum mean discrepancy to a reference (Gretton et al. 2012, eq. 3).
 
     It uses the whole sets once, not the mean over random subsets, so the result does not depend on chance. Sums of the
-    kernel by group give the estimate without any one group at no further cost.
+    kernel by group, and numbers of pairs, give the estimate without any one group at no further cost.
 
     Args:
         kernel: function of two sets of features.
@@ -94,83 +81,60 @@ class SquaredMMD:
     def __init__(
         self, kernel: Kernel, scale: float, reference: Tensor, groups: Sequence[Hashable] | None = None
     ) -> None:
-        if len(reference) < 2:
-            raise ValueError(f"a reference of {len(reference)} images; at least 2 are needed")
         self._kernel, self._scale = kernel, scale
         self._reference = reference.double()
-        self._labels, self._index = _indexed(groups, len(reference))
+        self._paired = groups is not None
+        self._index = _indexed([0] * len(reference) if groups is None else groups)
         self._own_of_reference = self._own(self._reference, self._index)
 
     def __call__(self, features: Tensor) -> float:
-        """Returns the distance of features (n, d), n ≥ 2; NaN if a feature is not finite."""
-        return self._estimate(features, None)[0]
+        """Returns the distance of features (n, d), n ≥ 2, to a reference without groups; NaN if one is not finite."""
+        return self.leave_one_out(features, [0] * len(features))[0]
 
     def leave_one_out(self, features: Tensor, groups: Sequence[Hashable]) -> tuple[float, list[float]]:
         """Returns the distance with all groups, and without each in sorted order (in sdopt, a group is a prompt).
 
+        It is not finite where no two images are left to compare.
+
         Args:
             features: (n, d)
-            groups: the group of each image.
-
-        Raises:
-            ValueError: fewer than two images would be left on a side, or the reference has other groups.
+            groups: the group of each image; if the reference has groups, the same ones.
         """
-        return self._estimate(features, groups)
-
-    def _estimate(self, features: Tensor, groups: Sequence[Hashable] | None) -> tuple[float, list[float]]:
-        features = features.double()
-        if features.ndim != 2 or features.shape[1] != self._reference.shape[1]:
-            raise ValueError(f"features {tuple(features.shape)} against {tuple(self._reference.shape)}")
-        if len(features) < 2:
-            raise ValueError(f"{len(features)} images; at least 2 are needed")
-        labels, index = _indexed(groups, len(features))
-        paired = False
-        if labels is not None and self._labels is not None:
-            if not np.array_equal(labels, self._labels):
-                raise ValueError("the reference has other groups than the features")
-            paired = True
-        xx, yy = self._own(features, index), self._own_of_reference
-        xy = self._sums(features, index, self._reference, self._index)
-        x, y = torch.bincount(index), torch.bincount(self._index)
-        n, m, skipped = x.sum(), y.sum(), (x, y, torch.zeros(1))
-        if paired:
-            xx, yy, xy = (sums - sums.diagonal().diag() for sums in (xx, yy, xy))
-            skipped = (x * x, y * y, x * y)
-        value = float(self._combine((xx.sum(), yy.sum(), xy.sum()), n, m, *(pairs.sum() for pairs in skipped)))
-        if labels is None:
-            return value, []
-        if paired:
-            rest = _without(xx), _without(yy), _without(xy)
-            without = self._combine(rest, n - x, m - y, *(pairs.sum() - pairs for pairs in skipped))
+        features, index = features.double(), _indexed(groups)
+        within, across = self._own(features, index), self._sums(features, index, self._reference, self._index)
+        reference = self._own_of_reference
+        if self._paired:
+            within, across, reference = (_off_diagonal(pairs) for pairs in (within, across, reference))
+        total = within.sum((1, 2)), across.sum((1, 2)), reference.sum((1, 2))
+        if self._paired:
+            rest = _without(within), _without(across), _without(reference)
         else:
-            rest = _without(xx), yy.sum(), xy.sum() - xy.sum(dim=1)
-            without = self._combine(rest, n - x, m, n - x, m, torch.zeros(1))
-        return value, without.tolist()
+            rest = _without(within), total[1][:, None] - across.sum(2), total[2][:, None]
+        return float(self._estimate(*total)), self._estimate(*rest).tolist()
 
-    def _combine(
-        self, sums: tuple[Tensor, Tensor, Tensor], n: Tensor, m: Tensor, in_x: Tensor, in_y: Tensor, across: Tensor
-    ) -> Tensor:
-        """Combines sums of the kernel within x, within y and across; some of the n², m² and nm pairs were left out."""
-        pairs = n * n - in_x, m * m - in_y, n * m - across
-        if min(int(count.min()) for count in pairs) < 1:
-            raise ValueError("without one of the groups fewer than two images are left")
-        means = [total / count for total, count in zip(sums, pairs, strict=True)]
-        return self._scale * (means[0] + means[1] - 2 * means[2])
+    def _estimate(self, within: Tensor, across: Tensor, reference: Tensor) -> Tensor:
+        """Combines sums and numbers of pairs, (2, …) each."""
+        x, xy, y = (each[0] / each[1] for each in (within, across, reference))
+        return self._scale * (x + y - 2 * xy)
 
     def _own(self, x: Tensor, index: Tensor) -> Tensor:
-        """Sums the kernel between groups of one set, leaving out each image with itself."""
-        sums = self._sums(x, index, x, index)
+        """Returns `_sums` of one set with itself, but for each image with itself."""
         itself = torch.cat([self._kernel(image, image)[0] for image in x[:, None]])
-        return sums - torch.bincount(index, itself).diag()
+        of_itself = torch.stack([torch.bincount(index, itself), torch.bincount(index)])
+        return self._sums(x, index, x, index) - torch.diag_embed(of_itself)
 
     def _sums(self, x: Tensor, of_x: Tensor, y: Tensor, of_y: Tensor) -> Tensor:
-        """Sums k(xᵢ, yⱼ) over i of each group of x and j of each group of y: float64 (groups of x, groups of y)."""
+        """Sums k(xᵢ, yⱼ) over i of each group of x and j of each group of y, and counts the pairs.
+
+        Returns:
+            float64 (2, groups of x, groups of y): the sums, and the numbers of pairs.
+        """
         columns = nn.functional.one_hot(of_y).double()
         sums = torch.zeros(int(of_x.max()) + 1, columns.shape[1], dtype=torch.double)
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
             sums.index_add_(0, of_x[rows], self._kernel(x[rows], y) @ columns)
-        return sums
+        return torch.stack([sums, torch.outer(torch.bincount(of_x), torch.bincount(of_y)).double()])
 
 
 def kid(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> SquaredMMD:
@@ -187,19 +151,19 @@ def cmmd(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> S
     It is the unbiased estimate. The authors' program computes the biased one, which counts each image's similarity to
     itself and is larger by about 1000 (1 − mean kernel) (1/n + 1/m), and it always uses CLIP ViT-L/14 at 336 pixels.
     """
-    return SquaredMMD(gaussian, _CMMD_SCALE, reference.values, groups)
+    return SquaredMMD(gaussian, 1000.0, reference.values, groups)
 
 
-def _without(sums: Tensor) -> Tensor:
-    """Returns the sums of a square matrix without the row and the column of each index."""
-    return sums.sum() - sums.sum(dim=0) - sums.sum(dim=1) + sums.diagonal()
+def _off_diagonal(pairs: Tensor) -> Tensor:
+    """Returns square matrices without what is on their diagonals."""
+    return pairs - torch.diag_embed(pairs.diagonal(dim1=1, dim2=2))
 
 
-def _indexed(groups: Sequence[Hashable] | None, n: int) -> tuple[np.ndarray | None, Tensor]:
-    """Returns the sorted labels and each image's index among them; without groups all images are one group."""
-    if groups is None:
-        return None, torch.zeros(n, dtype=torch.long)
-    if len(groups) != n:
-        raise ValueError(f"{len(groups)} groups for {n} images")
-    labels, index = np.unique(np.asarray(groups), return_inverse=True)
-    return labels, torch.from_numpy(index)
+def _without(pairs: Tensor) -> Tensor:
+    """Returns the sums of square matrices without the row and the column of each index."""
+    return pairs.sum((1, 2))[:, None] - pairs.sum(1) - pairs.sum(2) + pairs.diagonal(dim1=1, dim2=2)
+
+
+def _indexed(groups: Sequence[Hashable]) -> Tensor:
+    """Returns each image's group by its place among the sorted groups."""
+    return torch.from_numpy(np.unique(np.asarray(groups), return_inverse=True)[1])

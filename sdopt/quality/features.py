@@ -4,7 +4,6 @@ Figures over different features cannot be compared. So every extractor has a nam
 metric over it, and a digest of its weights, so that only figures over the same weights are compared.
 """
 
-import hashlib
 import importlib.util
 import re
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from torch.nn import functional
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
+from sdopt.pipelines.parts import digest_of
 from sdopt.reference import CLIP
 from sdopt.worker.forkserver import environment
 
@@ -43,16 +43,14 @@ _INCEPTION_URL = (
 
 
 class FeatureExtractor(nn.Module, ABC):
-    """A frozen network with a name that gives one vector per image; torchmetrics accepts it as a feature module.
+    """A frozen network with a name that gives one vector per image.
 
     Attributes:
         name: as in the configuration, such as `emojiclip` or `clip:openai/clip-vit-large-patch14`.
-        dimension: d, the length of a feature vector.
         batch_size: images that go through the network at once.
     """
 
     name: str
-    dimension: int
     batch_size = 32
 
     @property
@@ -63,30 +61,18 @@ class FeatureExtractor(nn.Module, ABC):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the weights with their names: extractors of the same digest give the same features."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return digest_of(self.state_dict())
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         """Computes features of uint8 images (n, 3, height, width): float32 (n, d), on the CPU."""
-        _require_images(images)
-        starts = range(0, len(images), self.batch_size)
-        batches = (images[start : start + self.batch_size] for start in starts)
-        parts = [self._features(self._prepared(batch)).float().cpu() for batch in batches]
-        return torch.cat(parts) if parts else torch.empty(0, self.dimension)
+        batches = images.split(self.batch_size)
+        return torch.cat([self._features(self._prepared(batch)).float().cpu() for batch in batches])
 
     @torch.inference_mode()
     def maps(self, images: Tensor) -> list[Tensor]:
         """Computes activations of several layers for a batch of uint8 images: each float32 (n, positions, channels)."""
-        _require_images(images)
         return [layer.float() for layer in self._layers(self._prepared(images))]
-
-    def train(self, mode: bool = True) -> "FeatureExtractor":
-        """Stays in evaluation mode, whatever `mode` is."""
-        return super().train(False)
 
     @abstractmethod
     def _prepared(self, images: Tensor) -> Tensor:
@@ -108,13 +94,9 @@ class _Transformer(FeatureExtractor):
     model: Any
     _processor: Any
 
-    def pixels(self, images: Sequence[Tensor]) -> Tensor:
-        """Returns the `pixel_values` of uint8 images (3, height, width) from the model's own processor."""
-        values: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
-        return values
-
     def _prepared(self, images: Tensor) -> Tensor:
-        return self.pixels(list(images.cpu())).to(self.device)
+        values: Tensor = self._processor(images=list(images.cpu()), return_tensors="pt")["pixel_values"]
+        return values.to(self.device)
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         network = getattr(self.model, "vision_model", self.model)
@@ -126,21 +108,20 @@ class _Transformer(FeatureExtractor):
 class ClipFeatures(_Transformer):
     """Projected embeddings of a `transformers.CLIPModel`, not normalised. d is its `projection_dim`.
 
-    `source` is a folder or a hub id, whose files are downloaded unless `local_files_only`.
+    `source` is a folder, or a hub id, whose files are in the local cache.
 
     Raises:
         UsageError: the files are missing or cannot be loaded.
     """
 
-    def __init__(self, name: str, source: str, local_files_only: bool = True) -> None:
+    def __init__(self, name: str, source: str) -> None:
         from transformers import AutoTokenizer, CLIPModel
 
         super().__init__()
         self.name = name
         beside = (_clip_image_processor, AutoTokenizer.from_pretrained)
-        self.model, self._processor, self._tokenizer = _from_files(CLIPModel, name, source, local_files_only, *beside)
+        self.model, self._processor, self._tokenizer = _from_files(CLIPModel, name, source, *beside)
         self.eval()
-        self.dimension = int(self.model.config.projection_dim)
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
@@ -149,8 +130,8 @@ class ClipFeatures(_Transformer):
         for start in range(0, len(texts), self.batch_size):
             tokens = self.tokenize(texts[start : start + self.batch_size])
             inputs = {name: tensor.to(self.device) for name, tensor in tokens.items()}
-            parts.append(_tensor(self.model.get_text_features(**inputs)).float().cpu())
-        return torch.cat(parts) if parts else torch.empty(0, self.dimension)
+            parts.append(self.model.get_text_features(**inputs).pooler_output.float().cpu())
+        return torch.cat(parts)
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Returns `input_ids` and `attention_mask`, truncated to the model's length, keeping the end token."""
@@ -159,7 +140,8 @@ class ClipFeatures(_Transformer):
         return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return _tensor(self.model.get_image_features(pixel_values=inputs))
+        features: Tensor = self.model.get_image_features(pixel_values=inputs).pooler_output
+        return features
 
 
 class DinoFeatures(_Transformer):
@@ -171,15 +153,14 @@ class DinoFeatures(_Transformer):
         UsageError: the files are missing or cannot be loaded.
     """
 
-    def __init__(self, name: str, source: str, local_files_only: bool = True) -> None:
+    def __init__(self, name: str, source: str) -> None:
         from transformers import AutoImageProcessor, Dinov2Model
 
         super().__init__()
         self.name = name
         processor = partial(AutoImageProcessor.from_pretrained, use_fast=False)
-        self.model, self._processor = _from_files(Dinov2Model, name, source, local_files_only, processor)
+        self.model, self._processor = _from_files(Dinov2Model, name, source, processor)
         self.eval()
-        self.dimension = int(self.model.config.hidden_size)
 
     def _features(self, inputs: Tensor) -> Tensor:
         features: Tensor = self.model(pixel_values=inputs).pooler_output
@@ -193,7 +174,6 @@ class EffNetFeatures(FeatureExtractor):
     """
 
     name = "effnet"
-    dimension = 1280
     side = 224
 
     def __init__(self) -> None:
@@ -232,18 +212,13 @@ class InceptionFeatures(FeatureExtractor):
     """Inception v3 of the FID (Heusel et al. 2017), through torchmetrics and torch-fidelity: d = 2048."""
 
     name = "inception"
-    dimension = 2048
 
-    def __init__(self, local_files_only: bool = True) -> None:
+    def __init__(self) -> None:
         from torchmetrics.image.fid import NoTrainInceptionV3
 
         super().__init__()
-        file = inception_weights()
-        if not file.is_file() and not local_files_only:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(_INCEPTION_URL, str(file), hash_prefix="6726825d", progress=False)
         with without_pickles():
-            self.model = NoTrainInceptionV3("inception-v3-compat", [str(self.dimension)], str(file))
+            self.model = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(_inception_weights()))
         self.model.requires_grad_(False)
         self.eval()
 
@@ -260,32 +235,36 @@ def without_pickles() -> AbstractContextManager[None]:
     return environment({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
 
 
-def inception_weights() -> Path:
+def _inception_weights() -> Path:
     """Returns the file in which torch-fidelity keeps the weights that it downloads."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(_INCEPTION_URL).name
 
 
-def feature_extractor(name: str, device: str | torch.device = "cpu", local_files_only: bool = True) -> FeatureExtractor:
+def feature_extractor(name: str, device: str | torch.device = "cpu") -> FeatureExtractor:
     """Loads features by name: `emojiclip`, `effnet`, `inception`, or `clip:` or `dinov2:` with a folder or a hub id.
 
     Raises:
         UsageError: as in `require_features`, or files cannot be loaded.
     """
-    require_features(name, local_files_only)
+    require_features(name)
     made: FeatureExtractor
     if name == "effnet":
         made = EffNetFeatures()
     elif name == "inception":
-        made = InceptionFeatures(local_files_only)
+        made = InceptionFeatures()
     else:
         kind, source = _kind_and_source(name)
-        made = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source, local_files_only)
+        made = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source)
     return made.to(device)
 
 
 def is_installed(name: str) -> bool:
     """Returns whether the libraries of features are installed, which a machine that only measures may lack."""
-    return all(importlib.util.find_spec(module) for module in _MODULES.get(name, ()))
+    return not _missing_modules(name)
+
+
+def _missing_modules(name: str) -> list[str]:
+    return [module for module in _MODULES.get(name, ()) if importlib.util.find_spec(module) is None]
 
 
 def is_in_cache(name: str) -> bool:
@@ -309,17 +288,16 @@ def fetch_features(name: str) -> None:
         fetch_files(source, _FILES[kind], f"features {name}", "name a folder with the same files")
 
 
-def require_features(name: str, local_files_only: bool = True) -> None:
+def require_features(name: str) -> None:
     """Checks features by name without loading anything.
 
     Raises:
         UsageError: the name is unknown, a library is not installed, or a file is missing.
     """
-    missing = [module for module in _MODULES.get(name, ()) if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := _missing_modules(name):
         raise UsageError(f"features {name}: {', '.join(missing)} is not installed; pip install {' '.join(missing)}")
-    if name == "inception" and local_files_only and not inception_weights().is_file():
-        raise UsageError(f"features inception: {inception_weights()} is missing; download it from {_INCEPTION_URL}")
+    if name == "inception" and not _inception_weights().is_file():
+        raise UsageError(f"features inception: {_inception_weights()} is missing; download it from {_INCEPTION_URL}")
     if name in _MODULES:
         return
     kind, source = _kind_and_source(name)
@@ -345,19 +323,17 @@ def _kind_and_source(name: str) -> tuple[str, str]:
     return kind, str(Path(source).expanduser()) if source.startswith("~") else source
 
 
-def _from_files(
-    kind: Any, name: str, source: str, local_files_only: bool, *beside: Callable[..., Any]
-) -> tuple[Any, ...]:
+def _from_files(kind: Any, name: str, source: str, *beside: Callable[..., Any]) -> tuple[Any, ...]:
     """Returns a frozen model of a class of transformers, and what `beside` loads from the same folder or hub id.
 
     Raises:
         UsageError: files are missing or cannot be loaded, or hold no complete model.
     """
-    options: dict[str, Any] = {"local_files_only": local_files_only}
     try:
-        others = [load(source, **options) for load in beside]
-        options |= {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
-        model, loaded = kind.from_pretrained(source, **options)
+        others = [load(source, local_files_only=True) for load in beside]
+        model, loaded = kind.from_pretrained(
+            source, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"features {name}: {source} cannot be loaded as a {kind.__name__} ({reason})") from error
@@ -375,14 +351,3 @@ def _clip_image_processor(source: str, **options: Any) -> Any:
 
     cls = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     return cls.from_pretrained(source, **options)
-
-
-def _tensor(output: Any) -> Tensor:
-    """Returns the embedding: until transformers 4 the output itself, since then its `pooler_output`."""
-    embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return embedding
-
-
-def _require_images(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images must be uint8 (n, 3, height, width), not {images.dtype} {tuple(images.shape)}")

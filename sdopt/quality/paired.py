@@ -1,10 +1,12 @@
 """Measures differences between an image and the reference variant's image of the same prompt and the same noise.
 
-All values are floats that JSON can hold; None stands for a figure that does not exist.
+Images and latents come in pairs of one shape. All values are floats that JSON can hold; None stands for a figure that
+does not exist.
 """
 
 import importlib.util
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,7 @@ class PairedValues:
 
 
 def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues:
-    """Compares uint8 images (n, height, width, 3) pair by pair; SSIM through torchmetrics.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """Compares uint8 images (n, height, width, 3) pair by pair; SSIM through torchmetrics."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     mse: list[float] = []
@@ -59,13 +57,7 @@ def psnr_db(mse: float) -> float | None:
 
 
 def latents_error(latents: np.ndarray, reference: np.ndarray) -> tuple[float | None, ...]:
-    """Returns ‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …); None if a value is not finite or z_ref is zero.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
-    if latents.shape != reference.shape:
-        raise ValueError(f"latents {latents.shape} against {reference.shape}")
+    """Returns ‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …); None if a value is not finite or z_ref is zero."""
     found: list[float | None] = []
     for one, other in zip(latents.astype(np.float64), reference.astype(np.float64), strict=True):
         length = float(np.linalg.norm(other))
@@ -82,7 +74,6 @@ def perceptual_distances(images: np.ndarray, reference: np.ndarray, extractor: F
     Unlike a distance between pooled embeddings it depends on where in the image something changed.
 
     Raises:
-        ValueError: the shapes differ.
         UsageError: the network has no layers to compare.
     """
     found: list[float] = []
@@ -108,7 +99,7 @@ class Lpips:
 
     @torch.inference_mode()
     def __call__(self, images: np.ndarray, reference: np.ndarray) -> tuple[float, ...]:
-        """Returns distances of uint8 images (n, height, width, 3), pair by pair. Raises ValueError if shapes differ."""
+        """Returns distances of uint8 images (n, height, width, 3), pair by pair."""
         self._metric.reset()
         for one, other in _pairs(images, reference):
             self._metric.update(one.to(self._metric.device) / 255, other.to(self._metric.device) / 255)
@@ -125,11 +116,6 @@ def require_lpips() -> None:
         raise UsageError(f"lpips_alex: {file} is missing; download it from {url}")
 
 
-def _pairs(images: np.ndarray, reference: np.ndarray) -> list[tuple[Tensor, Tensor]]:
-    if images.shape != reference.shape:
-        raise ValueError(f"images {images.shape} against {reference.shape}")
-    starts = range(0, len(images), _BATCH)
-    return [
-        (channels_first(images[start : start + _BATCH]), channels_first(reference[start : start + _BATCH]))
-        for start in starts
-    ]
+def _pairs(images: np.ndarray, reference: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(images), _BATCH):
+        yield channels_first(images[start : start + _BATCH]), channels_first(reference[start : start + _BATCH])

@@ -1,5 +1,6 @@
 """Provides reference sets: the images that FID, KID and CMMD compare others with."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +18,8 @@ from sdopt.quality.images import batches, channels_first, image_files
 HELD_OUT = PACKAGED / "held_out"
 """Folder of the packaged held-out images."""
 
-
 PRECOMPUTED = PACKAGED / "clip" / "held_out.safetensors"
 """File with the features of these images, computed by the packaged CLIP."""
-
 
 PACKAGED_NAME = "packaged held-out images"
 
@@ -40,11 +39,6 @@ class ReferenceSet:
     features: str
     weights: str
     values: Tensor = field(repr=False)
-
-    @property
-    def n(self) -> int:
-        """The number of images."""
-        return len(self.values)
 
     @classmethod
     def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor) -> "ReferenceSet":
@@ -95,19 +89,14 @@ def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
     """Loads the reference set that a configuration names: `packaged`, a folder of images, or a saved file.
 
     Raises:
-        UsageError: the folder or file does not exist or cannot be read.
+        UsageError: the folder or file does not exist or cannot be read, or holds one image alone.
     """
     if source == "packaged":
-        return _precomputed(extractor) or ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
+        with suppress(UsageError):  # the extractor has other weights than the packaged one
+            return ReferenceSet.load(PRECOMPUTED, extractor)
+        return ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
     path = Path(source).expanduser()
-    return ReferenceSet.of_folder(path, extractor) if path.is_dir() else ReferenceSet.load(path, extractor)
-
-
-def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
-    """Loads the packaged features of the held-out images; None if the extractor has other weights."""
-    if not PRECOMPUTED.is_file():
-        return None
-    with safe_open(PRECOMPUTED, framework="pt") as stream:
-        of = stream.metadata()
-    fits = (of["features"], of["weights"]) == (extractor.name, extractor.digest)
-    return ReferenceSet.load(PRECOMPUTED, extractor) if fits else None
+    found = ReferenceSet.of_folder(path, extractor) if path.is_dir() else ReferenceSet.load(path, extractor)
+    if len(found.values) < 2:
+        raise UsageError(f"{source}: holds one image; a distance between sets needs two or more")
+    return found

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.parts import networks_of
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
 from sdopt.pipelines.sampling import scheduler_class
 from sdopt.pipelines.weights import load_tokenizer
@@ -24,7 +23,7 @@ from sdopt.record.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import sdopt
 from tests.fixtures import Compose, operations_of
-from tests.pipelines.single_file import edit, original_layout
+from tests.pipelines.single_file import edit
 
 Composers = type[HydraComposer]
 EMOJI = PACKAGED / "emoji"
@@ -54,6 +53,26 @@ def latents(pipe: Any, steps: int = 2) -> torch.Tensor:
     noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
     found: torch.Tensor = pipe(TEXT, num_inference_steps=steps, latents=noise, output_type="latent").images
     return found
+
+
+HALF_LARGEST = torch.finfo(torch.float16).max
+
+
+def largest_outputs(pipe: Any) -> dict[str, float]:
+    """Keeps the largest number that each module of a pipeline puts out from now on."""
+    largest: dict[str, float] = {}
+
+    def note(path: str) -> Any:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor):
+                largest[path] = max(largest.get(path, 0.0), output.abs().max().item())
+
+        return hook
+
+    for key, network in networks_of(pipe).items():
+        for path, module in network.named_modules():
+            module.register_forward_hook(note(f"{key}.{path}"))
+    return largest
 
 
 class TestArchitectures:
@@ -102,6 +121,7 @@ class TestTokenizer:
     )
     def test_pads_as_each_model_learnt_it(self, folder: str, pad: int) -> None:
         tokenizer = load_tokenizer(ARCHITECTURES / folder)
+        assert tokenizer.model_max_length == 77
         ids = tokenizer(["a cat", "日本 " * 90], padding="max_length", max_length=77, truncation=True).input_ids
         assert [len(row) for row in ids] == [77, 77]
         end = ids[0].index(49407)
@@ -136,20 +156,11 @@ class TestRandomWeights:
 
     def test_stay_far_from_what_float16_overflows_at_for_fifty_steps(self) -> None:
         """In float32, whose layers are fast on a CPU: what each of them puts out is seen."""
-        pipe, largest = load(weights="random"), 0.0
-
-        def look(_layer: torch.nn.Module, _inputs: Any, output: Any) -> None:
-            nonlocal largest
-            if isinstance(output, torch.Tensor):
-                largest = max(largest, output.abs().max().item())
-
-        for network in (pipe.unet, pipe.vae):
-            for layer in network.modules():
-                layer.register_forward_hook(look)
+        largest = largest_outputs(pipe := load(weights="random"))
         found = latents(pipe, steps=50)
         assert found.abs().max() < 1000
         pipe.vae.decode(found / pipe.vae.config.scaling_factor)
-        assert 1 < largest < torch.finfo(torch.float16).max / 10
+        assert 1 < max(largest.values()) < HALF_LARGEST / 10
 
     def test_see_the_prompt(self) -> None:
         """A pipeline that ignored it would hide what an option does to the text encoder."""
@@ -270,27 +281,12 @@ def test_every_scheduler_finds_what_a_perfect_denoiser_predicts(
     assert (sample - clean).abs().mean() < 0.1
 
 
-HALF_LARGEST = torch.finfo(torch.float16).max
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
 def test_activations_are_far_from_the_limit_of_half_precision(name: str) -> None:
     """Every module's output, in the first steps and for latents as large as fifty of them can make: see `_draw`."""
     pipe = load(torch.bfloat16, name=name, weights="random")
-    largest: dict[str, float] = {}
-
-    def note(path: str) -> Any:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor):
-                largest[path] = max(largest.get(path, 0.0), output.abs().max().item())
-
-        return hook
-
-    networks = {key: network for key, network in pipe.components.items() if isinstance(network, torch.nn.Module)}
-    for key, network in networks.items():
-        for path, module in network.named_modules():
-            module.register_forward_hook(note(f"{key}.{path}"))
+    largest = largest_outputs(pipe)
     noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
     size = {"height": 64, "width": 64, "output_type": "latent", "guidance_scale": 7.5}
     pipe("a red fox", num_inference_steps=2, latents=noise, **size)
@@ -323,24 +319,6 @@ def test_operations_are_the_published_ones(variant: Compose, name: str, tflop: f
     assert counted["denoiser"] == pytest.approx(2 * tflop, rel=1e-3)
     decoder = {"sd15": 2.51, "sd21": 5.75, "sdxl": 10.47}[name]
     assert counted["vae_decoder"] == pytest.approx(decoder, rel=2e-3)
-
-
-@pytest.mark.slow
-def test_a_single_file_is_read_with_the_configurations_in_the_package(tmp_path: Path) -> None:
-    """Stable Diffusion 1.5 as it was published: no hub, every parameter in its place."""
-    random = load(torch.bfloat16, name="sd15", weights="random")
-    original_layout(random, tmp_path / "sd15.safetensors")
-    model = Model(name="sd15", weights="path", path=str(tmp_path / "sd15.safetensors"))
-    require_model(model)
-    with pytest.raises(UsageError, match="not of the architecture model=sd21"):
-        require_model(replace(model, name="sd21"))
-    pipe = load(torch.bfloat16, name="sd15", weights="path", path=model.path)
-    for name in ("unet", "vae", "text_encoder"):
-        theirs = dict(getattr(random, name).named_parameters())
-        ours = dict(getattr(pipe, name).named_parameters())
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert pipe.tokenizer.model_max_length == 77
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Prompts and negative prompts: from files of each kind, and what is said of those that cannot be read."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,9 +28,9 @@ def prompts(path: Path, column: str | None = None, count: int = 100) -> tuple[st
     return resolve_prompts(Workload(prompts=str(path), prompt_column=column, prompt_count=count), Model())
 
 
-def written(folder: Path, name: str, text: str) -> Path:
+def written(folder: Path, name: str, text: str | bytes) -> Path:
     path = folder / name
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
@@ -39,38 +38,29 @@ def written(folder: Path, name: str, text: str) -> Path:
     ("name", "text"),
     [
         ("a.txt", "red apple\n\n  a cat, asleep \nein Löwe\n"),
+        ("a.txt", "# mine\nred apple\n\n## other\n\ufeffa cat, asleep\nein Löwe\n"),
         ("a", "\ufeffred apple\r\na cat, asleep\r\nein Löwe"),
         ("a.csv", 'id,Prompt\n1,red apple\n2,"a cat, asleep"\n3,\n4,ein Löwe\n'),
         ("a.CSV", '\ufeffcaption\nred apple\n"a cat, asleep"\nein Löwe\n'),
+        ("a.csv", "\ufeffid;prompt\r\n1;red apple\r\n2;a cat, asleep\r\n3;ein Löwe\r\n"),
+        ("a.csv", "prompt|id\nred apple|1\na cat, asleep|2\nein Löwe|3\n"),
+        ("a.csv", 'id, prompt\n1, red apple\n2, "a cat, asleep"\n,,\n3, ein Löwe\n'),
+        ("a.csv", "prompt\tid\rred apple\t1\ra cat, asleep\t2\rein Löwe\t3\r"),
         ("a.tsv", "Text\tid\nred apple\t1\na cat, asleep\t2\nein Löwe\t3\n"),
+        ("a.tsv", "prompt;id\nred apple;1\na cat, asleep;2\nein Löwe;3\n"),
+        ("a.json", '[\n  "red apple",\n  "a cat, asleep",\n  "ein Löwe"\n]'),
+        ("a.json", '[{"Prompt": "red apple"}, {"Prompt": "a cat, asleep"}, {"Prompt": " "}, {"Prompt": "ein Löwe"}]'),
+        ("a.json", '{"caption": ["red apple", "a cat, asleep", "ein Löwe"], "of": "me"}'),
+        ("a.json", '{"prompts": [{"prompt": "red apple"}, "a cat, asleep", "ein Löwe"]}'),
+        ("a.json", '{"prompt": "red apple"}\n{"prompt": "a cat, asleep"}\n{"prompt": "ein Löwe"}\n'),
         ("a.jsonl", '{"prompt": "red apple"}\n{"prompt": "a cat, asleep", "id": 2}\n\n{"prompt": "ein L\\u00f6we"}\n'),
+        ("a.ndjson", '"red apple"\n"a cat, asleep"\n"ein Löwe"\n'),
     ],
 )
-def test_each_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
+def test_each_kind_of_file_and_what_other_programs_write(tmp_path: Path, name: str, text: str) -> None:
     path = written(tmp_path, name, text)
     assert prompts(path) == ("red apple", "a cat, asleep", "ein Löwe")
     assert prompts(path, count=2) == ("red apple", "a cat, asleep")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.json", '[\n  "red apple",\n  "a cat, asleep"\n]'),
-        ("a.json", '[{"id": 1, "Prompt": "red apple"}, {"Prompt": "a cat, asleep"}, {"Prompt": " "}]'),
-        ("a.json", '{"caption": ["red apple", "a cat, asleep"], "of": "me"}'),
-        ("a.json", '{"prompts": [{"prompt": "red apple"}, "a cat, asleep"]}'),
-        ("a.json", '{"prompt": "red apple"}\n{"prompt": "a cat, asleep"}\n'),
-        ("a.ndjson", '"red apple"\n"a cat, asleep"\n'),
-        ("a.csv", "\ufeffid;prompt\r\n1;red apple\r\n2;a cat, asleep\r\n"),
-        ("a.csv", "prompt|id\nred apple|1\na cat, asleep|2\n"),
-        ("a.csv", 'id, prompt\n1, red apple\n2, "a cat, asleep"\n,,\n'),
-        ("a.csv", "prompt\tid\rred apple\t1\ra cat, asleep\t2\r"),
-        ("a.tsv", "prompt;id\nred apple;1\na cat, asleep;2\n"),
-        ("a.txt", "# mine\nred apple\n\n## other\n\ufeffa cat, asleep\n"),
-    ],
-)
-def test_what_other_programs_write(tmp_path: Path, name: str, text: str) -> None:
-    assert prompts(written(tmp_path, name, text)) == ("red apple", "a cat, asleep")
 
 
 @pytest.mark.parametrize(
@@ -256,10 +246,12 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.jsonl", "[" * 100_000, "nested too deeply"),
         ("a.txt", "a" * 1_000_000, "line 1 has 1000000 characters"),
         ("a.csv", "prompt\n" + "a" * 1_000_000, "field larger than field limit"),
+        ("a.csv", b"\xff\xfe\x00\xd8", "cannot be read as text (line 1 is not valid UTF-8"),
+        ("a.txt", b"a\nL\xf6we\n", "cannot be read as text (line 2 is not valid UTF-8 (byte 0xf6)"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_files_that_hold_no_prompts(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_files_that_hold_no_prompts(tmp_path: Path, name: str, text: str | bytes, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         prompts(written(tmp_path, name, text))
     [problem] = caught.value.problems
@@ -269,23 +261,11 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, text: str, said: 
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.csv", b"\xff\xfe\x00\xd8", "line 1 is not valid UTF-8"),
-        ("a.txt", b"a\nL\xf6we\n", "line 2 is not valid UTF-8 (byte 0xf6)"),
-        ("absent.jsonl", None, "No such file"),
-    ],
+    ("source", "said"),
+    [("/dev/zero", "not a file"), ("/tmp", "not a file"), ("/absent.jsonl", r"cannot be read as text \(No such file")],
 )
-def test_a_file_that_is_no_text(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=rf"cannot be read as text \({re.escape(said)}"):
-        prompts(tmp_path / name)
-
-
-@pytest.mark.parametrize("source", ["/dev/zero", "/tmp"])
-def test_what_is_no_file_is_not_waited_for(source: str) -> None:
-    with pytest.raises(UsageError, match="not a file"):
+def test_what_is_no_file_is_not_waited_for(source: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         prompts(Path(source))
 
 

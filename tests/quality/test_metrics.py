@@ -1,7 +1,5 @@
 """The table of metrics: names, what each of them needs, and that a row is all that a metric takes."""
 
-import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch
 from sdopt.errors import UsageError
 from sdopt.quality import metrics
 from sdopt.quality.features import ClipFeatures
-from sdopt.quality.images import channels_first
 from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
 from sdopt.record.scores import ImageRecord, Score
@@ -108,40 +105,23 @@ def test_changes_of_both_signs_do_not_cancel(drawings: np.ndarray, family: str) 
     assert min(differences) > 0
 
 
-def test_the_clip_score_is_a_cosine_that_is_not_negative(clip: ClipFeatures, drawings: np.ndarray) -> None:
+def test_the_clip_score_is_the_cosine_of_transformers_that_is_not_negative(
+    clip: ClipFeatures, clip_folder: Path, drawings: np.ndarray
+) -> None:
+    """A model that scores by exp(logit_scale) · cos, as PickScore does with a scale of 100, scores the same."""
+    from transformers import AutoTokenizer, CLIPImageProcessorPil
+
     prompts = ["red apple", "police officer", "red " * 100, "🍎 é"]
-    records = [ImageRecord(prompt, number, 0, 0, "x.png") for number, prompt in enumerate(prompts)]
-    pictures = Pictures(Path(), records)
-    vars(pictures)["images"] = drawings[:4]
-    networks = Networks("cpu", None)
-    networks._extractors["emojiclip"] = clip
-    found = known(family_of("clip_score").compute(Inputs(pictures, pictures, networks), "emojiclip"))
-    alone = torch.cat([clip.embed_texts([prompt]) for prompt in prompts])
-    cosines = torch.cosine_similarity(clip(channels_first(drawings[:4])), alone)
-    np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), 100 * cosines.clamp(min=0), atol=1e-3)
-
-
-def test_pickscore_is_the_score_by_its_weights(clip_folder: Path, tmp_path: Path, drawings: np.ndarray) -> None:
-    """Kirstain et al. 2023: exp(logit_scale) · cos, and their scale is 100; their network is a CLIP with GELU."""
-    from transformers import AutoTokenizer, CLIPConfig, CLIPImageProcessorPil, CLIPModel
-
-    folder = tmp_path / "pick"
-    shutil.copytree(clip_folder, folder)
-    config = CLIPConfig.from_pretrained(clip_folder)
-    config.text_config.hidden_act = config.vision_config.hidden_act = "gelu"
-    torch.manual_seed(1)
-    model = CLIPModel(config).eval()
-    model.logit_scale.data.fill_(math.log(100))
-    model.save_pretrained(folder)
-    prompts = ["red apple", "police officer"]
-    words = AutoTokenizer.from_pretrained(folder)(prompts, return_tensors="pt", padding=True, truncation=True)
-    looks = CLIPImageProcessorPil.from_pretrained(folder)(list(drawings[:2]), return_tensors="pt")
+    tokenizer, processor = (kind.from_pretrained(clip_folder) for kind in (AutoTokenizer, CLIPImageProcessorPil))
+    words = tokenizer(prompts, return_tensors="pt", padding=True, truncation=True, max_length=24)
     with torch.inference_mode():
-        expected = model(**words, **looks).logits_per_image.diagonal()
-    pictures = Pictures(Path(), [ImageRecord(prompt, n, 0, 0, "x.png") for n, prompt in enumerate(prompts)])
-    vars(pictures)["images"] = drawings[:2]
-    found = known(family_of("clip_score").compute(Inputs(pictures, pictures, Networks("cpu", None)), f"clip:{folder}"))
-    np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), expected.clamp(min=0), atol=1e-2)
+        seen = clip.model(**words, **processor(list(drawings[:4]), return_tensors="pt"))
+        expected = 100 * seen.logits_per_image.diagonal() / clip.model.logit_scale.exp()
+    pictures = Pictures(Path(), [ImageRecord(prompt, number, 0, 0, "x.png") for number, prompt in enumerate(prompts)])
+    vars(pictures)["images"] = drawings[:4]
+    given = Inputs(pictures, pictures, Networks("cpu", None))
+    found = known(family_of("clip_score").compute(given, f"clip:{clip_folder}"))
+    np.testing.assert_allclose(np.array(found.per_prompt, dtype=float), expected.clamp(min=0), atol=1e-3)
 
 
 def redness(given: Inputs, _features: str) -> Score:

@@ -175,5 +175,5 @@ def test_it_names_colours_of_things_and_of_backgrounds(extractor: ClipFeatures) 
 def test_the_features_kept_of_the_held_out_pictures_are_theirs(extractor: ClipFeatures) -> None:
     kept, made = ReferenceSet.load(PRECOMPUTED, extractor), ReferenceSet.of_folder(HELD_OUT, extractor)
     assert torch.equal(reference_set("packaged", extractor).values, kept.values)
-    assert kept.n == made.n == 120
+    assert len(kept.values) == len(made.values) == 120
     torch.testing.assert_close(kept.values, made.values, rtol=1e-3, atol=1e-3)
