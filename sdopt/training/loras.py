@@ -75,8 +75,7 @@ def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDif
     held_out = options.held_out_concepts
     # All before the first training, so that an impossible setting is reported at once.
     drawings = [
-        draw_style(s, base, folder / "packages", held_out_concepts=held_out, seed=config.seed, threads=config.threads)
-        for s in STYLES
+        draw_style(style, base, folder / "packages", held_out_concepts=held_out, seed=config.seed) for style in STYLES
     ]
     for place, (style, dataset) in enumerate(zip(STYLES, drawings, strict=True)):
         torch.manual_seed(config.seed)

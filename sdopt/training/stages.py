@@ -65,10 +65,8 @@ def run(config: TrainReferenceConfig) -> None:
 
 def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     if stage == "data":
-        held_out = config.data.held_out_concepts
-        build(work / "packages", held_out_concepts=held_out, seed=config.seed, threads=config.threads).save(
-            work / stage
-        )
+        dataset = build(work / "packages", held_out_concepts=config.data.held_out_concepts, seed=config.seed)
+        dataset.save(work / stage)
         return
     # Before anything else, so that an error names the earliest missing stage.
     dataset = Dataset.load(work / "data")

@@ -155,7 +155,7 @@ def test_a_style_has_only_what_the_denoiser_knows(
     dataset: Dataset, styles: tuple[Style, ...], work_folder: Path
 ) -> None:
     discs, triangles = (
-        draw_style(style, dataset, work_folder / "packages", held_out_concepts=3, seed=0, threads=1) for style in styles
+        draw_style(style, dataset, work_folder / "packages", held_out_concepts=3, seed=0) for style in styles
     )
     known = {record.concept for record in dataset.records if not record.held_out}
     assert {record.concept for record in discs.records} == known
