@@ -19,7 +19,7 @@ from sdopt.quality.distances import cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor, require_features
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import ReferenceSet
-from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, reconstruction_psnr
+from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, pixels, reconstruction_psnr
 from sdopt.training.captions import STEPS, generate, generate_latents, real_pictures, records_of
 from sdopt.training.cards import Figure, read_recipe
 from sdopt.training.clip import DEGRADATIONS, hold_out_pictures
@@ -245,8 +245,7 @@ class Evaluation:
             near = f"{what}: own concept among the {NEAREST[-1]} nearest of {len(set(names))}"
             figures.append(Figure(near, (found,), "%"))
             if pictures is not whole:
-                error = np.square((pictures.astype(np.float64) - whole) / 255).mean(axis=(1, 2, 3))
-                psnr = float(np.mean(-10 * np.log10(np.maximum(error, 1e-10))))
+                psnr = float(peak_signal_to_noise(pixels(pictures), pixels(whole)).mean())
                 figures.append(Figure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB"))
 
         whole = self._generated(captions)
