@@ -13,7 +13,7 @@ import torch
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
 from sdopt.library.planning import Plan, plan_for
-from sdopt.library.process import ProcessChanges
+from sdopt.library.process import ProcessChanges, kept_generators
 from sdopt.library.state import OPTIMIZED, Optimized, keep, require_plain, state_of
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
@@ -96,7 +96,7 @@ def optimize(
     cls, before, process = type(pipe), Snapshot.of(pipe), ProcessChanges()
     assembly = Assembly(pipe, plan.options)
     try:
-        with process.noted(applying=True):
+        with process.noted(), kept_generators():
             _apply(assembly, plan, prompts)
     except Exception as error:
         process.put_back()

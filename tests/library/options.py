@@ -17,7 +17,6 @@ class Careless(Optimization):
 
     def apply(self, pipe: Any) -> Proof:
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.set_flush_denormal(True)
         torch.set_num_threads(torch.get_num_threads() + 1)
         torch.set_float32_matmul_precision("high")
         torch.set_default_dtype(torch.float64)
