@@ -14,7 +14,7 @@ from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
 from sdopt.library.planning import Plan, plan_for
 from sdopt.library.process import ProcessChanges, kept_generators
-from sdopt.library.state import OPTIMIZED, Optimized, keep, require_plain, state_of
+from sdopt.library.state import OPTIMIZED, Optimized, keep, named_as_chosen, require_plain, state_of
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
 from sdopt.pipelines.parts import device_of, place
@@ -208,5 +208,5 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
 
 def _lost(options: Mapping[str, Optimization], choices: Mapping[str, str], before: Snapshot) -> list[str]:
     """Returns why a pipeline cannot be put back into the state before its options were applied."""
-    moving = [as_choice(axis, choices[axis]) for axis, option in options.items() if option.loads_on_host]
-    return [f"{option} has moved the weights of the pipeline" for option in moving] or before.lost()
+    moving = [name for name, option in named_as_chosen(options, choices).items() if option.loads_on_host]
+    return [f"{name} has moved the weights of the pipeline" for name in moving] or before.lost()

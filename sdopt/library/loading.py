@@ -10,7 +10,7 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
-from sdopt.library.state import Optimized, keep, require_prompts
+from sdopt.library.state import Optimized, keep, named_as_chosen, require_prompts
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_run
@@ -54,7 +54,7 @@ def load(
     probed = probe_device(device or planned.hardware.device)
     if problems := planned.conflicts(probed):
         raise ConflictError(problems)
-    require_prompts(planned.optimizations, planned.choices, prompts)
+    require_prompts(named_as_chosen(planned.optimizations, planned.choices), prompts)
     assembly = Assembly.load(planned, probed.torch_name)
     usual = _defaults(planned)
     if prompts:
