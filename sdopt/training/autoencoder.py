@@ -9,7 +9,6 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from sdopt.errors import UsageError
 from sdopt.training.config import TrainReferenceConfig
 from sdopt.training.data import Dataset
 from sdopt.training.loop import STREAMS, generator, in_precision, missing_stage, on_device, pick_device, train
@@ -83,15 +82,9 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
 
 
 def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
-    """Returns the network to train: that of a pipeline folder, or an untrained network.
-
-    Raises:
-        UsageError: the folder has no autoencoder.
-    """
+    """Returns the network to train: that of a pipeline folder, or an untrained network."""
     if pipeline is not None:
-        if not (Path(pipeline) / "vae").is_dir():
-            raise UsageError(f"start_from={pipeline}: the folder has no vae/; choose a pipeline folder")
-        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", dtype=torch.float32)
+        return AutoencoderKL.from_pretrained(pipeline, subfolder="vae", dtype=torch.float32)
     network = build_autoencoder()
     # The decoder would learn to ignore latents with as much noise as signal, so they start with almost no noise.
     with torch.no_grad():
@@ -100,11 +93,7 @@ def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
 
 
 def load_autoencoder(folder: Path) -> AutoencoderKL:
-    """Loads the network that `train_autoencoder` saved in `folder`, on the CPU, with its `scaling_factor`.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Loads the network that `train_autoencoder` saved in `folder`, on the CPU, with its `scaling_factor`."""
     if not (folder / "model").exists():
         raise missing_stage("autoencoder", folder / "model")
     return AutoencoderKL.from_pretrained(folder / "model").eval().requires_grad_(False)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from sdopt.errors import UsageError
+from sdopt.training.loop import missing_stage
 from sdopt.training.packages import DRAWINGS, EMOJIBASE, Style, fetch, read_json
 
 IMAGE_SIZE = 64
@@ -113,16 +114,12 @@ class Dataset:
 
     @classmethod
     def load(cls, folder: Path) -> "Dataset":
-        """Reads a folder written by `save`.
-
-        Raises:
-            UsageError: the folder has no data set.
-        """
+        """Reads a folder written by `save`."""
         try:
             images, alphas = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("images", "alphas"))
             raw = json.loads((folder / "records.json").read_text(encoding="utf-8"))
         except FileNotFoundError as missing:
-            raise UsageError(f"no data in {folder}: run `sdopt train-reference stage=data` first") from missing
+            raise missing_stage("data", Path(missing.filename)) from missing
         return cls(images, alphas, tuple(Record(**{**r, "tags": tuple(r["tags"])}) for r in raw))
 
 
@@ -142,11 +139,7 @@ def code_points(hexcode: str) -> str:
 
 
 def choose_held_out(concepts: Sequence[str], count: int, seed: int) -> frozenset[str]:
-    """Returns `count` concepts to exclude from training, as a function of the seed.
-
-    Raises:
-        UsageError: there are not more than `count` concepts.
-    """
+    """Returns `count` concepts to exclude from training, as a function of the seed."""
     if count >= len(concepts):
         raise UsageError(f"data.held_out_concepts={count}: there are only {len(concepts)} concepts")
     order = np.random.default_rng(seed).permutation(len(concepts))
@@ -156,10 +149,8 @@ def choose_held_out(concepts: Sequence[str], count: int, seed: int) -> frozenset
 def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     """Downloads, matches and renders the whole data set, except skin-tone variants, flags and components.
 
-    The archives are kept in `folder`; the concepts that are held out are drawn by `seed`.
-
-    Returns:
-        Pictures ordered by concept, then by style.
+    The archives are kept in `folder`; the concepts that are held out are drawn by `seed`. Pictures are ordered by
+    concept, then by style.
 
     Raises:
         DataError: an archive cannot be fetched, verified or read.
@@ -205,7 +196,6 @@ def draw_style(style: Style, base: Dataset, packages: Path, *, held_out_concepts
 
     Raises:
         DataError: the archive cannot be fetched, verified or read.
-        UsageError: no more than `held_out_concepts` concepts match.
     """
     icons = read_json(fetch(style.package, packages), "icons.json")
     names = {letters(name): name for name in (*icons.get("aliases", {}), *icons["icons"])}

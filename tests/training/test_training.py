@@ -304,6 +304,8 @@ def test_a_stage_without_its_predecessor_says_which_to_run(
 ) -> None:
     assert main([f"folder={tmp_path}", f"stage={stage}"]) == 2
     assert "stage=data" in capsys.readouterr().err
+    assert main([f"folder={tmp_path}", f"stage={stage}", f"start_from={tmp_path}"]) == 2
+    assert "choose a pipeline folder" in capsys.readouterr().err
 
 
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
