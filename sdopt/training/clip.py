@@ -320,11 +320,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
 
 
 def start_clip(folder: str | None) -> CLIPModel:
-    """Returns the network to train: one from a folder of this stage, in single precision, or an untrained network.
-
-    Raises:
-        UsageError: the folder has no CLIP of this architecture.
-    """
+    """Returns the network to train: one from a folder of this stage, in single precision, or an untrained network."""
     network = build_clip()
     if folder is not None:
         if not (Path(folder) / WEIGHTS).is_file():

@@ -66,10 +66,6 @@ def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDif
     """Trains a LoRA for each of `STYLES`; writes the weights to `model/` in the stage's folder.
 
     `base` is the denoiser's data, and `pipeline` the finished model in single precision.
-
-    Raises:
-        DataError: an archive cannot be fetched, verified or read.
-        UsageError: too many concepts are held out.
     """
     options, device, folder = config.loras, pick_device(config.device), Path(config.folder)
     held_out = options.held_out_concepts
