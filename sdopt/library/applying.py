@@ -93,7 +93,7 @@ def optimize(
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
-    cls, before, process = type(pipe), Snapshot.of(pipe), ProcessChanges()
+    before, process = Snapshot.of(pipe), ProcessChanges()
     assembly = Assembly(pipe, plan.options)
     try:
         with process.noted(), kept_generators():
@@ -106,7 +106,7 @@ def optimize(
         else:
             before.restore(pipe)
         raise
-    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts), process=process))
+    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, before, tuple(prompts), process=process))
     return pipe
 
 
@@ -139,7 +139,7 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
         UsageError: no options were applied to this pipeline.
     """
     optimized = state_of(pipe)
-    own = inspect.signature(optimized.cls.__call__).parameters.get("strength")
+    own = inspect.signature(type(pipe).__call__).parameters.get("strength")
     strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
     steps = optimized.assembly.traced_steps(strength)
     if prompt is None and call.get("prompt_embeds") is None:

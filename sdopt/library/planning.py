@@ -40,10 +40,9 @@ class Plan:
     """What is to be done to a pipeline.
 
     Attributes:
-        options: the options by axis, in the order in which they are applied.
-        choices: the name of the option of each axis.
+        options: by axis, in the order in which they are applied; `choices` has their names.
         ctx: what their conflicts were decided from.
-        scheduler: the pipeline's own scheduler, or the one that takes its place.
+        scheduler: the pipeline's own, or the one that takes its place.
         dtype: the type that the weights are cast to; None if they keep theirs.
         parts: the components, by name, that replace the pipeline's own.
     """

@@ -40,8 +40,6 @@ class Optimized:
     assembly: Assembly
     choices: dict[str, str]
     ctx: Context
-    cls: type
-    """The pipeline's class, whose call takes what a user gives."""
     before: Snapshot | None
     prompts: tuple[str, ...] = ()
     """The prompts of all calls, as far as they were given in advance."""
@@ -109,6 +107,7 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     # Image-to-image has no size, and text-to-image no strength.
     usual = {name: value for name, value in optimized.usual.items() if name in names}
 
+    @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
         if getattr(self, OPTIMIZED, None) is None:
