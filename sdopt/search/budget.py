@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+_TO_BEGIN_S = 10.0
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -120,8 +122,11 @@ class Budget:
         return 0 if self.costs else min(most, 2)
 
     def to_screen_s(self, leaders: Sequence[str]) -> float:
-        """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged."""
-        return self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0)
+        """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged.
+
+        It has time to begin in any case: ended while it is composed, it would leave no result.
+        """
+        return max(_TO_BEGIN_S, self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0))
 
     def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""

@@ -58,7 +58,7 @@ class Search:
     """The fate of each candidate that is out of the search, with the reason, by name."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
     _cut: bool = False
-    """Whether the last study was ended because its time was up."""
+    """Whether a study was ended because its time was up: this call screens no more, and the next one completes it."""
 
     @cached_property
     def budget(self) -> Budget:
@@ -118,7 +118,7 @@ class Search:
         Returns:
             whether any were measured.
         """
-        unfinished = self.trials.unfinished()
+        unfinished = {} if self._cut else self.trials.unfinished()
         for stage, candidates in unfinished.items():
             self._screen(stage, candidates)
         measured = bool(unfinished)

@@ -160,6 +160,16 @@ def test_judges_at_least_one_where_little_time_is_left_and_names_what_was_not_tr
     assert "Not even tried on their own: option" in search.trials.ended
 
 
+def test_a_study_whose_time_was_up_is_left_to_the_next_call() -> None:
+    config, trials = replace(search_file(), budget_s=240), Options(["one", "two"], [])
+    trials.unfinished = lambda: {"screen-01": [Candidate("two", ("two",))]}  # type: ignore[method-assign]
+    search = Simulated(config, None, None, trials, 240, lambda line: None)  # type: ignore[arg-type]
+    search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
+    search._cut = True
+    assert not search.screen()
+    assert not search.log
+
+
 def slow_one(tmp_path: Path, **protocol: Any) -> StudyResult:
     study = fake_study(("quick", "slow"), rounds=3, warmup=1, replicates=1, interference=None, **protocol)
     return run_fake(tmp_path, study, Fakes(seconds={"quick": 0.05, "slow": 2.0}))[0]
