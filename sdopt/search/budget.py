@@ -9,12 +9,7 @@ _TO_BEGIN_S = 10.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What one process of a variant takes.
-
-    Attributes:
-        start_s: seconds from the start of loading to the end of the first call.
-        call_s: seconds of one further call.
-    """
+    """What one process of a variant takes: from the start of loading to the end of the first call; a further call."""
 
     start_s: float
     call_s: float
@@ -22,12 +17,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Work:
-    """What a study does with each of its variants.
-
-    Attributes:
-        processes: number of processes.
-        calls: number of calls, of all processes together.
-    """
+    """What a study does with each of its variants; the calls are those of all processes together."""
 
     processes: int
     calls: float
@@ -42,12 +32,11 @@ class Budget:
     judge: time that would be kept for that is spent on trying more.
 
     Attributes:
-        work: the work by stage: `screen`, `race` and `final`.
+        work: by stage: `screen`, `race` and `final`.
         deadline: the end of the budget, in seconds of the clock.
         finalists: the most candidates that are judged.
-        clock: seconds of a monotonic clock.
-        baseline: what the baseline takes; None before the first study.
-        costs: what each measured candidate takes, by name.
+        baseline: None before the first study.
+        costs: of each measured candidate, by name.
     """
 
     work: Mapping[str, Work]
