@@ -120,11 +120,7 @@ def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
 
 
 def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
-    """Returns the flat drawing of each record's concept, on the concept's unseen background.
-
-    Returns:
-        uint8, shape (records, 64, 64, 3)
-    """
+    """Returns the flat drawing of each record's concept, on its unseen background: uint8 (records, 64, 64, 3)."""
     place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
     indices = np.array([place[record.concept] for record in records])
     return dataset.on_named(indices, [record.unseen_background for record in records])

@@ -123,11 +123,7 @@ class Batch:
 
 
 class Batches:
-    """Draws the batches of a training.
-
-    Attributes:
-        held_out: number of pictures kept from training.
-    """
+    """Draws the batches of a training, from which `held_out` pictures are kept."""
 
     def __init__(self, options: ClipConfig, dataset: Dataset, seed: int) -> None:
         self._options, self._dataset, self._seed = options, dataset, seed

@@ -101,9 +101,7 @@ class Evaluation:
 
     Attributes:
         pipeline: in single precision; LoRAs are loaded and unloaded with diffusers' public functions.
-        dataset: the drawings.
         prompts: `training`, `held_out` and `gate`, as in `prompts.json`.
-        extractor: the feature extractor.
         seed: picture i of each list of captions starts from the noise of seed + i.
         note: called before each step.
     """

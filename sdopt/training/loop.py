@@ -35,13 +35,7 @@ class DivergenceError(UnavailableError):
 
 @dataclass
 class Progress:
-    """The progress of a training.
-
-    Attributes:
-        steps: completed steps, over all runs.
-        seconds: used time, over all runs.
-        loss: exponential moving average of the loss.
-    """
+    """The progress of a training, over all its runs; the loss is an exponential moving average."""
 
     steps: int = 0
     seconds: float = 0.0

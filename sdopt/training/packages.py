@@ -26,8 +26,6 @@ class Package:
     """A pinned npm package.
 
     Attributes:
-        name: the name in the registry.
-        version: the exact version.
         integrity: the registry's digest, `sha512-<base64>`.
         licence: SPDX identifier of the contents' licence.
         holder: copyright holder of the contents.
