@@ -13,8 +13,8 @@ import torch
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
 from sdopt.library.planning import Plan, plan_for
-from sdopt.library.process import ProcessChanges
-from sdopt.library.state import OPTIMIZED, Optimized, keep, require_plain, state_of
+from sdopt.library.process import ProcessChanges, kept_generators
+from sdopt.library.state import OPTIMIZED, Optimized, keep, named_as_chosen, require_plain, state_of
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
 from sdopt.pipelines.parts import device_of, place
@@ -93,10 +93,10 @@ def optimize(
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
-    cls, before, process = type(pipe), Snapshot.of(pipe), ProcessChanges()
+    before, process = Snapshot.of(pipe), ProcessChanges()
     assembly = Assembly(pipe, plan.options)
     try:
-        with process.noted(applying=True):
+        with process.noted(), kept_generators():
             _apply(assembly, plan, prompts)
     except Exception as error:
         process.put_back()
@@ -106,7 +106,7 @@ def optimize(
         else:
             before.restore(pipe)
         raise
-    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts), process=process))
+    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, before, tuple(prompts), process=process))
     return pipe
 
 
@@ -139,7 +139,7 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
         UsageError: no options were applied to this pipeline.
     """
     optimized = state_of(pipe)
-    own = inspect.signature(optimized.cls.__call__).parameters.get("strength")
+    own = inspect.signature(type(pipe).__call__).parameters.get("strength")
     strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
     steps = optimized.assembly.traced_steps(strength)
     if prompt is None and call.get("prompt_embeds") is None:
@@ -208,5 +208,5 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
 
 def _lost(options: Mapping[str, Optimization], choices: Mapping[str, str], before: Snapshot) -> list[str]:
     """Returns why a pipeline cannot be put back into the state before its options were applied."""
-    moving = [as_choice(axis, choices[axis]) for axis, option in options.items() if option.loads_on_host]
-    return [f"{option} has moved the weights of the pipeline" for option in moving] or before.lost()
+    moving = [name for name, option in named_as_chosen(options, choices).items() if option.loads_on_host]
+    return [f"{name} has moved the weights of the pipeline" for name in moving] or before.lost()

@@ -10,7 +10,7 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
-from sdopt.library.state import Optimized, keep, require_prompts
+from sdopt.library.state import Optimized, keep, named_as_chosen, require_prompts
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_run
@@ -54,13 +54,13 @@ def load(
     probed = probe_device(device or planned.hardware.device)
     if problems := planned.conflicts(probed):
         raise ConflictError(problems)
-    require_prompts(planned.optimizations, planned.choices, prompts)
+    require_prompts(named_as_chosen(planned.optimizations, planned.choices), prompts)
     assembly = Assembly.load(planned, probed.torch_name)
     usual = _defaults(planned)
     if prompts:
         assembly.prepare_inputs([*prompts, *filter(None, [usual["negative_prompt"]])])
     ctx, choices = planned.context(probed), dict(planned.choices)
-    keep(assembly.pipe, Optimized(assembly, choices, ctx, type(assembly.pipe), None, tuple(prompts), usual))
+    keep(assembly.pipe, Optimized(assembly, choices, ctx, None, tuple(prompts), usual))
     return assembly.pipe
 
 
@@ -72,18 +72,7 @@ def measured(
     tracking_uri: str | None = None,
     config_dir: str | Path | None = None,
 ) -> Variant:
-    """Composes a variant that was measured; see `load`.
-
-    Args:
-        result: a run's folder, its `result.json`, or the id of an MLflow run.
-        variant: the variant's name.
-        changes: overrides that win over the recorded ones.
-        tracking_uri: where MLflow keeps the run.
-        config_dir: a folder with groups of your own.
-
-    Raises:
-        UsageError: there is no such result or variant, or it calls functions of one's own.
-    """
+    """Composes a variant that was measured, with `changes` that win over the recorded overrides; see `load`."""
     found, named = _result(result, tracking_uri)
     row = found.variant(_named(found, variant or named))
     _require_no_code(row.name, own_functions(row.overrides))

@@ -13,7 +13,7 @@ from sdopt.config.overrides import group_of, key_of
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
-from sdopt.library.state import require_prompts
+from sdopt.library.state import named_as_chosen, require_prompts
 from sdopt.options.assumptions import as_loaded
 from sdopt.options.base import Context, Optimization, loading_arguments
 from sdopt.options.layout import Layout
@@ -40,10 +40,9 @@ class Plan:
     """What is to be done to a pipeline.
 
     Attributes:
-        options: the options by axis, in the order in which they are applied.
-        choices: the name of the option of each axis.
+        options: by axis, in the order in which they are applied; `choices` has their names.
         ctx: what their conflicts were decided from.
-        scheduler: the pipeline's own scheduler, or the one that takes its place.
+        scheduler: the pipeline's own, or the one that takes its place.
         dtype: the type that the weights are cast to; None if they keep theirs.
         parts: the components, by name, that replace the pipeline's own.
     """
@@ -67,25 +66,26 @@ def plan_for(
     _require_applicable(groups, overrides, folder)
     if found := list(as_loaded(pipe, networks_of(pipe))):
         raise ConflictError(found)
-    named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
-    with composer_of([*named, *overrides], folder) as composer:
-        variant = composer.variant("pipeline", [*named, *overrides])
+    words = [*(override_of(group, _as_value(chosen)) for group, chosen in groups.items()), *overrides]
+    with composer_of(words, folder) as composer:
+        variant = composer.variant("pipeline", words)
     options = {axis: option for axis, option in variant.applied if group_of(axis) in groups}
     model = _model_of(pipe)
     scheduler = scheduler_like(pipe.scheduler, variant.scheduler) if "scheduler" in groups else pipe.scheduler
-    require_prompts(options, variant.choices, prompts)
+    named = named_as_chosen(options, variant.choices)
+    require_prompts(named, prompts)
     problems = []
     if "scheduler" in groups:
         problems += [*variant.undistilled(), *unsuited(model.configs["scheduler"], variant.scheduler)]
     problems += _vaes_to_name(options, model, variant.choices, overrides)
     ctx = _context(pipe, options, model, scheduler)
-    for axis, option in options.items():
-        problems += [f"{as_choice(axis, variant.choices[axis])}: {reason}" for reason in option.broken(pipe)]
-    _require(ctx, options, variant.choices, problems)
+    for name, option in named.items():
+        problems += [f"{name}: {reason}" for reason in option.broken(pipe)]
+    _require(ctx, named, problems)
     for option in options.values():
         option.files(model, fetch=True)
     # What a file from the hub holds is known only now.
-    _require(ctx, options, variant.choices, [])
+    _require(ctx, named, [])
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
     others = dtype or denoiser_of(pipe).dtype
     parts = {name: part for option in options.values() for name, part in option.parts_for(pipe, model, others).items()}
@@ -172,14 +172,11 @@ def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
     return found
 
 
-def _require(
-    ctx: Context, options: Mapping[str, Optimization], choices: Mapping[str, str], problems: Sequence[str]
-) -> None:
+def _require(ctx: Context, named: Mapping[str, Optimization], problems: Sequence[str]) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
-    names = {axis: as_choice(axis, choices[axis]) for axis in options}
-    found = [f"{names[axis]}: {reason}" for axis, option in options.items() for reason in option.obstacles(ctx)]
-    for axis, option in options.items():
+    found = [f"{name}: {reason}" for name, option in named.items() for reason in option.obstacles(ctx)]
+    for name, option in named.items():
         if option.load_kwargs().keys() - {"dtype"}:
-            found.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
+            found.append(f"{name}: it changes how weights are loaded; use sdopt.load")
     if problems or found:
         raise ConflictError([*problems, *found])

@@ -40,8 +40,6 @@ class Optimized:
     assembly: Assembly
     choices: dict[str, str]
     ctx: Context
-    cls: type
-    """The pipeline's class, whose call takes what a user gives."""
     before: Snapshot | None
     prompts: tuple[str, ...] = ()
     """The prompts of all calls, as far as they were given in advance."""
@@ -54,7 +52,7 @@ class Optimized:
 
     def require_fitting(self, pipe: "DiffusionPipeline", call: Mapping[str, Any]) -> None:
         """Raises UsageError for a call that an option cannot make as it is asked for."""
-        named = {as_choice(axis, self.choices[axis]): option for axis, option in self.assembly.options.items()}
+        named = named_as_chosen(self.assembly.options, self.choices)
         problems = [f"{name}: {reason}" for name, option in named.items() for reason in option.refusals(dict(call))]
         if self.structure is not None and not runs_eagerly():
             now = self.structure_now(pipe)
@@ -109,6 +107,7 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     # Image-to-image has no size, and text-to-image no strength.
     usual = {name: value for name, value in optimized.usual.items() if name in names}
 
+    @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
         if getattr(self, OPTIMIZED, None) is None:
@@ -167,13 +166,13 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
         raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
 
 
-def require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, str], prompts: Sequence[str]) -> None:
+def named_as_chosen(options: Mapping[str, Optimization], choices: Mapping[str, str]) -> dict[str, Optimization]:
+    """Returns options by what chooses them, as in `attention=math`."""
+    return {as_choice(axis, choices[axis]): option for axis, option in options.items()}
+
+
+def require_prompts(named: Mapping[str, Optimization], prompts: Sequence[str]) -> None:
     """Raises ConflictError if an option needs the prompts in advance, and none are given."""
-    if not prompts:
-        problems = [
-            f"{as_choice(axis, choices[axis])}: name the prompts of all calls with prompts=[…]"
-            for axis, option in options.items()
-            if option.prepares_inputs
-        ]
-        if problems:
-            raise ConflictError(problems)
+    lacking = [] if prompts else [name for name, option in named.items() if option.prepares_inputs]
+    if lacking:
+        raise ConflictError([f"{name}: name the prompts of all calls with prompts=[…]" for name in lacking])

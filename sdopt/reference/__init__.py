@@ -8,7 +8,7 @@ MODEL = Path(__file__).parent / "emoji"
 """A diffusers pipeline folder with a model card."""
 
 PROMPTS = MODEL.with_name("prompts.json")
-"""Captions by purpose; see `sdopt.training.prompts.choose_prompts`."""
+"""Captions by purpose; see `sdopt.training.captions.choose_prompts`."""
 
 CLIP = MODEL.with_name("clip")
 """A small `CLIPModel` folder with its tokenizer, image processor and card."""

@@ -20,12 +20,9 @@ from sdopt.statistics.words import shortened, start_words
 
 
 def record_of(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
-    """Returns what a search has found so far.
+    """Returns what a search has found so far; `judged` is the study of the finalists, once the search has reached it.
 
-    Args:
-        search: the search, with the candidates that it dropped.
-        judged: the study of the finalists; None if the search has not reached it.
-        ended: whether the search took all its steps, rather than being interrupted.
+    `ended` is false if the search was interrupted before it took all its steps.
     """
     found = search.all_findings(("screen-", "race-"))
     summary = summary_of(judged) if judged else None

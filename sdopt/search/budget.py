@@ -4,15 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+_TO_BEGIN_S = 10.0
+
 
 @dataclass(frozen=True)
 class Cost:
-    """What one process of a variant takes.
-
-    Attributes:
-        start_s: seconds from the start of loading to the end of the first call.
-        call_s: seconds of one further call.
-    """
+    """What one process of a variant takes: from the start of loading to the end of the first call; a further call."""
 
     start_s: float
     call_s: float
@@ -20,12 +17,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Work:
-    """What a study does with each of its variants.
-
-    Attributes:
-        processes: number of processes.
-        calls: number of calls, of all processes together.
-    """
+    """What a study does with each of its variants; the calls are those of all processes together."""
 
     processes: int
     calls: float
@@ -40,12 +32,11 @@ class Budget:
     judge: time that would be kept for that is spent on trying more.
 
     Attributes:
-        work: the work by stage: `screen`, `race` and `final`.
+        work: by stage: `screen`, `race` and `final`.
         deadline: the end of the budget, in seconds of the clock.
         finalists: the most candidates that are judged.
-        clock: seconds of a monotonic clock.
-        baseline: what the baseline takes; None before the first study.
-        costs: what each measured candidate takes, by name.
+        baseline: None before the first study.
+        costs: of each measured candidate, by name.
     """
 
     work: Mapping[str, Work]
@@ -120,8 +111,11 @@ class Budget:
         return 0 if self.costs else min(most, 2)
 
     def to_screen_s(self, leaders: Sequence[str]) -> float:
-        """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged."""
-        return self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0)
+        """Returns in how many seconds a screening study has to end, for the best of those that gain to be judged.
+
+        It has time to begin in any case: ended while it is composed, it would leave no result.
+        """
+        return max(_TO_BEGIN_S, self.left_s - (self.seconds_of("final", leaders[:1]) if leaders else 0.0))
 
     def may_race(self, names: Sequence[str]) -> bool:
         """Returns whether candidates can race and still leave enough time to judge the finalists."""

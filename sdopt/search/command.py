@@ -48,13 +48,9 @@ class Prepared:
     """The search that a command line asks for, before anything is written.
 
     Attributes:
-        config: the configuration of the search.
-        given: overrides for the studies.
+        given: overrides for the studies, which compose `baseline`.
         config_dir: a folder with the user's own config groups.
-        baseline: the configuration that the other keys compose.
-        space: the combinations to search.
         machine: where they would run.
-        context: starts processes.
     """
 
     config: SearchConfig
@@ -77,12 +73,7 @@ class Prepared:
 
 
 def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
-    """Reads a command line.
-
-    Args:
-        overrides: `search.…` overrides, and overrides for the studies.
-        config_dir: a folder with the user's own config groups.
-        dry: whether nothing is measured, so that nothing is downloaded.
+    """Reads a command line: `search.…` overrides, and those of the studies; `dry` measures and downloads nothing.
 
     Raises:
         UsageError: an override cannot be read or composed, or no option can run here.
@@ -103,11 +94,7 @@ def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False
 def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: bool = False) -> Iterator[Search]:
     """Yields a search, new or as an earlier call left it, and locks its folder for the duration.
 
-    Args:
-        prepared: the search that the command line asks for.
-        began: when the command began, in seconds of the monotonic clock.
-        say: takes lines of progress.
-        brief: whether the judged study is not shown.
+    `began` is when the command began, in seconds of the monotonic clock; for the other arguments, see `Search`.
 
     Raises:
         UsageError: a storage cannot be written, or an earlier call's files and trials do not belong together.

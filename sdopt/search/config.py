@@ -88,10 +88,6 @@ def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 def search_config(overrides: Sequence[str], config_dir: Path | None = None) -> SearchConfig:
     """Returns `conf/search.yaml` with the overrides of a command line applied, typed and within its ranges.
 
-    Args:
-        overrides: overrides of the search and of its studies.
-        config_dir: a folder with the user's own config groups.
-
     Raises:
         UsageError: an override names no key, a value is of another type or out of its range, a group or an option does
             not exist, or a key of the study is one that a search sets itself.

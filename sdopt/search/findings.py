@@ -63,10 +63,8 @@ class Finding:
 def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, Finding]:
     """Returns the finding on each candidate of a study, by name.
 
-    Args:
-        result: the study. It ran with `gate=none`, because few images decide little; this function judges it.
-        config: the objectives and the limits.
-        gate: the rules that so few images can decide; a candidate that fails one is ruled out.
+    The study ran with `gate=none`, because few images decide little. It is judged here by `gate`: the rules that so few
+    images can decide. A candidate that fails one is ruled out.
     """
     broken = {row.name: why for row in result.candidates if (why := broken_because(row))}
     if gate.judges and any(row.quality for row in result.variants):

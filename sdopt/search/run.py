@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
@@ -38,12 +37,11 @@ class Search:
     """One search in one folder. `run` takes its steps in order, or continues where an earlier call ended.
 
     Attributes:
-        config: the configuration of the search.
-        space: the combinations to search.
-        studies: makes the studies.
         trials: the candidates, which Optuna proposes and stores.
         deadline: the end of the budget, in seconds of the monotonic clock.
         say: prints a line of progress.
+        brief: whether the judged study is not shown, because the caller answers in other words.
+        dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
 
     config: SearchConfig
@@ -53,12 +51,10 @@ class Search:
     deadline: float
     say: Callable[[str], None]
     brief: bool = False
-    """Whether the judged study is not shown, because the caller answers in other words."""
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
-    """The fate of each candidate that is out of the search, with the reason, by name."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
     _cut: bool = False
-    """Whether the last study was ended because its time was up."""
+    """Whether a study was ended because its time was up: this call screens no more, and the next one completes it."""
 
     @cached_property
     def budget(self) -> Budget:
@@ -113,12 +109,8 @@ class Search:
     # ---------------------------------------------------------------------------------------------------- screening
 
     def screen(self) -> bool:
-        """Measures candidates side by side, until the budget, the trials or the space are exhausted.
-
-        Returns:
-            whether any were measured.
-        """
-        unfinished = self.trials.unfinished()
+        """Measures candidates side by side, until budget, trials or space are exhausted; returns whether any were."""
+        unfinished = {} if self._cut else self.trials.unfinished()
         for stage, candidates in unfinished.items():
             self._screen(stage, candidates)
         measured = bool(unfinished)
@@ -204,8 +196,7 @@ class Search:
     def race(self) -> list[Candidate]:
         """Drops candidates that cannot win any more, and measures the others again while they cannot be told apart.
 
-        Returns:
-            the finalists, ranked.
+        Returns the finalists, ranked.
         """
         self.dropped.clear()
         candidates = {candidate.name: candidate for candidate in self.trials.candidates}
@@ -213,12 +204,12 @@ class Search:
 
         def measure(number: int, names: list[str]) -> bool:
             stage = f"race-{number}"
-            if judged and not self._has_begun(stage):
-                return False
-            if not self._has_begun(stage) and not self.budget.may_race(names):
-                self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
-                return False
             if not self._has_begun(stage):
+                if judged:
+                    return False
+                if not self.budget.may_race(names):
+                    self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
+                    return False
                 self.say(f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}")
             self.studies.measure(stage, [candidates[name] for name in names])
             return True
@@ -248,14 +239,11 @@ class Search:
 
     def _finalists(self, order: Sequence[str], known: dict[str, Candidate]) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
-        chosen = list(order[: self.budget.to_judge(order)]) if order else []
-        if len(chosen) > 1 and not any(self._promises_equal(known[name]) for name in chosen):
-            safe = next((name for name in order if self._promises_equal(known[name])), None)
-            chosen = [*chosen[:-1], safe] if safe else chosen
+        chosen = list(order[: self.budget.to_judge(order)])
+        equal = [name for name in order if self.space.contract(known[name]) is not Contract.LOSSY]
+        if len(chosen) > 1 and equal and not set(chosen) & set(equal):
+            chosen[-1] = equal[0]
         return chosen
-
-    def _promises_equal(self, candidate: Candidate) -> bool:
-        return self.space.contract(candidate) is not Contract.LOSSY
 
     def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
         self.dropped |= dict.fromkeys(names, (fate, why))
@@ -287,8 +275,7 @@ class Search:
     @cached_property
     def gate(self) -> Gate:
         """The rules that the finalists are judged by."""
-        with composer_of(self.studies.overrides(FINAL), self.studies.config_dir) as composer:
-            return composer.current.gate
+        return self.studies.composed(FINAL)[0].gate
 
     def finished(self, stage: str) -> Iterator[StudyResult]:
         """Yields the results of a stage whose studies ended, be it early."""

@@ -61,12 +61,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A combination that can run.
-
-    Attributes:
-        name: its difference from the baseline, as tables show it.
-        overrides: the overrides that turn the baseline into it.
-    """
+    """A combination that can run: its difference from the baseline, as tables show it, and as overrides."""
 
     name: str
     overrides: tuple[str, ...]
@@ -93,14 +88,7 @@ class Space:
     def of(
         cls, config: SearchConfig, composer: HydraComposer, device: Device, config_dir: Path | None = None
     ) -> "Space":
-        """Returns the space that a configuration describes. Raises UsageError if none of its options can run here.
-
-        Args:
-            config: names the groups, options and keys to vary.
-            composer: composes the baseline and each combination.
-            device: the device that they run on.
-            config_dir: a folder with the user's own config groups.
-        """
+        """Returns the space that a configuration describes. Raises UsageError if none of its options can run here."""
         whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device)
         groups = [variable for variable in whole.variables if not variable.is_key]
         baseline = {variable.name: variable.plain for variable in groups}
@@ -150,9 +138,10 @@ class Space:
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
-        named = {name: self._named(name) for name in point}
         return frozenset(
-            (name, value) for name, value in point.items() if named[name].is_key or value != named[name].plain
+            (name, value)
+            for name, value in point.items()
+            if (variable := self._named(name)).is_key or value != variable.plain
         )
 
     @staticmethod

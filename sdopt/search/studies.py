@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from sdopt.config.composer import composer_of
@@ -63,14 +64,7 @@ def _no_longer_than(seconds: float | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Studies:
-    """Makes and reads the studies of one search.
-
-    Attributes:
-        given: overrides of the command line, for every study.
-        config: the configuration of the search.
-        config_dir: a folder with the user's own config groups.
-        folder: the folder of the search.
-    """
+    """Makes and reads the studies of one search, below its folder; `given` are overrides for every study."""
 
     given: Sequence[str]
     config: SearchConfig
@@ -78,14 +72,7 @@ class Studies:
     folder: Path
 
     def overrides(self, stage: str) -> list[str]:
-        """Returns the overrides of a study without its variants.
-
-        Args:
-            stage: the name of its folder: `screen-00`, `race-0`, `final`.
-
-        Raises:
-            UsageError: too few prompts remain that the search has not used.
-        """
+        """Returns the overrides, without its variants, of the study in a folder: `screen-00`, `race-0`, `final`."""
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
         if stage != FINAL:
             own = [*map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)]
@@ -103,20 +90,20 @@ class Studies:
 
     def _fresh(self) -> list[str]:
         """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""
-        seen = max(self._drawn(stage) for stage in ("screen", "race"))
         with composer_of(self.given, self.config_dir) as composer:
             workload, protocol = composer.current.workload, composer.current.protocol
         noise = [] if workload.latents else [f"workload.seed={(workload.seed + _OTHER_NOISE) % 2**53}"]
         return [
-            f"workload.prompt_start={workload.prompt_start + seen}",
+            f"workload.prompt_start={workload.prompt_start + self._seen}",
             *noise,
             f"protocol.shuffle_seed={(protocol.shuffle_seed + 1) % 2**53}",
         ]
 
-    def _drawn(self, stage: str) -> int:
-        """Returns how many prompts the studies of a stage draw."""
-        run, _ = self.composed(stage)
-        return max(run.workload.prompt_count, run.quality.prompt_count or 0)
+    @cached_property
+    def _seen(self) -> int:
+        """How many prompts the search may see before it judges."""
+        runs = [self.composed(stage)[0] for stage in ("screen", "race")]
+        return max(count or 0 for run in runs for count in (run.workload.prompt_count, run.quality.prompt_count))
 
     def require_final(self, candidates: Sequence[Candidate]) -> None:
         """Checks before anything is measured that the gate will be able to judge.
@@ -151,9 +138,8 @@ class Studies:
         there = run.model.weights == "packaged" and packaged.is_file()
         if there and fit_of(read_calibration(packaged), run.recorded, named=False).calibration is not None:
             return
-        count = max(self._drawn(stage) for stage in ("screen", "race"))
-        say(f"{CALIBRATE}: how much {2 * count} images of the baseline differ by chance, for the margins of the gate")
-        own = [f"quality.{key}={count}" for key in ("prompt_count", "floor_prompts")]
+        say(f"{CALIBRATE}: how much {2 * self._seen} images of the baseline differ by chance, for the gate's margins")
+        own = [f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")]
         once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
         overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
         result = self._measured(CALIBRATE, [*overrides, _variants([])], brief=True)
@@ -166,13 +152,9 @@ class Studies:
     def measure(
         self, stage: str, candidates: Sequence[Candidate], brief: bool = True, limit_s: float | None = None
     ) -> StudyResult:
-        """Measures the candidates beside a baseline, or completes such a study.
+        """Measures the candidates beside a baseline, or completes such a study; shows nothing of it if `brief`.
 
-        Args:
-            stage: the name of its folder.
-            candidates: the candidates.
-            brief: whether nothing is shown of it.
-            limit_s: how long it may take; then it ends with what is measured, and its status is `interrupted`.
+        After `limit_s` it ends with what is measured, and its status is `interrupted`.
 
         Raises:
             UsageError: the study cannot run.

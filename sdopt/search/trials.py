@@ -33,14 +33,7 @@ _LOOKED_AT = 500
 
 @dataclass
 class Trials:
-    """The trials of one search.
-
-    Attributes:
-        study: Optuna's study.
-        space: the combinations to search.
-        config: the configuration of the search.
-        exhausted: whether the space has no more candidates.
-    """
+    """The trials of one search; it is `exhausted` if the space has no more candidates."""
 
     study: optuna.Study
     space: Space
@@ -49,11 +42,7 @@ class Trials:
 
     @classmethod
     def open(cls, name: str, space: Space, config: SearchConfig) -> "Trials":
-        """Returns the trials of the search `name`, including those of earlier calls.
-
-        Raises:
-            UsageError: the storage cannot be opened.
-        """
+        """Returns the trials of the search `name`, also of earlier calls. Raises UsageError if there is no storage."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         if config.storage.startswith("sqlite:///"):
@@ -84,11 +73,8 @@ class Trials:
 
         Single options come first, in studies without combinations: their results show which combinations are worth the
         time. Options that compile come last, the first of them in a study of its own: its time shows how many more fit
-        into the budget.
-
-        Args:
-            count: the number of candidates wanted.
-            begun: the study that will measure them; it is stored, so that a later call can complete it.
+        into the budget. `begun` is the study that will measure them, which is stored, so that a later call can
+        complete it.
         """
         if alone := self._waiting():
             quick = [point for point in alone if not self.space.compiles(point)]
@@ -119,7 +105,6 @@ class Trials:
             if finding is None:
                 continue
             live = optuna.trial.Trial(self.study, trial._trial_id)
-            live.set_user_attr(_WHY, finding.out)
             live.set_user_attr(_SPOILED, finding.spoiled)
             values = [finding.losses.get(objective) for objective in self.config.objectives]
             if None in values:
@@ -192,7 +177,7 @@ class Trials:
         return {
             ", ".join(self.space.overrides(self._point(trial))): trial.user_attrs[_WHY]
             for trial in self._trials()
-            if _WHY in trial.user_attrs and _NAME not in trial.user_attrs
+            if _WHY in trial.user_attrs
         }
 
     def _waiting(self) -> list[dict[str, Any]]:

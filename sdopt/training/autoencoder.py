@@ -9,11 +9,13 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from sdopt.errors import UsageError
 from sdopt.training.config import TrainReferenceConfig
 from sdopt.training.data import Dataset
 from sdopt.training.loop import STREAMS, generator, in_precision, missing_stage, on_device, pick_device, train
 from sdopt.training.networks import LATENT_CHANNELS, build_autoencoder, build_tiny_autoencoder
+
+AT_ONCE = 64
+"""Number of pictures that are encoded together."""
 
 VIEWS = 2
 """Number of copies of each picture from which the tiny autoencoder learns, with different backgrounds and noise."""
@@ -80,15 +82,9 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
 
 
 def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
-    """Returns the network to train: that of a pipeline folder, or an untrained network.
-
-    Raises:
-        UsageError: the folder has no autoencoder.
-    """
+    """Returns the network to train: that of a pipeline folder, or an untrained network."""
     if pipeline is not None:
-        if not (Path(pipeline) / "vae").is_dir():
-            raise UsageError(f"start_from={pipeline}: the folder has no vae/; choose a pipeline folder")
-        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", dtype=torch.float32)
+        return AutoencoderKL.from_pretrained(pipeline, subfolder="vae", dtype=torch.float32)
     network = build_autoencoder()
     # The decoder would learn to ignore latents with as much noise as signal, so they start with almost no noise.
     with torch.no_grad():
@@ -97,25 +93,23 @@ def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
 
 
 def load_autoencoder(folder: Path) -> AutoencoderKL:
-    """Loads the network that `train_autoencoder` saved in `folder`, on the CPU, with its `scaling_factor`.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Loads the network that `train_autoencoder` saved in `folder`, on the CPU, with its `scaling_factor`."""
     if not (folder / "model").exists():
         raise missing_stage("autoencoder", folder / "model")
     return AutoencoderKL.from_pretrained(folder / "model").eval().requires_grad_(False)
 
 
-def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> tuple[Tensor, Tensor]:
+def batches(images: np.ndarray) -> list[np.ndarray]:
+    """Splits pictures (n, …) into batches of at most `AT_ONCE`."""
+    return np.split(images, range(AT_ONCE, len(images), AT_ONCE))
+
+
+def encode_all(network: AutoencoderKL, images: np.ndarray) -> tuple[Tensor, Tensor]:
     """Returns mean and standard deviation of each picture's unscaled latents, each float32 (n, 8, 8, 8)."""
-    means, deviations = [], []
     with torch.inference_mode():
-        for start in range(0, len(images), batch_size):
-            latents = network.encode(pixels(images[start : start + batch_size])).latent_dist
-            means.append(latents.mean)
-            deviations.append(latents.std)
-    return torch.cat(means).clone(), torch.cat(deviations).clone()
+        latents = [network.encode(pixels(batch)).latent_dist for batch in batches(images)]
+        means, deviations = torch.cat([each.mean for each in latents]), torch.cat([each.std for each in latents])
+    return means.clone(), deviations.clone()
 
 
 def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
@@ -141,14 +135,13 @@ def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
     return 1.0 / math.sqrt(float(mean.var() + deviation.square().mean()))
 
 
-def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> float:
+@torch.inference_mode()
+def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray) -> float:
     """Returns the mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), after reconstruction from their mean latents."""
     values = []
-    with torch.inference_mode():
-        for start in range(0, len(images), batch_size):
-            target = pixels(images[start : start + batch_size])
-            output = network.decode(network.encode(target).latent_dist.mode()).sample
-            values.append(peak_signal_to_noise(output, target))
+    for target in map(pixels, batches(images)):
+        output = network.decode(network.encode(target).latent_dist.mode()).sample
+        values.append(peak_signal_to_noise(output, target))
     return float(torch.cat(values).mean())
 
 
@@ -197,7 +190,7 @@ def prepare_lessons(
     pictures = on_any_colour(dataset, chosen, options.background_share, random)
     found, moved, decoded = [], [], []
     with torch.inference_mode():
-        for batch in np.array_split(pictures, -(-len(pictures) // 64)):
+        for batch in np.array_split(pictures, -(-len(pictures) // AT_ONCE)):
             shown = pixels(batch).to(device, memory_format=torch.channels_last)
             with in_precision(config.arithmetic, device):
                 latents = scale * guide.encode(shown).latent_dist.mode().float()

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from diffusers import StableDiffusionPipeline
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record
 
@@ -121,11 +120,7 @@ def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
 
 
 def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
-    """Returns the flat drawing of each record's concept, on the concept's unseen background.
-
-    Returns:
-        uint8, shape (records, 64, 64, 3)
-    """
+    """Returns the flat drawing of each record's concept, on its unseen background: uint8 (records, 64, 64, 3)."""
     place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
     indices = np.array([place[record.concept] for record in records])
     return dataset.on_named(indices, [record.unseen_background for record in records])
@@ -160,41 +155,28 @@ def write_webp(picture: np.ndarray, file: Path) -> None:
 STEPS, GUIDANCE = 25, 4.5
 """With which all pictures of the family are generated."""
 
+AT_ONCE = 24
+"""Number of pictures that are generated together."""
+
 ENLARGEMENT, COLUMNS, TITLE_HEIGHT, MARGIN = 3, 6, 40, 12
 """Of a contact sheet; heights and margins in pixels."""
 
 
-def generate(
-    pipeline: StableDiffusionPipeline,
-    captions: Sequence[str],
-    *,
-    seed: int,
-    steps: int = STEPS,
-    guidance: float = GUIDANCE,
-    batch_size: int = 24,
-) -> np.ndarray:
+def generate(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> np.ndarray:
     """Generates one picture per caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
     pictures = [
-        _call(pipeline, captions[start : start + batch_size], seed + start, steps, guidance, "np")
-        for start in range(0, len(captions), batch_size)
+        call(pipeline, captions[start : start + AT_ONCE], seed=seed + start, output_type="np", **options)
+        for start in range(0, len(captions), AT_ONCE)
     ]
     return (np.concatenate(pictures) * 255).round().astype(np.uint8)
 
 
-def generate_latents(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int) -> Tensor:
-    """Generates one picture per caption in one call; returns scaled latents, float32 (n, 8, 8, 8)."""
-    latents: Tensor = _call(pipeline, captions, seed, STEPS, GUIDANCE, "latent")
-    return latents
-
-
-def _call(
-    pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int, steps: int, guidance: float, output: str
-) -> Any:
+def call(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> Any:
+    """Calls the pipeline once, with the family's steps and guidance unless `options` has others; returns the images."""
     pipeline.set_progress_bar_config(disable=True)
     noise = [torch.Generator().manual_seed(seed + i) for i in range(len(captions))]
-    return pipeline(
-        list(captions), num_inference_steps=steps, guidance_scale=guidance, generator=noise, output_type=output
-    ).images
+    usual = {"num_inference_steps": STEPS, "guidance_scale": GUIDANCE, "generator": noise}
+    return pipeline(list(captions), **usual | options).images
 
 
 def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:

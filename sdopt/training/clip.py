@@ -123,11 +123,7 @@ class Batch:
 
 
 class Batches:
-    """Draws the batches of a training.
-
-    Attributes:
-        held_out: number of pictures kept from training.
-    """
+    """Draws the batches of a training, from which `held_out` pictures are kept."""
 
     def __init__(self, options: ClipConfig, dataset: Dataset, seed: int) -> None:
         self._options, self._dataset, self._seed = options, dataset, seed
@@ -320,11 +316,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
 
 
 def start_clip(folder: str | None) -> CLIPModel:
-    """Returns the network to train: one from a folder of this stage, in single precision, or an untrained network.
-
-    Raises:
-        UsageError: the folder has no CLIP of this architecture.
-    """
+    """Returns the network to train: one from a folder of this stage, in single precision, or an untrained network."""
     network = build_clip()
     if folder is not None:
         if not (Path(folder) / WEIGHTS).is_file():

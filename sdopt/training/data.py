@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -13,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import resvg_py
+import torch
 from PIL import Image
 
 from sdopt.errors import UsageError
-from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package, Style, fetch, read_json
+from sdopt.training.loop import missing_stage
+from sdopt.training.packages import DRAWINGS, EMOJIBASE, Style, fetch, read_json
 
 IMAGE_SIZE = 64
 """Width and height of every picture, in pixels."""
@@ -113,16 +114,12 @@ class Dataset:
 
     @classmethod
     def load(cls, folder: Path) -> "Dataset":
-        """Reads a folder written by `save`.
-
-        Raises:
-            UsageError: the folder has no data set.
-        """
+        """Reads a folder written by `save`."""
         try:
             images, alphas = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("images", "alphas"))
             raw = json.loads((folder / "records.json").read_text(encoding="utf-8"))
         except FileNotFoundError as missing:
-            raise UsageError(f"no data in {folder}: run `sdopt train-reference stage=data` first") from missing
+            raise missing_stage("data", Path(missing.filename)) from missing
         return cls(images, alphas, tuple(Record(**{**r, "tags": tuple(r["tags"])}) for r in raw))
 
 
@@ -142,49 +139,35 @@ def code_points(hexcode: str) -> str:
 
 
 def choose_held_out(concepts: Sequence[str], count: int, seed: int) -> frozenset[str]:
-    """Returns `count` concepts to exclude from training, as a function of the seed.
-
-    Raises:
-        UsageError: there are not more than `count` concepts.
-    """
+    """Returns `count` concepts to exclude from training, as a function of the seed."""
     if count >= len(concepts):
         raise UsageError(f"data.held_out_concepts={count}: there are only {len(concepts)} concepts")
     order = np.random.default_rng(seed).permutation(len(concepts))
     return frozenset(concepts[i] for i in order[:count])
 
 
-def build(
-    folder: Path,
-    *,
-    held_out_concepts: int,
-    seed: int,
-    threads: int | None = None,
-    emojibase: Package = EMOJIBASE,
-    drawings: Sequence[DrawingSet] = DRAWINGS,
-) -> Dataset:
+def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     """Downloads, matches and renders the whole data set, except skin-tone variants, flags and components.
 
-    The archives are kept in `folder`; the concepts that are held out are drawn by `seed`.
-
-    Returns:
-        Pictures ordered by concept, then by style.
+    The archives are kept in `folder`; the concepts that are held out are drawn by `seed`. Pictures are ordered by
+    concept, then by style.
 
     Raises:
         DataError: an archive cannot be fetched, verified or read.
     """
-    names = read_json(fetch(emojibase, folder), "en/data.json")
-    archives = {drawing.style: fetch(drawing.package, folder) for drawing in drawings}
+    names = read_json(fetch(EMOJIBASE, folder), "en/data.json")
+    archives = {drawing.style: fetch(drawing.package, folder) for drawing in DRAWINGS}
     icon_sets = {style: read_json(archive, "icons.json") for style, archive in archives.items()}
     by_code = {
         style: {code_points(code): name for code, name in read_json(archives[style], "chars.json").items()}
-        for style in {drawing.names for drawing in drawings}
+        for style in {drawing.names for drawing in DRAWINGS}
     }
     found: list[tuple[dict[str, Any], str, str]] = []
     for emoji in names:
         # Emojibase has no group for regional indicators, which are letters.
         if "group" not in emoji or emoji["group"] in FLAGS_AND_COMPONENTS:
             continue
-        for drawing in drawings:
+        for drawing in DRAWINGS:
             name = by_code[drawing.names].get(code_points(emoji["hexcode"]), slug(emoji["label"]))
             markup = svg(icon_sets[drawing.style], name)
             if markup is not None:
@@ -205,17 +188,14 @@ def build(
         )
         for emoji, style, _ in found
     ]
-    return drawn([markup for _, _, markup in found], records, threads)
+    return drawn([markup for _, _, markup in found], records)
 
 
-def draw_style(
-    style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int, threads: int | None = None
-) -> Dataset:
+def draw_style(style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     """Renders the style's drawings of concepts that the denoiser learns in the flat style, and holds some concepts out.
 
     Raises:
         DataError: the archive cannot be fetched, verified or read.
-        UsageError: no more than `held_out_concepts` concepts match.
     """
     icons = read_json(fetch(style.package, packages), "icons.json")
     names = {letters(name): name for name in (*icons.get("aliases", {}), *icons["icons"])}
@@ -233,7 +213,7 @@ def draw_style(
         )
     hidden = choose_held_out([record.concept for record, _ in found], held_out_concepts, seed)
     records = [replace(r, style=style.name, held_out=r.concept in hidden) for r, _ in found]
-    return drawn([markup for _, markup in found], records, threads)
+    return drawn([markup for _, markup in found], records)
 
 
 def letters(name: str) -> str:
@@ -249,38 +229,32 @@ def icon_key(record: Record, style: Style) -> str:
     return letters(unicodedata.name(chr(int(code[0], 16)), "")) if len(code) == 1 else ""
 
 
-def drawn(markups: Sequence[str], records: Sequence[Record], threads: int | None) -> Dataset:
-    """Renders one SVG text per record."""
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+def drawn(markups: Sequence[str], records: Sequence[Record]) -> Dataset:
+    """Renders one SVG text per record, with as many threads as PyTorch may use."""
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         layers = np.stack(list(pool.map(render, markups)))
     return Dataset(layers[..., :3].copy(), layers[..., 3].copy(), tuple(records))
 
 
 def svg(icon_set: dict[str, Any], name: str) -> str | None:
-    """Returns the SVG text of an icon, with aliases, flips and rotations applied; None if the set lacks the icon.
+    """Returns the SVG text of an icon; None if the set lacks it. An icon may be another one, or its mirror image.
 
-    Source: the Iconify JSON format (https://iconify.design/docs/types/iconify-json.html).
+    Source: the Iconify JSON format (https://iconify.design/docs/types/iconify-json.html), of which the pinned sets use
+    neither rotations nor offsets.
     """
-    flip_x = flip_y = False
-    turns = 0
+    mirrored = False
     while name not in icon_set["icons"]:
         alias = icon_set.get("aliases", {}).get(name)
         if alias is None:
             return None
-        flip_x ^= alias.get("hFlip", False)
-        flip_y ^= alias.get("vFlip", False)
-        turns += alias.get("rotate", 0)
+        mirrored ^= alias.get("hFlip", False)
         name = alias["parent"]
     icon = icon_set["icons"][name]
-    left, top = (icon.get(key, icon_set.get(key, 0)) for key in ("left", "top"))
-    width, height = (icon.get(key, icon_set.get(key, 16)) for key in ("width", "height"))
-    transform = (
-        f"translate({left + width / 2} {top + height / 2}) rotate({90 * turns}) "
-        f"scale({-1 if flip_x else 1} {-1 if flip_y else 1}) translate({-left - width / 2} {-top - height / 2})"
-    )
+    width, height = (icon.get(side, icon_set[side]) for side in ("width", "height"))
+    body = f'<g transform="translate({width} 0) scale(-1 1)">{icon["body"]}</g>' if mirrored else icon["body"]
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="{left} {top} {width} {height}"><g transform="{transform}">{icon["body"]}</g></svg>'
+        f'viewBox="0 0 {width} {height}">{body}</svg>'
     )
 
 

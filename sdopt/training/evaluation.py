@@ -1,7 +1,6 @@
 """Evaluates the family of models: a table of figures for the generator, and one for each companion."""
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, AutoencoderTiny, LCMScheduler, StableDiffusionPipeline
+from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.benchmark import Timer
 
 from sdopt.errors import UsageError
 from sdopt.quality.distances import cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor, require_features
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import ReferenceSet
-from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, reconstruction_psnr
-from sdopt.training.captions import STEPS, generate, generate_latents, real_pictures, records_of
+from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, pixels, reconstruction_psnr
+from sdopt.training.captions import STEPS, call, generate, real_pictures, records_of
 from sdopt.training.cards import Figure, read_recipe
 from sdopt.training.clip import DEGRADATIONS, hold_out_pictures
 from sdopt.training.data import BACKGROUNDS, Dataset, Record, build, draw_style
@@ -100,9 +101,7 @@ class Evaluation:
 
     Attributes:
         pipeline: in single precision; LoRAs are loaded and unloaded with diffusers' public functions.
-        dataset: the drawings.
         prompts: `training`, `held_out` and `gate`, as in `prompts.json`.
-        extractor: the feature extractor.
         seed: picture i of each list of captions starts from the noise of seed + i.
         note: called before each step.
     """
@@ -183,7 +182,7 @@ class Evaluation:
         """Compares the `AutoencoderTiny` in `folder` with the pipeline's autoencoder."""
         teacher = self.pipeline.vae
         network = AutoencoderTiny.from_pretrained(folder, dtype=torch.float32)
-        latents = generate_latents(self.pipeline, self.prompts["training"][:DECODED], seed=self.seed)
+        latents = call(self.pipeline, self.prompts["training"][:DECODED], seed=self.seed, output_type="latent")
         held_out = encode_all(teacher, self.dataset.images[self.dataset.indices(held_out=True)])[0]
         scaled = {"generated": latents, "held-out pictures'": teacher.config.scaling_factor * held_out}
         return [
@@ -199,9 +198,6 @@ class Evaluation:
 
         All figures use mean latents of the pipeline's autoencoder; pictures start from the same noise, with and without
         the LoRA, by the seed of the LoRAs' recipe.
-
-        Raises:
-            DataError: an archive cannot be fetched, verified or read.
         """
         recipe, base, pipeline = read_recipe(folder), self.dataset, self.pipeline
         seed = recipe["seed"]
@@ -245,19 +241,19 @@ class Evaluation:
             near = f"{what}: own concept among the {NEAREST[-1]} nearest of {len(set(names))}"
             figures.append(Figure(near, (found,), "%"))
             if pictures is not whole:
-                error = np.square((pictures.astype(np.float64) - whole) / 255).mean(axis=(1, 2, 3))
-                psnr = float(np.mean(-10 * np.log10(np.maximum(error, 1e-10))))
+                psnr = float(peak_signal_to_noise(pixels(pictures), pixels(whole)).mean())
                 figures.append(Figure(f"{what}: PSNR against {STEPS} steps", (psnr,), "dB"))
 
         whole = self._generated(captions)
         judge(f"{STEPS} steps", whole)
         for steps in FEW_STEPS:
-            judge(f"{steps} steps", self._generated(captions, steps=steps))
+            judge(f"{steps} steps", self._generated(captions, num_inference_steps=steps))
         own = pipeline.scheduler
         pipeline.load_lora_weights(folder)
         pipeline.scheduler = LCMScheduler.from_config(own.config)
         for steps in FEW_STEPS:
-            judge(f"{steps} steps with it", self._generated(captions, steps=steps, guidance=1))
+            drawn = self._generated(captions, num_inference_steps=steps, guidance_scale=1)
+            judge(f"{steps} steps with it", drawn)
         pipeline.unload_lora_weights()
         pipeline.scheduler = own
         return figures
@@ -273,9 +269,8 @@ def ranks(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
 
     Each row's own column is given by `own`, (n,); a higher score is better.
     """
-    right = scores[np.arange(len(scores)), own][:, None]
-    higher: np.ndarray = (scores > right).sum(axis=1) + ((scores == right).sum(axis=1) - 1) / 2
-    return higher
+    found: np.ndarray = rankdata(-scores, axis=1)[np.arange(len(scores)), own] - 1
+    return found
 
 
 def concept_ranks(features: Tensor, labels: Sequence[str], drawings: Tensor, of_drawings: Sequence[str]) -> np.ndarray:
@@ -305,17 +300,16 @@ def decoder_psnr(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tens
 
 
 @torch.inference_mode()
-def speed_up(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor, rounds: int = 40) -> float:
-    """Returns how many times faster the decoder is than its teacher: the geometric mean of rounds with both."""
-    seconds: list[list[float]] = []
-    for _ in range(rounds + 3):
-        marks = [time.perf_counter()]
-        for decode in (teacher.decode, network.decode):
-            decode(latents)
-            marks.append(time.perf_counter())
-        seconds.append([after - before for before, after in pairwise(marks)])
-    slow, fast = np.log(seconds[3:]).T
-    return float(np.exp(np.mean(slow - fast)))
+def speed_up(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor) -> float:
+    """Returns how many times faster the decoder is than its teacher."""
+    threads = torch.get_num_threads()
+    slow, fast = (
+        Timer("decode(latents)", globals={"decode": each.decode, "latents": latents}, num_threads=threads)
+        .blocked_autorange(min_run_time=2)
+        .median
+        for each in (teacher, network)
+    )
+    return slow / fast
 
 
 def evaluate_clip(folder: Path, dataset: Dataset) -> list[Figure]:

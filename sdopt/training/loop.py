@@ -35,13 +35,7 @@ class DivergenceError(UnavailableError):
 
 @dataclass
 class Progress:
-    """The progress of a training.
-
-    Attributes:
-        steps: completed steps, over all runs.
-        seconds: used time, over all runs.
-        loss: exponential moving average of the loss.
-    """
+    """The progress of a training, over all its runs; the loss is an exponential moving average."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -191,11 +185,7 @@ def load_checkpoint(
 
 
 def load_average(folder: Path, network: nn.Module) -> None:
-    """Loads the averaged weights of the stage in `folder` into an untrained network, and freezes it.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Loads the averaged weights of the stage in `folder` into an untrained network, and freezes it."""
     file = folder / "checkpoint" / "average.safetensors"
     if not file.exists():
         raise missing_stage(folder.name, file)
@@ -239,11 +229,7 @@ STREAMS = {"autoencoder": 1, "denoiser": 2, "clip": 3, "tiny_autoencoder": 4, "l
 
 
 def pick_device(device: str) -> torch.device:
-    """Returns the device to train on: `auto`, `cpu` or `cuda`.
-
-    Raises:
-        UsageError: `cuda` is chosen and there is no CUDA device.
-    """
+    """Returns the device to train on: `auto`, `cpu` or `cuda`."""
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise UsageError("device=cuda: there is no CUDA device; choose device=auto or device=cpu")

@@ -66,17 +66,12 @@ def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDif
     """Trains a LoRA for each of `STYLES`; writes the weights to `model/` in the stage's folder.
 
     `base` is the denoiser's data, and `pipeline` the finished model in single precision.
-
-    Raises:
-        DataError: an archive cannot be fetched, verified or read.
-        UsageError: too many concepts are held out.
     """
     options, device, folder = config.loras, pick_device(config.device), Path(config.folder)
     held_out = options.held_out_concepts
     # All before the first training, so that an impossible setting is reported at once.
     drawings = [
-        draw_style(s, base, folder / "packages", held_out_concepts=held_out, seed=config.seed, threads=config.threads)
-        for s in STYLES
+        draw_style(style, base, folder / "packages", held_out_concepts=held_out, seed=config.seed) for style in STYLES
     ]
     for place, (style, dataset) in enumerate(zip(STYLES, drawings, strict=True)):
         torch.manual_seed(config.seed)

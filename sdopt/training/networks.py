@@ -13,6 +13,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTextModel, C
 from sdopt.errors import UsageError
 from sdopt.pipelines.weights import Header
 from sdopt.training.data import IMAGE_SIZE
+from sdopt.training.loop import missing_stage
 
 VOCABULARY = 2048
 """Entries of the vocabulary, including the two special tokens."""
@@ -202,11 +203,7 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
 
 
 def load_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Loads the tokenizer that `train_tokenizer` saved in `folder`.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Loads the tokenizer that `train_tokenizer` saved in `folder`."""
     if not (folder / "tokenizer.json").exists():
-        raise UsageError(f"{folder / 'tokenizer.json'} is missing: run `sdopt train-reference stage=tokenizer` first")
+        raise missing_stage("tokenizer", folder / "tokenizer.json")
     return CLIPTokenizer.from_pretrained(folder)

@@ -26,8 +26,6 @@ class Package:
     """A pinned npm package.
 
     Attributes:
-        name: the name in the registry.
-        version: the exact version.
         integrity: the registry's digest, `sha512-<base64>`.
         licence: SPDX identifier of the contents' licence.
         holder: copyright holder of the contents.
@@ -61,59 +59,19 @@ class DrawingSet:
     names: str
 
 
-EMOJIBASE = Package(
-    "emojibase-data",
-    "17.0.0",
-    "sha512-Yvgb5AWoHViHV/gq1qr5ZAarcBip+B27/ZLRsUJkbgAEaLlZ/fof9g882LTpmEpyhBNEC0m2SEmItljHsTygjA==",
-    "MIT",
-    "Miles Johnson",
-)
+PINNED = {
+    name: Package(name, **pinned)
+    for name, pinned in json.loads(Path(__file__).with_name("packages.json").read_text(encoding="utf-8")).items()
+}
+"""All packages by their names; see `Package`."""
+
+EMOJIBASE = PINNED["emojibase-data"]
 
 DRAWINGS = (
-    DrawingSet(
-        "flat",
-        Package(
-            "@iconify-json/fluent-emoji-flat",
-            "1.2.6",
-            "sha512-RY47RgPb47fYUiyrA64sIOL0+UU02s29sXpNBbIQRBUlPlfNFTKUmZDERGuxDs/7yNGWqQYvuaSYM1M4fRXlUw==",
-            "MIT",
-            "Microsoft Corporation",
-        ),
-        "flat",
-    ),
-    DrawingSet(
-        "glossy",
-        Package(
-            "@iconify-json/fluent-emoji",
-            "1.2.7",
-            "sha512-D8G6bKAyIsyxP1rzZtIWr/gg/fO4Rg1+DyCWlfqKK4h8W+4Em/Y0P6QYgJUQTlUcagzJvSyg+9OBv4hz4Hc/QA==",
-            "MIT",
-            "Microsoft Corporation",
-        ),
-        "flat",
-    ),
-    DrawingSet(
-        "noto",
-        Package(
-            "@iconify-json/noto",
-            "1.2.9",
-            "sha512-DQiuXENbun41ch+XPSV55H9FaWKpHTyz46YIKtSaKYD4fIDDzL1tR6H4np/T38jfrTAeI3rcKF0mqHYeZVAuaw==",
-            "Apache-2.0",
-            "Google LLC",
-        ),
-        "noto",
-    ),
-    DrawingSet(
-        "retro",
-        Package(
-            "@iconify-json/noto-v1",
-            "1.2.5",
-            "sha512-/DsVMius69Q0fRS53z7QK1TROSuar606jiIx+laXtdsYGMXpf6LtHBx6CGfoo3UHHb/XpBsw+1L1x3eyPqMuVA==",
-            "Apache-2.0",
-            "Google LLC",
-        ),
-        "noto",
-    ),
+    DrawingSet("flat", PINNED["@iconify-json/fluent-emoji-flat"], names="flat"),
+    DrawingSet("glossy", PINNED["@iconify-json/fluent-emoji"], names="flat"),
+    DrawingSet("noto", PINNED["@iconify-json/noto"], names="noto"),
+    DrawingSet("retro", PINNED["@iconify-json/noto-v1"], names="noto"),
 )
 
 
@@ -144,13 +102,7 @@ STYLES = (
     Style(
         "fxemoji",
         "Firefox OS Emoji",
-        Package(
-            "@iconify-json/fxemoji",
-            "1.2.2",
-            "sha512-UAasRaxzFUKfIGSmLwnoarsssA4LX0VLLuEmplIqM6ZNQqIQRtav8tZ4H1neTlBreXuMQyAifr5jP4kn78DpiQ==",
-            "Apache-2.0",
-            "Mozilla Foundation",
-        ),
+        PINNED["@iconify-json/fxemoji"],
         "https://github.com/mozilla/fxemoji",
         "unicode",
         "large plain shapes in muted colours",
@@ -158,13 +110,7 @@ STYLES = (
     Style(
         "high_contrast",
         "Fluent Emoji High Contrast",
-        Package(
-            "@iconify-json/fluent-emoji-high-contrast",
-            "1.2.6",
-            "sha512-esqhZPpkrF7sNX3NsLoh8KW64okEr/bzko7WNnFP+qTJGAqDPDYjp0925yxuivXy3HtVQB8xhIKu3+Nq1byX5w==",
-            "MIT",
-            "Microsoft Corporation",
-        ),
+        PINNED["@iconify-json/fluent-emoji-high-contrast"],
         "https://github.com/microsoft/fluentui-emoji",
         "label",
         "black line drawings",

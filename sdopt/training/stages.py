@@ -1,4 +1,7 @@
-"""Runs the stages of the training in order, and exports what they trained to folders that diffusers loads."""
+"""Runs the stages of the training in order, and exports what they trained to folders that diffusers loads.
+
+Whatever needs the files of a stage that has not run raises UsageError, which names it.
+"""
 
 import json
 import shutil
@@ -13,6 +16,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 from transformers import CLIPImageProcessorPil
 
+from sdopt.errors import UsageError
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.reference_sets import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
 from sdopt.training.autoencoder import load_autoencoder, train_autoencoder, train_tiny_autoencoder
@@ -50,10 +54,11 @@ def run(config: TrainReferenceConfig) -> None:
 
     Raises:
         DataError: the data cannot be fetched, verified or read.
-        UsageError: an earlier stage has not run, or a setting is impossible (no CUDA device, or more held-out concepts
-            than concepts).
+        UsageError: a setting is impossible (no such pipeline, no CUDA device, more held-out concepts than concepts).
         DivergenceError: a loss is not finite.
     """
+    if config.start_from is not None and not (Path(config.start_from) / "model_index.json").is_file():
+        raise UsageError(f"start_from={config.start_from}: there is no model_index.json; choose a pipeline folder")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     work = Path(config.folder)
@@ -65,10 +70,8 @@ def run(config: TrainReferenceConfig) -> None:
 
 def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     if stage == "data":
-        held_out = config.data.held_out_concepts
-        build(work / "packages", held_out_concepts=held_out, seed=config.seed, threads=config.threads).save(
-            work / stage
-        )
+        dataset = build(work / "packages", held_out_concepts=config.data.held_out_concepts, seed=config.seed)
+        dataset.save(work / stage)
         return
     # Before anything else, so that an error names the earliest missing stage.
     dataset = Dataset.load(work / "data")
@@ -110,11 +113,7 @@ def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterato
 
 
 def assemble(work: Path) -> StableDiffusionPipeline:
-    """Builds the pipeline, in single precision, from the work folder.
-
-    Raises:
-        UsageError: a stage has not run.
-    """
+    """Builds the pipeline, in single precision, from the work folder."""
     networks = join(build_denoiser(), build_text_encoder())
     load_average(work / "denoiser", networks)
     return StableDiffusionPipeline(
@@ -130,11 +129,7 @@ def assemble(work: Path) -> StableDiffusionPipeline:
 
 
 def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
-    """Returns the pipeline of the work folder, or the pipeline `start_from` if no denoiser was trained there.
-
-    Raises:
-        UsageError: a stage has not run.
-    """
+    """Returns the pipeline of the work folder, or the pipeline `start_from` if no denoiser was trained there."""
     work = Path(config.folder)
     if config.start_from is None or (work / "denoiser").exists():
         return assemble(work)
@@ -171,11 +166,7 @@ def exported(
 
 
 def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
-    """Exports the pipeline in half precision; beside it prompts and reference pictures; and the contact sheet.
-
-    Raises:
-        UsageError: a stage has not run.
-    """
+    """Exports the pipeline in half precision; beside it prompts and reference pictures; and the contact sheet."""
     work, target = Path(config.folder), Path(config.export.target)
     pipeline = assemble(work)
     # The sheet uses the released weights: rounded to half precision, with arithmetic in single precision.
@@ -196,11 +187,7 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
 
 
 def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
-    """Exports the CLIP in half precision, with its features of the packaged reference pictures.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Exports the CLIP in half precision, with its features of the packaged reference pictures."""
     work, network = Path(config.folder), build_clip()
     load_average(work / "clip", network)
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
@@ -217,11 +204,7 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
 
 
 def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
-    """Exports the tiny autoencoder in half precision to `export.companions`.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Exports the tiny autoencoder in half precision to `export.companions`."""
     folder, network = Path(config.folder) / "tiny_autoencoder", build_tiny_autoencoder()
     load_average(folder, network)
     target = Path(config.export.companions) / folder.name
@@ -230,11 +213,7 @@ def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> N
 
 
 def export_loras(config: TrainReferenceConfig, dataset: Dataset, stage: str) -> None:
-    """Exports what the stage `loras` or `few_steps` wrote to `export.companions`.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
+    """Exports what the stage `loras` or `few_steps` wrote to `export.companions`."""
     folder, target = Path(config.folder) / stage, Path(config.export.companions) / "loras"
     trainings, names = {style.name: folder / style.name for style in STYLES}, [f"{s.name}.safetensors" for s in STYLES]
     if stage == "few_steps":

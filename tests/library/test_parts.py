@@ -318,8 +318,10 @@ def test_another_pipeline_with_the_same_parts_reuses_nothing(pipe: Pipe, group: 
     assert np.abs(drawn_by_the_other() - wanted).max() < 1e-4
 
 
-def test_a_scheduler_whose_steps_are_compiled_is_not_exchanged(pipe: Pipe) -> None:
+def test_a_step_is_compiled_where_nothing_else_sees_the_latents_nor_exchanges_the_scheduler(pipe: Pipe) -> None:
     sdopt.optimize(pipe, compiler="whole_step")
+    with pytest.raises(UsageError, match="guidance_rescale="):
+        drawn(pipe, guidance_rescale=0.7)
     pipe.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipe.scheduler.config)
     with pytest.raises(UsageError, match="the program has exchanged it since"):
         drawn(pipe)
@@ -504,12 +506,6 @@ def test_what_an_option_cannot_do_on_a_pipeline_is_refused(
 
 def test_weights_that_float16_cannot_hold_may_stay_in_float32(pipe: Pipe) -> None:
     sdopt.optimize(with_large_weights(pipe), precision="fp16_vae_fp32")
-
-
-def test_a_step_is_compiled_where_nothing_else_sees_the_latents(pipe: Pipe) -> None:
-    sdopt.optimize(pipe, compiler="whole_step")
-    with pytest.raises(UsageError, match="guidance_rescale="):
-        drawn(pipe, guidance_rescale=0.7)
 
 
 def test_steps_without_guidance_run_half_of_all_that_has_a_row_per_sample(pipe: Pipe) -> None:

@@ -49,7 +49,7 @@ def pipeline() -> StableDiffusionPipeline:
 
 
 @pytest.fixture(scope="session")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Package, list[DrawingSet]]:
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Package, tuple[DrawingSet, ...]]:
     """A folder of archives with sixteen concepts, a flag, a component and a letter in all four styles."""
     folder = tmp_path_factory.mktemp("packages")
     emoji, icons, chars = [], {}, {}
@@ -62,7 +62,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Package, l
         emoji.append({"label": label, "hexcode": f"{len(emoji):X}"} | ({} if group is None else {"group": group}))
         icons[label.replace(": ", "-").replace(" ", "-")] = {"body": SHAPES["square"].format("red")}
     names = pack(folder, EMOJIBASE, {"en/data.json": emoji})
-    drawings = [
+    drawings = tuple(
         replace(
             drawing,
             package=pack(
@@ -73,15 +73,18 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Package, l
             ),
         )
         for drawing in DRAWINGS
-    ]
+    )
     return folder, names, drawings
 
 
 @pytest.fixture(scope="session")
-def dataset(archives: tuple[Path, Package, list[DrawingSet]]) -> Dataset:
+def dataset(archives: tuple[Path, Package, tuple[DrawingSet, ...]]) -> Dataset:
     """The sixteen concepts rendered, four of them held out."""
     folder, names, drawings = archives
-    return build(folder, held_out_concepts=4, seed=0, threads=1, emojibase=names, drawings=drawings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdopt.training.data.EMOJIBASE", names)
+        patch.setattr("sdopt.training.data.DRAWINGS", drawings)
+        return build(folder, held_out_concepts=4, seed=0)
 
 
 @pytest.fixture

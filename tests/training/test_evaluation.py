@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,10 +29,10 @@ from sdopt.training.evaluation import (
     decoder_psnr,
     evaluate_clip,
     ranks,
-    speed_up,
     worsens,
 )
 from sdopt.training.networks import build_autoencoder, build_clip, build_tiny_autoencoder
+from sdopt.training.packages import STYLES
 from sdopt.training.stages import run
 
 
@@ -71,19 +72,32 @@ def test_figures_survive_and_say_whether_they_meet_their_target(tmp_path: Path) 
     assert read_evaluation(tmp_path / "missing") == []
 
 
-@pytest.mark.parametrize("model", ["emoji", "clip", "loras", "tiny_autoencoder"])
-def test_the_packaged_cards_are_those_of_their_recipe_and_evaluation(model: str, tmp_path: Path) -> None:
-    folder = MODEL.with_name(model)
-    shutil.copytree(folder, tmp_path / model)
-    (tmp_path / model / "README.md").unlink()
-    write_card(tmp_path / model, model)
-    card = (tmp_path / model / "README.md").read_text()
+SOURCES = ("Google LLC", "Microsoft Corporation", "Miles Johnson", "Apache License 2.0", "MIT License")
+
+
+@pytest.mark.parametrize(
+    ("model", "sources"),
+    [
+        ("emoji", SOURCES),
+        ("clip", SOURCES),
+        ("loras", [text for s in STYLES for text in (s.package.name, s.package.holder, s.package.licence)]),
+        ("loras/few_steps", SOURCES),
+        ("tiny_autoencoder", ["those of `../emoji`"]),
+    ],
+)
+def test_the_packaged_cards_are_those_of_recipe_and_evaluation_and_attribute_every_source(
+    model: str, sources: Sequence[str], tmp_path: Path
+) -> None:
+    folder, made = MODEL.parent / model, tmp_path / "README.md"
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    made.unlink()
+    write_card(tmp_path, folder.name)
+    card = made.read_text()
     assert card == (folder / "README.md").read_text()
-    assert read_evaluation(folder)
-    assert all(figure.shown in card for figure in read_evaluation(folder))
-    (tmp_path / model / "evaluation.json").unlink()
-    write_card(tmp_path / model, model)
-    assert "Not evaluated yet" in (tmp_path / model / "README.md").read_text()
+    assert [text for text in (*sources, *(each.shown for each in read_evaluation(folder))) if text not in card] == []
+    (tmp_path / "evaluation.json").unlink()
+    write_card(tmp_path, folder.name)
+    assert "Not evaluated yet" in made.read_text()
 
 
 def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scale() -> None:
@@ -97,7 +111,6 @@ def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scal
     shifted = expected - 0.2 * torch.where(expected > 0, 1.0, -1.0)
     tiny.decode = lambda scaled: SimpleNamespace(sample=shifted)
     assert abs(decoder_psnr(tiny, teacher, latents) - 20.0) < 1e-3
-    assert speed_up(build_tiny_autoencoder(), teacher, latents, rounds=4) > 0
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_style_has_only_what_the_denoiser_knows(
     dataset: Dataset, styles: tuple[Style, ...], work_folder: Path
 ) -> None:
     discs, triangles = (
-        draw_style(style, dataset, work_folder / "packages", held_out_concepts=3, seed=0, threads=1) for style in styles
+        draw_style(style, dataset, work_folder / "packages", held_out_concepts=3, seed=0) for style in styles
     )
     known = {record.concept for record in dataset.records if not record.held_out}
     assert {record.concept for record in discs.records} == known
@@ -304,6 +304,8 @@ def test_a_stage_without_its_predecessor_says_which_to_run(
 ) -> None:
     assert main([f"folder={tmp_path}", f"stage={stage}"]) == 2
     assert "stage=data" in capsys.readouterr().err
+    assert main([f"folder={tmp_path}", f"stage={stage}", f"start_from={tmp_path}"]) == 2
+    assert "choose a pipeline folder" in capsys.readouterr().err
 
 
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
