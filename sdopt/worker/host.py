@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,7 +40,7 @@ from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
-from sdopt.worker.child import Failure, Note, send_answer
+from sdopt.worker.child import Answer, Failure, Note
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
 from sdopt.worker.protocol import (
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    Sends a note with each answer: the seconds spent in calls of the pipeline.
+    Sends a note before each answer: the seconds spent in calls of the pipeline.
     """
     try:
         with log.open("a", encoding="utf-8", buffering=1) as stream:
@@ -88,7 +87,16 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
                 request, args, kwargs = connection.recv()
             except (EOFError, OSError):
                 return
-            send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
+            before = host.in_calls_s
+            answer: Answer | Failure
+            try:
+                answer = Answer(getattr(host, request)(*args, **kwargs))
+            except Exception as error:
+                traceback.print_exc()
+                answer = Failure(describe_error(error))
+            with suppress(OSError):  # nobody waits for it any more
+                connection.send(Note(host.in_calls_s - before))
+                connection.send(answer)
 
 
 def variables(device: Device, cache: Path) -> dict[str, str]:
@@ -100,17 +108,6 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
     # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
     return caches | sdnq
-
-
-def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:
-    before = host.in_calls_s
-    try:
-        return getattr(host, request)(*args, **kwargs)
-    except Exception as error:
-        traceback.print_exc()
-        raise describe_error(error) from error
-    finally:
-        connection.send(Note(host.in_calls_s - before))
 
 
 class PipelineHost:
@@ -224,7 +221,7 @@ class PipelineHost:
         gc.collect(1)  # the garbage of the call before, and not through older objects
         self._synchronize()
         start = time.perf_counter()
-        images, pixels = self._read(inputs=inputs, **changes)
+        images, pixels = _arrays(self._call(inputs=inputs, **changes))
         self._synchronize()
         seconds = time.perf_counter() - start
         if noise is not None and not torch.equal(noise, inputs["latents"]):
@@ -266,7 +263,7 @@ class PipelineHost:
         if before is None:
             return None
         while time.perf_counter() - start < seconds:
-            self._read()
+            _arrays(self._call())
             self._synchronize()
             calls += 1
         after = self._monitor.energy_j()
@@ -302,7 +299,7 @@ class PipelineHost:
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
             inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
         with observed(self._pipe, clock.enter, clock.leave):
-            images, pixels = self._read(inputs=inputs)
+            images, pixels = _arrays(self._call(inputs=inputs))
         self._synchronize()
         self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
@@ -365,13 +362,6 @@ class PipelineHost:
             self._given = read_latents(self._variant.workload.latents)
         return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
-    def _read(
-        self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Makes one call as `_call` does, and returns its images as floats and as bytes, (n, height, width, 3)."""
-        images = np.asarray(self._call(shape_index, inputs, **changes).images, dtype=np.float32)
-        return images, _as_bytes(images)
-
     def _call(self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
         """Makes one call of the pipeline.
 
@@ -409,12 +399,13 @@ class PipelineHost:
             torch.cuda.synchronize()
 
 
-def _as_bytes(images: np.ndarray) -> np.ndarray:
-    """Returns images with values in 0…1 as bytes; NaN becomes an arbitrary value."""
+def _arrays(output: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images of a call, (n, height, width, 3), as floats in 0…1 and as bytes; NaN is an arbitrary byte."""
+    images = np.asarray(output.images, dtype=np.float32)
     with np.errstate(invalid="ignore"):
         scaled = images.clip(0, 1)
         scaled *= 255
-        return scaled.round(out=scaled).astype(np.uint8)
+        return images, scaled.round(out=scaled).astype(np.uint8)
 
 
 _OUT_OF_MEMORY = (

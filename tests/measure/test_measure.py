@@ -1,5 +1,6 @@
 """Stages, traces, operation counts, memory, devices, and the figures that are made of them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,13 +219,14 @@ class TestAroundACall:
         loaded, card, now = session(), self.Card(2.0), 0.0
         assert loaded.measure_energy(5.0) is None
 
-        def call() -> None:
+        def call() -> SimpleNamespace:
             nonlocal now
             now += 0.3
             card.joules += card.per_call_j
+            return SimpleNamespace(images=[])
 
         monkeypatch.setattr(loaded, "_monitor", card)
-        monkeypatch.setattr(loaded, "_read", call)
+        monkeypatch.setattr(loaded, "_call", call)
         monkeypatch.setattr("sdopt.worker.host.time.perf_counter", lambda: now)
         assert loaded.measure_energy(5.0) == pytest.approx(2.0)
         assert now >= 5.0
