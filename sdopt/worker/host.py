@@ -28,7 +28,6 @@ from sdopt.hardware.probe import usable_cores
 from sdopt.measure.compilation import compiled_so_far, note_cost, packages_so_far
 from sdopt.measure.garbage import garbage_of_block_collected
 from sdopt.measure.memory import PeakMemory, cap_memory
-from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
@@ -43,6 +42,7 @@ from sdopt.variant import Variant
 from sdopt.worker.child import Answer, Failure, Note
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
+from sdopt.worker.operations import tflop_per_image
 from sdopt.worker.protocol import (
     Asked,
     Batch,
@@ -310,11 +310,8 @@ class PipelineHost:
         return StagedCall(stages_s, self._sample(number, draw, images, pixels))
 
     def count_operations(self) -> float:
-        """Returns the TFLOP of one image. Raises the model's own error if it cannot run on the meta device."""
-        variant = self._variant
-        savings = [option for _, option in variant.applied if option.saves_operations]
-        work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
-        return tflop_per_image(self._pipe, *work, savings, bool(variant.negatives))["total"]
+        """Returns the TFLOP of one image."""
+        return tflop_per_image(self._pipe, self._variant)["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
