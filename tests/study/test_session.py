@@ -248,6 +248,15 @@ class TestFaults:
         assert compared == {"it": result.variant("it").status.measured, "sound": True, CONTROL: True}
 
 
+@pytest.mark.parametrize("threads", [1, 2], ids=["at once", "one after the other"])
+def test_processes_of_one_variant_that_fail_beside_each_other_are_one_failure(tmp_path: Path, threads: int) -> None:
+    """In the discarded round, in which this seed makes a pair of two of them, on two cores."""
+    study = fake_study(["it"], {"hardware": {"threads": threads}}, rounds=1, replicates=3, shuffle_seed=4)
+    result, _ = run_fake(tmp_path, study, Fakes({"it": failing(Status.FAILED, "time_once", call=2)}))
+    assert statuses(result) == {"baseline": "ok", "it": "failed", CONTROL: "ok"}
+    assert result.variant("it").reason == "failed in time_once 2"
+
+
 class TestMemory:
     OUT = Status.OUT_OF_MEMORY
 
