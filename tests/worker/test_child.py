@@ -16,7 +16,7 @@ from sdopt.errors import UsageError
 from sdopt.worker import child as child_module
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, call_apart, in_process, send_answer
 from sdopt.worker.forkserver import StartContext, start_fork_server
-from tests.command import ROOT, eventually, state_of, workers
+from tests.command import ROOT, eventually, has_ended, workers
 
 
 class OddError(Exception):
@@ -166,4 +166,4 @@ if __name__ == "__main__":
         if program is parent_of_a_sleeper:
             os.kill(apart, signal.SIGSTOP)
         end(child)
-        assert eventually(lambda: state_of(apart) == "Z")
+        assert eventually(lambda: has_ended(apart))
