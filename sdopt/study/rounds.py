@@ -109,7 +109,13 @@ class Rounds(_Timing):
         if session.rounds:
             self._discarded_round()
         for number in self._numbers(self._timed_samples):
-            self._round(number)
+            calls = list(product(session.timed, study.shapes))
+            self._shuffle.shuffle(calls)
+            for process, shape_index in calls:
+                if process.active:
+                    with session.noting_failure(process):
+                        self._time(process, shape_index, number)
+                    session.require_fit(f", in round {number}")
             self._leave_out(self._timed_samples())
             study.checkpoint()
         for process in session.timed:
@@ -130,16 +136,6 @@ class Rounds(_Timing):
 
     def _timed_samples(self) -> list[ShapeSamples]:
         return [samples for process in self._session.timed for samples in process.measurement.shapes]
-
-    def _round(self, number: int) -> None:
-        """Times each process once at each shape, in a newly shuffled order (`protocol.shuffle_seed`)."""
-        calls = list(product(self._session.timed, self._study.shapes))
-        self._shuffle.shuffle(calls)
-        for process, shape_index in calls:
-            if process.active:
-                with self._session.noting_failure(process):
-                    self._time(process, shape_index, number)
-                self._session.require_fit(f", in round {number}")
 
     def _discarded_round(self) -> None:
         """Calls all processes that will be timed, and discards the times: processes that started early have been idle.

@@ -271,7 +271,7 @@ class Session:
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
     def start(self, process: VariantProcess) -> None:
-        """Starts a worker: a `WorkerProcess`, with what `Experiment.measure` gave. Raises WorkerError."""
+        """Starts a worker: a `WorkerProcess`, with what `Experiment` gave. Raises WorkerError."""
         study = self.study
         self.progress.phase(process.row.name, "starting")
         process.given.clear()
