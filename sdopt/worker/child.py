@@ -202,16 +202,6 @@ class ChildProcess:
         return ChildDiedError(code)
 
 
-def send_answer(connection: Connection, function: Callable[[], Any]) -> None:
-    """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
-    try:
-        pickled = ForkingPickler.dumps(Answer(function()))
-    except Exception as error:
-        pickled = ForkingPickler.dumps(Failure(_portable(error)))
-    with suppress(OSError):
-        connection.send_bytes(pickled)
-
-
 def _portable(error: Exception) -> Exception:
     """Returns the error, or one with the same text if the error itself cannot be pickled."""
     try:
@@ -297,5 +287,11 @@ def in_process(context: StartContext, function: Callable[..., T], *arguments: An
 
 
 def _serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], notes: bool) -> None:
+    """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
     keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
-    send_answer(connection, lambda: function(*arguments, **keywords))
+    try:
+        pickled = ForkingPickler.dumps(Answer(function(*arguments, **keywords)))
+    except Exception as error:
+        pickled = ForkingPickler.dumps(Failure(_portable(error)))
+    with suppress(OSError):
+        connection.send_bytes(pickled)
