@@ -99,7 +99,7 @@ class InterferenceMeter:
             threads = {
                 task.name: found
                 for pid in (self._pid, *started_by(self._pid, self._proc))
-                for task in _tasks(self._proc / str(pid), required=pid == self._pid)
+                for task in (self._proc / str(pid) / "task").glob("*")
                 if (found := _thread(task)) is not None
             }
         except OSError:
@@ -131,16 +131,6 @@ class InterferenceMeter:
         except (OSError, ValueError):
             return None
         return round(sum(found) / len(found), 1) if found else None
-
-
-def _tasks(process: Path, required: bool) -> list[Path]:
-    """Returns the /proc folders of a process's threads. Raises OSError if it is required and has ended."""
-    try:
-        return list((process / "task").iterdir())
-    except OSError:
-        if required:
-            raise
-        return []
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:

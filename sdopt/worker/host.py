@@ -137,43 +137,32 @@ class PipelineHost:
         """Answers as soon as the process has started."""
 
     def prepare(self) -> float:
-        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise.
-
-        Returns:
-            the seconds that it took.
-        """
+        """Loads the pipeline, applies the options, and draws the noise; returns the seconds that it took."""
+        variant, hardware = self._variant, self._variant.hardware
         # Imported objects are no garbage, and looking through them takes a fifth of a second.
         with garbage_of_block_collected():
-            load_s = self._load()
+            start = time.perf_counter()
+            # PyTorch sees all cores of the machine, even if the container is limited to fewer.
+            self._threads = hardware.threads or min(torch.get_num_threads(), usable_cores())
+            self._use_threads(None)
+            if self._device.is_cuda:
+                torch.cuda.set_device(self._device.index)
+            if hardware.emulate_memory and hardware.sheet is not None:
+                cap_memory(self._device, hardware.sheet.memory_gib)
+            self._assembly = Assembly.load(variant, self._device.torch_name)
+            self._assembly.prepare_inputs(variant.texts)
+            draws = [timed_draw(variant, shape_index) for shape_index in range(len(variant.shapes))]
+            self._inputs = [self._prompts_and_noise(0, draw) for draw in draws]
+            self._synchronize()
+            load_s = time.perf_counter() - start
         self._memory.loaded()
         return load_s
-
-    def _load(self) -> float:
-        start = time.perf_counter()
-        # PyTorch sees all cores of the machine, even if the container is limited to fewer.
-        self._threads = self._variant.hardware.threads or min(torch.get_num_threads(), usable_cores())
-        self._use_threads(None)
-        if self._device.is_cuda:
-            torch.cuda.set_device(self._device.index)
-        hardware = self._variant.hardware
-        if hardware.emulate_memory and hardware.sheet is not None:
-            cap_memory(self._device, hardware.sheet.memory_gib)
-        self._assembly = Assembly.load(self._variant, self._device.torch_name)
-        self._assembly.prepare_inputs(self._variant.texts)
-        shape_indices = range(len(self._variant.shapes))
-        self._inputs = [
-            self._prompts_and_noise(0, timed_draw(self._variant, shape_index)) for shape_index in shape_indices
-        ]
-        self._synchronize()
-        return time.perf_counter() - start
 
     def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         """Times one call, from prompts to images, at the shape with index `shape_index`.
 
-        Args:
-            shape_index: the index of the shape among the variant's shapes.
-            number: the number of the batch of prompts and noise in `timed_draw`; after the last comes the first.
-            memory: whether to measure the call's peak memory, too.
+        `number` is that of the batch of prompts and noise in `timed_draw`; after the last comes the first. `memory`
+        says whether to measure the call's peak memory, too.
         """
         compiled, packages = compiled_so_far(), packages_so_far()
         if memory:
@@ -323,10 +312,10 @@ class PipelineHost:
             self._latents = []
         # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
-        waited = waited_s(os.getpid())
+        waited = waited_s()
         images, pixels, seconds = self._read_inputs(self._prompts_and_noise(batch, draw), draw.size)
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
-        worked_s = max(seconds - (waited_s(os.getpid()) - waited), seconds / 100)
+        worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
@@ -360,12 +349,9 @@ class PipelineHost:
         return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
     def _call(self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
-        """Makes one call of the pipeline.
+        """Makes one call of the pipeline, with `changes` of its arguments.
 
-        Args:
-            shape_index: the index of the shape; used if `inputs` is not given.
-            inputs: prompts and noise, before the options change them; by default those of the first batch.
-            changes: further arguments of the call.
+        `inputs` are prompts and noise, before the options change them: by default the first batch's at a shape.
         """
         start = time.perf_counter()
         try:

@@ -141,13 +141,13 @@ class TestMemory:
             return known(memory.read().process_peak_gib)
 
         memory.loaded()
-        memory.reset()
+        memory.watch()
         before = peak()
         block = torch.ones(200 * 2**20 // 4)
         del block
         highest = peak()
         assert 0.19 < highest - before < 0.30
-        memory.reset()
+        memory.watch()
         assert peak() < highest - 0.15
 
     def test_what_is_loaded_counts_from_before(self) -> None:
