@@ -175,14 +175,6 @@ class TestFailed:
         assert_whole(resumed.result, 2)
         assert (resumed.result.gate, resumed.result.judgements) == ("", [])  # those were on what failed
 
-    def test_a_baseline_that_failed_leaves_nothing_to_compare_with(self, broken_off: Path) -> None:
-        result = read_result(broken_off)
-        result.variant("baseline").status = Status.KILLED
-        write_result(result, broken_off)
-        resumed = resume(broken_off)
-        assert resumed.code == 2
-        assert "add retry_failed=true" in resumed.err
-
 
 class TestRefused:
     """What would not be the same study any more; nothing is measured, and the result stays as it is."""

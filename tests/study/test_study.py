@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from sdopt.contract import Contract
 from sdopt.record.files import write_result
@@ -18,7 +17,7 @@ from sdopt.report.sweep import exit_code
 from sdopt.schema import Rule
 from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
-from sdopt.worker.draws import LATENTS, timed_draw
+from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, eventually, fork, sdopt, start, workers
 from tests.fakes import Fakes, fake_workers
@@ -141,13 +140,6 @@ def batch_of(loaded: PipelineHost, index: int = 0) -> dict[str, Any]:
 class TestNoise:
     """What an image starts from is the same in every variant."""
 
-    def test_whatever_the_batch_size(self, session: Load) -> None:
-        single = session("workload.prompt_count=4")
-        four = session("workload.prompt_count=4", "workload.batch_size=4")
-        singles = torch.cat([batch_of(single, index)["latents"] for index in range(4)])
-        assert torch.equal(batch_of(four)["latents"], singles)
-        assert len(set(singles.flatten(1).sum(1).tolist())) == 4
-
     def test_whatever_the_precision(self, session: Load) -> None:
         full, half = batch_of(session())["latents"], batch_of(session("precision=bf16"))["latents"]
         assert half.dtype == torch.bfloat16
@@ -158,18 +150,6 @@ class TestNoise:
         latents = batch_of(several)["latents"]
         assert len(latents) == 6
         assert len({float(noise.sum()) for noise in latents}) == 6
-
-    def test_a_short_last_batch_is_filled_up_and_draws_each_image_once(self, session: Load, tmp_path: Path) -> None:
-        loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
-        draw = timed_draw(loaded._variant)
-        assert draw.calls == 2
-        records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path).records]
-        assert [(record.prompt_index, record.image_index) for record in records] == [
-            (prompt, number) for prompt in range(3) for number in range(2)
-        ]
-        assert [record.seed for record in records] == list(range(6))
-        assert len(list(tmp_path.glob("*.png"))) == 6
-        assert load_file(tmp_path / LATENTS)["latents"].shape[0] == 6
 
 
 class TestBlocks:
