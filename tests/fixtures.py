@@ -34,7 +34,6 @@ from tests.forked import fork_the_server, forked_apart, started_anew  # noqa: F4
 from tests.once import (  # noqa: F401 (of every test)
     asked_here,
     composed_once,
-    counted_once,
     loaded_once,
     migrated_once,
     read_once,

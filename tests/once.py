@@ -32,27 +32,12 @@ from sdopt.quality import evaluation
 from sdopt.reference import MODEL
 from sdopt.schema import Model, Scheduler, Task, Tracking
 from sdopt.study import plan
-from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
 from sdopt.worker import machine
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
-
-
-@pytest.fixture(scope="session", autouse=True)
-def counted_once() -> Iterator[None]:
-    """Counts the operations of the same work once for all studies of this process."""
-    counts: dict[str, float | None] = {}
-
-    def begin(_run: Study, _own: dict[str, float | None]) -> None:
-        for work in [work for work, count in counts.items() if count is None]:
-            del counts[work]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Study, "operations", property(lambda _: counts, begin), raising=False)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
