@@ -47,12 +47,8 @@ class _Counts:
 class InterferenceMeter:
     """Counts the interference with a process, and with all processes that it started, from now until `stop`.
 
-    Threads that start in this time count from their start; the counts of threads that end in it are lost.
-
-    Args:
-        pid: the process, which must be the leader of its process group.
-        proc: folder of the kernel's counters.
-        cpus: folder with the frequencies of the cores.
+    Threads that start in this time count from their start; the counts of threads that end in it are lost. The process
+    must be the leader of its group.
     """
 
     def __init__(self, pid: int, proc: Path = PROC, cpus: Path = _CPUS) -> None:
@@ -68,11 +64,9 @@ class InterferenceMeter:
         return f"interference is not recorded, and no extra round is timed because of it: this system lacks {missing}"
 
     def stop(self, seconds: float, own_s: float = 0.0) -> Interference | None:
-        """Returns the interference since the start; None if the kernel does not count, or the process has ended.
+        """Returns the interference with a call of some seconds; None if the kernel does not count, or it has ended.
 
-        Args:
-            seconds: duration of the timed call.
-            own_s: processor time of further processes that belong to what is measured, and are no others.
+        `own_s` is processor time of further processes that belong to what is measured, and are no others.
         """
         before, after, passed_s = self._before, self._read(), time.perf_counter() - self._start
         if before is None or after is None:

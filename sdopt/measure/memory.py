@@ -157,11 +157,8 @@ def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
     """Returns the memory of CUDA graphs on a device that PyTorch does not count as allocated, in GiB.
 
     A graph writes its activations into a private pool at every replay. After recording, PyTorch counts that memory as
-    free, though nothing else can have it: a peak of allocated memory leaves it out.
-
-    Args:
-        segments: as `torch.cuda.memory_snapshot()` returns them; those of private pools have another id than (0, 0).
-        index: number of the device.
+    free, though nothing else can have it: a peak of allocated memory leaves it out. `segments` are those of
+    `torch.cuda.memory_snapshot()`; in private pools they have another id than (0, 0).
     """
     held = sum(
         segment["total_size"] - segment["allocated_size"]

@@ -56,9 +56,7 @@ class _Timing:
     def _numbers(self, timed: _Samples, start: int = 0) -> Iterator[int]:
         """Yields the number of each round: the configured rounds, then further ones while too few are clean.
 
-        Args:
-            timed: returns the samples that the rounds add to.
-            start: how many calls each of them had before the first round.
+        `start` is how many calls the samples had before the first round.
         """
         session, rounds = self._session, self._session.rounds
         yield from range(1, rounds + 1)

@@ -105,13 +105,7 @@ def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
 def more_processes(result: StudyResult, protocol: Protocol, spent_s: float) -> bool:
     """Grants the next processes to speed-ups that are not precise enough, as many at a time as the pilot had.
 
-    Args:
-        result: the study, whose pilot is measured.
-        protocol: says how precise, and for how long.
-        spent_s: the seconds that measuring took so far.
-
-    Returns:
-        False where none is needed, or the budget has no room for it.
+    Returns False where none is needed, or the budget has no room for it; measuring took `spent_s` so far.
     """
     if protocol.precision is None:
         return False

@@ -323,17 +323,10 @@ class Session:
         begin: Callable[[VariantProcess], Callable[[], T]],
         lenient: bool = False,
     ) -> list[tuple[VariantProcess, T]]:
-        """Sends one request to each living worker of a group at once.
+        """Sends one request to each living worker of a group at once; returns the processes that answered, and what.
 
-        Args:
-            group: the processes.
-            phase: the name of the phase in the progress display.
-            begin: sends the request to the worker of a process, as `Worker.begin` does.
-            lenient: notes a request that fails instead of failing its variant, because it is not a timing; a worker
-                that is gone or lacks memory fails it anyway.
-
-        Returns:
-            the processes that answered, with their answers; of the others, `note_failure` keeps what went wrong.
+        Of the others, `note_failure` keeps what went wrong. Where it is `lenient`, a request that fails is noted
+        instead of failing its variant, because it is no timing; a worker that is gone or lacks memory fails it anyway.
         """
         asked = [process for process in group if process.takes_part]
         if not asked:

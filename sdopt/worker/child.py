@@ -132,11 +132,7 @@ class ChildProcess:
             raise self._died() from None
 
     def receive(self, timeout_s: float | None = None, note: Callable[[Any], None] = _ignore) -> Any:
-        """Returns the child's next answer, without spinning while it waits.
-
-        Args:
-            timeout_s: limit for the answer, in seconds; None waits for as long as the process lives.
-            note: receives the content of each note that comes before the answer.
+        """Returns the child's next answer; `note` receives the content of each note that comes before it.
 
         Raises:
             ChildTimeoutError: there was no answer in time; the child is killed.
@@ -251,12 +247,8 @@ def call_apart(
 ) -> T:
     """Runs `function` in a fresh process; returns its result or re-raises its error.
 
-    Args:
-        context: starts the process.
-        function: a function of a module; its arguments, its result and its notes are pickled.
-        arguments: the arguments of `function`.
-        timeout_s: limit in seconds; None waits for as long as the process lives.
-        note: if given, `function` gets a keyword argument `note`; each of its calls there calls `note` here.
+    It is a function of a module; its arguments, its result and its notes are pickled. With `note` it gets a keyword
+    argument of that name; each of its calls there calls `note` here.
 
     Raises:
         ChildTimeoutError: `function` took too long.

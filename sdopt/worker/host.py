@@ -225,12 +225,9 @@ class PipelineHost:
             raise RuntimeError(f"expected images of shape {asked}, got {pixels.shape}")
 
     def render(self, asked: Sequence[Asked], batch_size: int, changes: dict[str, Any]) -> Rendered:
-        """Draws images that a server was asked for, in one call.
+        """Draws images that a server was asked for, in one call, whose batch the last of them fills up.
 
-        Args:
-            asked: the images, of which either all or none have a negative prompt.
-            batch_size: how many images the call draws; the last one is repeated to fill it up.
-            changes: arguments of the call that differ from the workload's.
+        Either all or none have a negative prompt. `changes` are arguments that differ from the workload's.
         """
         graphs = compiled_so_far()[1]
         filled = [*asked, *[asked[-1]] * (batch_size - len(asked))]
