@@ -45,12 +45,27 @@ PERHAPS_MEMORY = (
 )
 
 
+Start = Callable[..., Worker]
+
+
 @pytest.fixture
-def worker(variant: Compose, tmp_path: Path) -> Iterator[Worker]:
-    places = tmp_path / "log", tmp_path / "scratch"
-    worker = WorkerProcess(start_fork_server(), CPU, 60, variant("hardware.threads=1"), *places)
+def start(variant: Compose, tmp_path: Path) -> Iterator[Start]:
+    """Starts workers, which end with the test."""
+    started: list[Worker] = []
+
+    def worker(log: str = "log", device: Device = CPU, timeout_s: float = 60) -> Worker:
+        places = tmp_path / log, tmp_path / "scratch"
+        started.append(WorkerProcess(start_fork_server(), device, timeout_s, variant("hardware.threads=1"), *places))
+        return started[-1]
+
     yield worker
-    worker.kill()
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
+def worker(start: Start) -> Worker:
+    return start()
 
 
 class TestWorker:
@@ -72,29 +87,20 @@ class TestWorker:
         memory = known(worker.ask(PipelineHost.time_once, memory=True).memory)
         assert memory.headline is not None
 
-    def test_works_beside_others(self, variant: Compose, tmp_path: Path) -> None:
+    def test_works_beside_others(self, start: Start) -> None:
         """Each answers for itself, also where another fails; and all can be asked again."""
-        context = start_fork_server()
 
         def ask(workers: Sequence[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
             return answers_of([partial(worker.begin, request) for worker in workers])
 
-        workers = [
-            WorkerProcess(context, CPU, 60, variant(), tmp_path / f"log-{number}", tmp_path / "scratch")
-            for number in range(3)
-        ]
-        try:
-            assert ask(workers, PipelineHost.hello) == [None] * 3
-            begun = workers[0].begin(PipelineHost.prepare)
-            loaded = ask(workers[1:], PipelineHost.prepare)
-            assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
-            os.kill(workers[1].pid, signal.SIGKILL)
-            calls = ask(workers, PipelineHost.time_once)
-            assert [type(call) for call in calls] == [TimedCall, WorkerError, TimedCall]
-            assert [type(call) for call in ask(workers, PipelineHost.time_once)][::2] == [TimedCall] * 2
-        finally:
-            for worker in workers:
-                worker.kill()
+        workers = [start(f"log-{number}") for number in range(3)]
+        assert ask(workers, PipelineHost.hello) == [None] * 3
+        begun = workers[0].begin(PipelineHost.prepare)
+        loaded = ask(workers[1:], PipelineHost.prepare)
+        assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
+        os.kill(workers[1].pid, signal.SIGKILL)
+        for _ in range(2):
+            assert [type(call) for call in ask(workers, PipelineHost.time_once)] == [TimedCall, WorkerError, TimedCall]
 
     def test_survives_a_request_that_fails(self, worker: Worker) -> None:
         with pytest.raises(WorkerError, match="AttributeError") as caught:
@@ -113,11 +119,9 @@ class TestWorker:
         worker.kill()
 
     @pytest.mark.parametrize(("device", "may_be_memory"), [(CPU, False), (CARD, True)])
-    def test_says_which_signal_ended_it(
-        self, variant: Compose, tmp_path: Path, device: Device, may_be_memory: bool
-    ) -> None:
+    def test_says_which_signal_ended_it(self, start: Start, device: Device, may_be_memory: bool) -> None:
         """A crash beside others on a card is tried alone; on a CPU it is one."""
-        worker = WorkerProcess(start_fork_server(), device, 60, variant(), tmp_path / "log", tmp_path / "scratch")
+        worker = start(device=device)
         worker.ask(PipelineHost.hello)
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerError) as caught:
@@ -126,8 +130,8 @@ class TestWorker:
         assert caught.value.reason == "killed by SIGSEGV during 'time_once'"
         assert caught.value.out_of_memory == may_be_memory
 
-    def test_has_a_time_limit_for_each_answer(self, variant: Compose, tmp_path: Path) -> None:
-        worker = WorkerProcess(start_fork_server(), CPU, 0.01, variant(), tmp_path / "log", tmp_path / "scratch")
+    def test_has_a_time_limit_for_each_answer(self, start: Start) -> None:
+        worker = start(timeout_s=0.01)
         with pytest.raises(WorkerError) as caught:
             worker.ask(PipelineHost.prepare)
         assert caught.value.status is Status.TIMEOUT
@@ -188,15 +192,11 @@ def test_an_error_means_memory_or_may_mean_it(error: Exception, status: Status, 
     assert describe_error(around).status is Status.OUT_OF_MEMORY
 
 
-def test_a_log_that_cannot_be_opened_is_the_reason(
-    variant: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    worker = WorkerProcess(start_fork_server(), CPU, 60, variant(), tmp_path / "gone" / "log", tmp_path / "scratch")
-    try:
-        with pytest.raises(WorkerError, match="gone/log: No such file or directory"):
-            worker.ask(PipelineHost.hello)
-    finally:
-        worker.stop()
+def test_a_log_that_cannot_be_opened_is_the_reason(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    worker = start("gone/log")
+    with pytest.raises(WorkerError, match="gone/log: No such file or directory"):
+        worker.ask(PipelineHost.hello)
+    worker.stop()
     assert "Traceback" not in capfd.readouterr().err
 
 
