@@ -78,7 +78,7 @@ class InterferenceMeter:
         lost_s = min(waited_s, others_s)
         total_s = after.total_s - before.total_s
         return Interference(
-            waited=round(lost_s / max(seconds, ran_s + lost_s), 5),
+            waited=round(lost_s / max(seconds, ran_s + lost_s), 5) if lost_s else 0.0,
             stolen=round((after.stolen_s - before.stolen_s) / total_s, 5) if total_s > 0 else 0.0,
             major_faults=sum(now.major_faults - then.major_faults for then, now in pairs),
             switched_out=sum(now.switched_out - then.switched_out for then, now in pairs),
