@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
 from sqlalchemy import event
@@ -23,6 +24,7 @@ from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.record.records import StudyResult
+from sdopt.reference import MODEL
 from sdopt.variant import Variant
 from sdopt.worker import forkserver
 from sdopt.worker.host import PipelineHost
@@ -34,7 +36,6 @@ from tests.forked import fork_the_server, forked_apart, started_anew  # noqa: F4
 from tests.once import (  # noqa: F401 (of every test)
     asked_here,
     composed_once,
-    loaded_once,
     migrated_once,
     read_once,
 )
@@ -213,3 +214,10 @@ def sweep_folder(sweep: Finished) -> Path:
 
 
 operations_of = tflop_per_image
+
+
+def packaged_pipe() -> StableDiffusionPipeline:
+    """The packaged model as a program loads it."""
+    pipe: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

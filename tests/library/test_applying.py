@@ -27,7 +27,7 @@ from sdopt.config.paths import options_of
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.library.process import _GENERATORS, _SWITCHES, ProcessChanges, _same
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
-from tests.once import packaged_pipe
+from tests.fixtures import packaged_pipe
 from tests.pipelines.test_hub import cache, offline  # noqa: F401
 
 HUB_ID = "somebody/small-emoji"
