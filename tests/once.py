@@ -47,10 +47,10 @@ def asked_here() -> Iterator[None]:
     def ask(context: StartContext, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
         return in_process(context, function, *arguments, what=what) if function is describe else function(*arguments)
 
-    def ask_machine(context: StartContext, wanted: str) -> Machine:
+    def ask_machine(context: StartContext, probe: Callable[..., Machine], wanted: str, what: str) -> Machine:
         key = context.get_start_method(), wanted
         if key not in machines:
-            machines[key] = in_process(context, machine._probe, wanted, what=f"hardware.device={wanted}")
+            machines[key] = in_process(context, probe, wanted, what=what)
         return copy.deepcopy(machines[key])
 
     def evaluate(
@@ -65,7 +65,7 @@ def asked_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (experiment, plan):
             patch.setattr(module, "in_process", ask)
-        patch.setattr(machine, "_ask", ask_machine)
+        patch.setattr(machine, "in_process", ask_machine)
         patch.setattr(evaluation, "call_apart", evaluate)
         yield
 
