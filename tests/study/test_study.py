@@ -19,7 +19,7 @@ from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.command import SABOTAGE, SMALL, SMOKE, Finished, eventually, fork, sdopt, start, workers
+from tests.command import SABOTAGE, SMOKE, Finished, eventually, sdopt, start, workers
 from tests.fakes import Fakes, fake_workers
 from tests.fixtures import Load
 from tests.records import known, reconfigure
@@ -37,6 +37,7 @@ def image(finished: Finished, variant: str, prompt: int) -> np.ndarray:
 class TestFinished:
     def test_statuses_and_exit_code(self, finished: Finished, result: StudyResult) -> None:
         assert finished.code == 0
+        assert result.environment.start_method == "forkserver"
         assert {name: str(row.status) for name, row in rows(result).items()} == {
             "baseline": "ok",
             "bfloat16": "ok",
@@ -198,81 +199,6 @@ def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
     ]
     assert all(effect.speedup is not None for effect in result.effects)
     assert "interaction" in finished.out
-
-
-# ----------------------------------------------------------------------------------------------- variants that go wrong
-
-SABOTAGES = {
-    "raises in apply": "raises_in_apply",
-    "kills itself": "kills_itself",
-    "exits": "exits",
-    "wants a tensor": "wants_a_tensor",
-    "talks": "talks",
-    "unpicklable evidence": "unpicklable_evidence",
-}
-
-
-def explicit(options: dict[str, str]) -> list[str]:
-    variants = ", ".join(f"{name}: ['+sabotage={option}']" for name, option in options.items())
-    return ["study=explicit", f"study.variants={{baseline: [], {variants}}}"]
-
-
-@pytest.fixture(scope="module")
-def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A study with a variant of every failure, and some that are sound, measured by a process of its own."""
-    process = fork(
-        tmp_path_factory.mktemp("sabotaged"),
-        *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
-        *("protocol.rounds=3", "protocol.warmup=1", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
-    )
-    finished = process.finish()
-    assert process.left_behind() == [], "also what a variant has started"
-    return finished
-
-
-class TestFailures:
-    @staticmethod
-    def log(finished: Finished, variant: str) -> str:
-        [path] = (finished.folder / "logs").glob(f"*-{variant.replace(' ', '-')}-0.log")
-        return path.read_text()
-
-    @pytest.mark.parametrize(
-        ("name", "status", "reason"),
-        [
-            ("raises in apply", "failed", "RuntimeError: a part is missing"),
-            ("kills itself", "killed", "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out"),
-            ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
-            ("wants a tensor", "out_of_memory", "RuntimeError: "),
-            ("talks", "ok", ""),
-            ("unpicklable evidence", "ok", ""),
-        ],
-    )
-    def test_have_a_status_and_a_reason(self, sabotaged: Finished, name: str, status: str, reason: str) -> None:
-        row = rows(sabotaged.result)[name]
-        assert row.status == status
-        assert reason in row.reason
-        assert "\n" not in row.reason
-        assert bool(row.reason) == (status != "ok")
-        assert status == "ok" or status in sabotaged.out
-
-    def test_do_not_touch_their_siblings(self, sabotaged: Finished) -> None:
-        for name in ("baseline", CONTROL, "talks"):
-            row = rows(sabotaged.result)[name]
-            assert row.status is Status.OK
-            assert len(row.measurements[0].shapes[0].latency_s) == 3
-            assert len(row.images) == 1
-        assert sabotaged.result.status == "finished"
-        assert sabotaged.result.environment.start_method == "forkserver"
-        assert sabotaged.code == 3
-
-    def test_what_they_say_and_a_traceback_are_in_the_log_alone(self, sabotaged: Finished) -> None:
-        log = self.log(sabotaged, "talks")
-        for said in ("print", "stderr", "write", "a child", "a child to stderr"):
-            assert f"said by {said}\n" in log or f"said to {said}\n" in log
-        log = self.log(sabotaged, "raises in apply")
-        assert "Traceback" in log
-        assert "a part\nis missing" in log
-        assert not [word for word in ("said ", "Traceback") if word in sabotaged.out + sabotaged.err]
 
 
 @pytest.mark.slow

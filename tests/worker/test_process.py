@@ -5,6 +5,7 @@ import os
 import runpy
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +16,15 @@ import pytest
 import torch
 
 from sdopt.hardware.device import Device
+from sdopt.options import Optimization
 from sdopt.record.records import Status
 from sdopt.scratch import CACHES
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
-from tests.command import has_ended
+from tests import sabotage
+from tests.command import eventually, has_ended, workers
 from tests.fixtures import CPU, Compose
 from tests.records import known
 
@@ -53,9 +56,14 @@ def start(variant: Compose, tmp_path: Path) -> Iterator[Start]:
     """Starts workers, which end with the test."""
     started: list[Worker] = []
 
-    def worker(log: str = "log", device: Device = CPU, timeout_s: float = 60) -> Worker:
-        places = tmp_path / log, tmp_path / "scratch"
-        started.append(WorkerProcess(start_fork_server(), device, timeout_s, variant("hardware.threads=1"), *places))
+    def worker(
+        log: str = "log", device: Device = CPU, timeout_s: float = 60, option: Optimization | None = None
+    ) -> Worker:
+        places, of = (tmp_path / log, tmp_path / "scratch"), variant("hardware.threads=1")
+        if option is not None:
+            options, choices = {**of.optimizations, "own": option}, {**of.choices, "own": "it"}
+            of = replace(of, optimizations=options, choices=choices)
+        started.append(WorkerProcess(start_fork_server(), device, timeout_s, of, *places))
         return started[-1]
 
     yield worker
@@ -137,6 +145,52 @@ class TestWorker:
         assert caught.value.status is Status.TIMEOUT
         assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
         assert has_ended(worker.pid)
+
+
+class TestOptionThatGoesWrong:
+    @pytest.mark.parametrize(
+        ("option", "status", "reason"),
+        [
+            (sabotage.RaisesInApply(), Status.FAILED, "RuntimeError: a part is missing"),
+            (
+                sabotage.KillsItself(),
+                Status.KILLED,
+                "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out",
+            ),
+            (sabotage.Exits(), Status.FAILED, "ended with exit code 7 during 'prepare': no licence found"),
+            (sabotage.WantsTooMuch(), Status.OUT_OF_MEMORY, "RuntimeError: "),
+        ],
+    )
+    def test_is_the_reason_in_a_line(self, start: Start, option: Optimization, status: Status, reason: str) -> None:
+        with pytest.raises(WorkerError) as caught:
+            start(option=option).ask(PipelineHost.prepare)
+        assert caught.value.status is status
+        assert caught.value.reason.startswith(reason)
+        assert "\n" not in caught.value.reason
+
+    def test_says_so_in_the_log_with_a_traceback(self, start: Start, tmp_path: Path) -> None:
+        with pytest.raises(WorkerError):
+            start(option=sabotage.RaisesInApply()).ask(PipelineHost.prepare)
+        log = (tmp_path / "log").read_text()
+        assert "Traceback" in log
+        assert "a part\nis missing" in log
+
+    def test_what_it_says_in_any_way_is_in_the_log_and_what_it_started_ends(self, start: Start, tmp_path: Path) -> None:
+        others = workers()
+        worker = start(option=sabotage.Talks())
+        worker.ask(PipelineHost.prepare)
+        worker.stop()
+        log = (tmp_path / "log").read_text()
+        for said in ("print", "stderr", "write", "a child", "a child to stderr"):
+            assert f"said by {said}\n" in log or f"said to {said}\n" in log
+        assert eventually(lambda: workers() == others)
+
+    def test_evidence_that_is_no_json_becomes_text(self, start: Start) -> None:
+        worker = start(option=sabotage.OddEvidence())
+        worker.ask(PipelineHost.prepare)
+        [found] = [evidence for evidence in worker.ask(PipelineHost.prove).evidence if evidence.axis == "own"]
+        assert found.engaged
+        assert "lambda" in found.facts["fact"]
 
 
 class TestVariables:
