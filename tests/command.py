@@ -27,8 +27,6 @@ from sdopt.report.catalog import HTML, MARKDOWN, REPORTS
 from tests.forked import ForkedCommand
 
 ROOT = Path(__file__).parents[1]
-SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))
-"""A user's own folder of groups, with an option of `tests/sabotage.py`."""
 
 # On the CPU also where there is a GPU: tests of CUDA are marked as such, and ask for it.
 SMALL = (

@@ -15,11 +15,10 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.sweep import exit_code
 from sdopt.schema import Rule
-from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.command import SABOTAGE, SMOKE, Finished, eventually, sdopt, start, workers
+from tests.command import SMOKE, Finished, eventually, sdopt, start, workers
 from tests.fakes import Fakes, fake_workers
 from tests.fixtures import Load
 from tests.records import known, reconfigure
@@ -144,36 +143,6 @@ class TestNoise:
         latents = batch_of(several)["latents"]
         assert len(latents) == 6
         assert len({float(noise.sum()) for noise in latents}) == 6
-
-
-class TestBlocks:
-    @pytest.mark.slow
-    def test_each_process_compiles_once(self, tmp_path: Path) -> None:
-        """The baseline is started three times, its control twice; all but the first find what was compiled."""
-        finished = sdopt(
-            tmp_path,
-            *("run", *SABOTAGE, *SMOKE, "protocol.schedule=blocks", "protocol.stage_calls=0", "quality.prompt_count=9"),
-            "workload.prompts=[red apple,cat face]",
-            *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache"),
-        )
-        assert finished.code == 0, finished.shown
-        result = finished.result
-        assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
-        assert result.schedule.drift
-        for row in result.variants:
-            assert [record.prompt for record in row.images] == ["red apple", "cat face"]
-        folders: list[str] = []
-        for path in (finished.folder / "logs").iterdir():
-            said = [line.split() for line in path.read_text().splitlines() if "_CACHE_DIR: " in line]
-            for name in ("TORCHINDUCTOR_CACHE_DIR:", "TRITON_CACHE_DIR:"):
-                found = [(state, folder) for variable, state, folder in said if variable == name]
-                folders.append(found[0][1])
-                assert len(found) > 1
-                assert found == [("cold", folders[-1]), *[("warm", folders[-1])] * (len(found) - 1)]
-                assert "/study-" in folders[-1]
-        # No variant finds what another one has compiled.
-        assert len(set(folders)) == len(folders) == 2 * 2
-        assert not list(own_folder().glob("study-*"))
 
 
 def test_numbers_that_are_not_finite_are_said_where_nothing_judges_images(tmp_path: Path) -> None:

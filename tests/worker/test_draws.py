@@ -20,6 +20,7 @@ def test_timed_calls_are_given_what_the_quality_pass_draws(composer: Composers) 
     [
         (["quality=none"], 0),
         (["quality=none", "quality.prompt_count=2"], 2),
+        (["workload.prompts=[red apple,cat face]", "quality.prompt_count=9"], 2),
         (["gate=default"], 96),
         (["gate=default", "quality.prompt_count=20"], 20),
     ],

@@ -185,6 +185,18 @@ class TestOptionThatGoesWrong:
             assert f"said by {said}\n" in log or f"said to {said}\n" in log
         assert eventually(lambda: workers() == others)
 
+    def test_finds_what_an_earlier_worker_of_its_log_compiled_and_no_other(self, start: Start, tmp_path: Path) -> None:
+        for log in ("a", "a", "b"):
+            worker = start(log, option=sabotage.UsesTheCache())
+            worker.ask(PipelineHost.prepare)
+            worker.stop()
+        for log, states in (("a", ["cold", "warm"]), ("b", ["cold"])):
+            said = [line.split() for line in (tmp_path / log).read_text().splitlines() if "_CACHE_DIR: " in line]
+            for name in CACHES:
+                found = [(state, Path(file)) for variable, state, file in said if variable == f"{name}:"]
+                assert [state for state, _ in found] == states
+                assert all(file.is_relative_to(tmp_path / "scratch" / log) for _, file in found)
+
     def test_evidence_that_is_no_json_becomes_text(self, start: Start) -> None:
         worker = start(option=sabotage.OddEvidence())
         worker.ask(PipelineHost.prepare)
