@@ -75,10 +75,6 @@ class _Timing:
             for index, call in enumerate(samples.calls[start:]):
                 call.left_out = index in left_out
 
-    def _end_rounds(self, process: VariantProcess) -> None:
-        """Records the figures of a process after its last round, before it gets any other request."""
-        process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
-
 
 def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> None:
     """Adds an image of a timed call to the sample of its process; each call is equally likely to be in it."""
@@ -118,7 +114,7 @@ class Rounds(_Timing):
             study.checkpoint()
         for process in session.timed:
             with session.noting_failure(process):
-                self._end_rounds(process)
+                process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
         waiting = sorted(
             (process for process in session.processes if process.active),
@@ -214,7 +210,7 @@ class Blocks(_Timing):
                 for shape_index in self._study.shapes:
                     self._time(process, shape_index, number)
             self._leave_out(shapes, start)
-            self._end_rounds(process)
+            process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
         Inspection(self._session, [process]).take()
 
 

@@ -207,7 +207,6 @@ class DoesNotFitError(Exception):
 
     def __init__(self, starved: Sequence[tuple[VariantProcess, str]]) -> None:
         self.starved = starved
-        super().__init__("; ".join(reason for _, reason in starved))
 
 
 class BaselineFailedError(Exception):
