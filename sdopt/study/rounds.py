@@ -113,8 +113,9 @@ class Rounds(_Timing):
             self._leave_out(self._timed_samples())
             study.checkpoint()
         for process in session.timed:
-            with session.noting_failure(process):
-                process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
+            if process.active:  # else another process of its variant has failed meanwhile
+                with session.noting_failure(process):
+                    process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
         waiting = sorted(
             (process for process in session.processes if process.active),

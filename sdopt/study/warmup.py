@@ -74,8 +74,9 @@ class Warmup:
     def _load(self, part: Sequence[VariantProcess]) -> list[tuple[VariantProcess, float]]:
         """Starts workers and loads their pipelines, all at once; returns the seconds that each takes."""
         for process in part:
-            with self._session.noting_failure(process):
-                self._session.start(process)
+            if process.active:
+                with self._session.noting_failure(process):
+                    self._session.start(process)
         loaded = self._session.ask_each(part, "loading", lambda process: process.worker.begin(PipelineHost.prepare))
         self._study.progress.advance(len(loaded))
         return loaded

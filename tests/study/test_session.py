@@ -238,7 +238,7 @@ class TestFaults:
         ],
     )
     def test_end_one_variant_and_no_other(self, tmp_path: Path, fault: Fault, status: str) -> None:
-        study = fake_study(["it", "sound"], rounds=3, warmup=1)
+        study = fake_study(["it", "sound"], rounds=3, replicates=2, warmup=1)
         result, fakes = run_fake(tmp_path, study, Fakes({"it": fault}))
         assert result.status == "finished"
         assert statuses(result) == {"baseline": "ok", "it": status, "sound": "ok", CONTROL: "ok"}
