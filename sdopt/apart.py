@@ -17,12 +17,7 @@ def start_apart(
 
     It is in a session of its own, so that Ctrl-C reaches only this process, and it finds the modules that this one
     finds. Unlike `multiprocessing`, it imports neither this process's main module nor minds where it is started.
-
-    Args:
-        module: the module's full name.
-        function: the name of a function in it.
-        env: its environment; None is this process's.
-        streams: `stdout` and `stderr`, as `subprocess.Popen` takes them.
+    `streams` are `stdout` and `stderr`, as `subprocess.Popen` takes them.
 
     Raises:
         UnavailableError: no process can be started.

@@ -204,7 +204,9 @@ class Experiment:
         write_result(result, self.folder)  # a full disk should fail before measuring, not after
         end = self._conclusion
         try:
-            self.measure(plan, result, machine)
+            with Progress(self.console, self.timeline) as progress:
+                workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
+                run_study(plan, result, machine, workers, self.folder, progress)
             self.timeline.enter("quality and verdicts")
             start_ahead(self.config.tracking)
             end.evaluate(result, machine.device.torch_name)
@@ -392,10 +394,3 @@ class Experiment:
         write_result(result, self.folder)
         self.console.print(answer_shown(summary_of(result), self.console.width))
         self._conclusion.track(result)
-
-    def measure(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
-        """Runs the missing measurements in worker processes, and updates `result.json` as they complete."""
-        config = self.config
-        with Progress(self.console, self.timeline) as progress:
-            workers = partial(WorkerProcess, self.context, machine.device, config.protocol.timeout_s)
-            run_study(plan, result, machine, workers, self.folder, progress)

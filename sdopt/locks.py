@@ -86,11 +86,7 @@ def reserve(device: "Device", study: str) -> Iterator[str]:
     """Reserves a device for one study while a block runs, and yields ""; yields the holder if another study has it.
 
     A CPU is reserved core by core, so that studies with separate cores can run at the same time. Without a folder for
-    locks nothing is reserved.
-
-    Args:
-        device: the device.
-        study: description of this study for others.
+    locks nothing is reserved. Others are shown `study`.
     """
     handles: list[int] = []
     holder = ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 from unittest.mock import patch
 
+import psutil
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image
 
@@ -26,8 +27,6 @@ from sdopt.report.catalog import HTML, MARKDOWN, REPORTS
 from tests.forked import ForkedCommand
 
 ROOT = Path(__file__).parents[1]
-SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))
-"""A user's own folder of groups, with options that go wrong: see `tests/sabotage.py`."""
 
 # On the CPU also where there is a GPU: tests of CUDA are marked as such, and ask for it.
 SMALL = (
@@ -168,51 +167,31 @@ def fork(
 
 
 def working_in(folder: Path) -> list[str]:
+    """Command lines of the processes that work in a folder or below it."""
     # The first command in this process may have started these from there.
     ours = {
         multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
     }
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) not in ours:
-            try:
-                if (process / "cwd").readlink().is_relative_to(folder):
-                    found.append((process / "cmdline").read_text().replace("\0", " "))
-            except OSError:
-                continue  # it ended meanwhile, or is another user's
-    return found
-
-
-def parents() -> dict[int, int]:
-    """The parent of every process, zombies left out."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state != "Z":
-                found[int(folder.name)] = int(parent)
-    return found
+    return [
+        " ".join(process.info["cmdline"] or [])
+        for process in psutil.process_iter(["cwd", "cmdline"])  # of one that has ended, or is another user's, None
+        if process.pid not in ours and Path(process.info["cwd"] or "/").is_relative_to(folder)
+    ]
 
 
 def workers() -> list[int]:
     """Processes that this process's fork server has started, and theirs."""
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    found, tree = [server], parents()
-    for pid in found:
-        found += [child for child, parent in tree.items() if parent == pid]
-    return found[1:]
+    return [child.pid for child in psutil.Process(server).children(recursive=True) if not has_ended(child.pid)]
 
 
-def state_of(pid: int) -> str:
-    """Returns the state of a process by the kernel's letter, such as T if it is stopped; Z if it has ended."""
+def has_ended(pid: int) -> bool:
+    """Returns whether a process has ended, also one that its parent has not asked for yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def eventually(condition: Callable[[], bool], limit_s: float = 60, pause_s: float = 0.02) -> bool:

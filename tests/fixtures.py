@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import StableDiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
 from sqlalchemy import event
@@ -23,11 +23,12 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
-from sdopt.measure.operations import tflop_per_image
 from sdopt.record.records import StudyResult
+from sdopt.reference import MODEL
 from sdopt.variant import Variant
 from sdopt.worker import forkserver
 from sdopt.worker.host import PipelineHost
+from sdopt.worker.operations import tflop_per_image
 from sdopt.worker.process import WorkerProcess
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
@@ -35,8 +36,6 @@ from tests.forked import fork_the_server, forked_apart, started_anew  # noqa: F4
 from tests.once import (  # noqa: F401 (of every test)
     asked_here,
     composed_once,
-    counted_once,
-    loaded_once,
     migrated_once,
     read_once,
 )
@@ -214,6 +213,11 @@ def sweep_folder(sweep: Finished) -> Path:
     return path.parent
 
 
-def operations_of(pipe: DiffusionPipeline, variant: Variant) -> dict[str, float]:
-    """TFLOP of one image of a variant, by stage and in `total`."""
-    return tflop_per_image(pipe, variant.task, variant.workload, variant.size, variant.guidance_scale)
+operations_of = tflop_per_image
+
+
+def packaged_pipe() -> StableDiffusionPipeline:
+    """The packaged model as a program loads it."""
+    pipe: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

@@ -10,13 +10,11 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.utils import JobRuntime
 from omegaconf import OmegaConf
@@ -27,32 +25,15 @@ from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.factory import describe
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality import evaluation
-from sdopt.reference import MODEL
-from sdopt.schema import Model, Scheduler, Task, Tracking
+from sdopt.schema import Tracking
 from sdopt.study import plan
-from sdopt.study.session import Study
 from sdopt.tracking import store
 from sdopt.tracking.client import file_of
 from sdopt.worker import machine
 from sdopt.worker.child import in_process
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
-
-
-@pytest.fixture(scope="session", autouse=True)
-def counted_once() -> Iterator[None]:
-    """Counts the operations of the same work once for all studies of this process."""
-    counts: dict[str, float | None] = {}
-
-    def begin(_run: Study, _own: dict[str, float | None]) -> None:
-        for work in [work for work, count in counts.items() if count is None]:
-            del counts[work]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Study, "operations", property(lambda _: counts, begin), raising=False)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,10 +47,10 @@ def asked_here() -> Iterator[None]:
     def ask(context: StartContext, function: Callable[..., Any], *arguments: Any, what: str) -> Any:
         return in_process(context, function, *arguments, what=what) if function is describe else function(*arguments)
 
-    def ask_machine(context: StartContext, wanted: str) -> Machine:
+    def ask_machine(context: StartContext, probe: Callable[..., Machine], wanted: str, what: str) -> Machine:
         key = context.get_start_method(), wanted
         if key not in machines:
-            machines[key] = in_process(context, machine._probe, wanted, what=f"hardware.device={wanted}")
+            machines[key] = in_process(context, probe, wanted, what=what)
         return copy.deepcopy(machines[key])
 
     def evaluate(
@@ -84,7 +65,7 @@ def asked_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (experiment, plan):
             patch.setattr(module, "in_process", ask)
-        patch.setattr(machine, "_ask", ask_machine)
+        patch.setattr(machine, "in_process", ask_machine)
         patch.setattr(evaluation, "call_apart", evaluate)
         yield
 
@@ -146,66 +127,6 @@ def read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(read))
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def loaded_once() -> Iterator[None]:
-    """Reads the packaged pipeline once for all that load it in this process: each gets a copy of it as it was."""
-    kept: dict[str, DiffusionPipeline] = {}
-
-    def load(
-        model: Model, scheduler: Scheduler, task: Task, device: str, arguments: dict[str, Any], on_host: bool
-    ) -> DiffusionPipeline:
-        given = (model, scheduler, task, device, arguments, on_host)
-        if model.weights != "packaged" or any(not isinstance(value, torch.dtype) for value in arguments.values()):
-            return load_pipeline(*given)
-        if (key := repr(given)) not in kept:
-            kept[key] = load_pipeline(*given)
-        pipe = kept[key]
-        return _copy_of(pipe, {id(pipe.tokenizer): pipe.tokenizer})  # nobody changes it
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.assembly.load_pipeline", load)
-        yield
-
-
-@cache
-def _packaged() -> StableDiffusionPipeline:
-    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def packaged_pipe() -> StableDiffusionPipeline:
-    """The packaged model as a program loads it, with a tokenizer of its own: it is read once in this process."""
-    pipe: StableDiffusionPipeline = _copy_of(_packaged(), {})
-    return pipe
-
-
-def _copy_of(pipe: DiffusionPipeline, copies: dict[int, Any]) -> Any:
-    """Copies a pipeline, in half of the time that `copy.deepcopy` alone would take; `copies` are shared, by id."""
-    for network in pipe.components.values():
-        if isinstance(network, torch.nn.Module):
-            _copy_module(network, copies)
-    return copy.deepcopy(pipe, copies)
-
-
-def _copy_module(module: torch.nn.Module, copies: dict[int, Any]) -> torch.nn.Module:
-    """Copies a module with those below it, and notes the copies as `copy.deepcopy` does, by the originals' ids."""
-    if id(module) in copies:
-        known: torch.nn.Module = copies[id(module)]
-        return known
-    copied: torch.nn.Module = object.__new__(type(module))
-    copies[id(module)] = copied
-    for name, value in vars(module).items():
-        if name == "_modules":
-            parts = {key: part if part is None else _copy_module(part, copies) for key, part in value.items()}
-            vars(copied)[name] = parts
-        elif isinstance(value, dict) and not value:  # most are hooks that a module has not
-            vars(copied)[name] = type(value)()
-        else:
-            vars(copied)[name] = copy.deepcopy(value, copies)
-    return copied
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,5 @@
-"""A user's own optimizations, each of which goes wrong in one way; `tests/conf/sabotage/` has their options."""
+"""A user's own optimizations, each of which goes wrong in one way."""
 
-import itertools
 import os
 import signal
 import subprocess
@@ -13,9 +12,6 @@ import torch
 from diffusers import DiffusionPipeline
 
 from sdopt.options import Finding, Optimization, Proof, Stage
-
-_calls = itertools.count(1)
-"""Calls of the pipeline in this worker."""
 
 
 @dataclass(frozen=True)

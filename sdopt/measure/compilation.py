@@ -36,8 +36,7 @@ def compiled_so_far() -> tuple[float, int]:
 def note_package(earlier_s: float | None) -> None:
     """Records a package on disk, from where later processes load it.
 
-    Args:
-        earlier_s: for how long another process had compiled it, if this one loaded it; None if this one compiled it.
+    `earlier_s` is for how long another process had compiled it; None if this one has.
     """
     _packages.append(earlier_s)
 

@@ -47,12 +47,8 @@ class _Counts:
 class InterferenceMeter:
     """Counts the interference with a process, and with all processes that it started, from now until `stop`.
 
-    Threads that start in this time count from their start; the counts of threads that end in it are lost.
-
-    Args:
-        pid: the process, which must be the leader of its process group.
-        proc: folder of the kernel's counters.
-        cpus: folder with the frequencies of the cores.
+    Threads that start in this time count from their start; the counts of threads that end in it are lost. The process
+    must be the leader of its group.
     """
 
     def __init__(self, pid: int, proc: Path = PROC, cpus: Path = _CPUS) -> None:
@@ -68,11 +64,9 @@ class InterferenceMeter:
         return f"interference is not recorded, and no extra round is timed because of it: this system lacks {missing}"
 
     def stop(self, seconds: float, own_s: float = 0.0) -> Interference | None:
-        """Returns the interference since the start; None if the kernel does not count, or the process has ended.
+        """Returns the interference with a call of some seconds; None if the kernel does not count, or it has ended.
 
-        Args:
-            seconds: duration of the timed call.
-            own_s: processor time of further processes that belong to what is measured, and are no others.
+        `own_s` is processor time of further processes that belong to what is measured, and are no others.
         """
         before, after, passed_s = self._before, self._read(), time.perf_counter() - self._start
         if before is None or after is None:
@@ -84,7 +78,7 @@ class InterferenceMeter:
         lost_s = min(waited_s, others_s)
         total_s = after.total_s - before.total_s
         return Interference(
-            waited=round(lost_s / max(seconds, ran_s + lost_s), 5),
+            waited=round(lost_s / max(seconds, ran_s + lost_s), 5) if lost_s else 0.0,
             stolen=round((after.stolen_s - before.stolen_s) / total_s, 5) if total_s > 0 else 0.0,
             major_faults=sum(now.major_faults - then.major_faults for then, now in pairs),
             switched_out=sum(now.switched_out - then.switched_out for then, now in pairs),
@@ -99,7 +93,7 @@ class InterferenceMeter:
             threads = {
                 task.name: found
                 for pid in (self._pid, *started_by(self._pid, self._proc))
-                for task in _tasks(self._proc / str(pid), required=pid == self._pid)
+                for task in (self._proc / str(pid) / "task").glob("*")
                 if (found := _thread(task)) is not None
             }
         except OSError:
@@ -131,16 +125,6 @@ class InterferenceMeter:
         except (OSError, ValueError):
             return None
         return round(sum(found) / len(found), 1) if found else None
-
-
-def _tasks(process: Path, required: bool) -> list[Path]:
-    """Returns the /proc folders of a process's threads. Raises OSError if it is required and has ended."""
-    try:
-        return list((process / "task").iterdir())
-    except OSError:
-        if required:
-            raise
-        return []
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:

@@ -82,7 +82,15 @@ class PeakMemory:
 
     def watch(self) -> None:
         """Starts a new peak, and samples the children's memory until it is read: for a call that is not timed."""
-        self.reset()
+        self._children = 0.0
+        self._highest_cuda = 0
+        try:
+            _CLEAR.write_text("5", encoding="utf-8")
+        except OSError:
+            self._marked = False
+        if self._device.is_cuda:
+            self._pools = self._graph_pools_gib()
+            torch.cuda.reset_peak_memory_stats()
         self._over.clear()
         self._watcher = threading.Thread(target=self._look_on, daemon=True)
         self._watcher.start()
@@ -101,20 +109,8 @@ class PeakMemory:
             # By its index: in each new thread CUDA's current device is the first one.
             self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated(self._device.index))
 
-    def reset(self) -> None:
-        """Starts a new peak."""
-        self._children = 0.0
-        self._highest_cuda = 0
-        try:
-            _CLEAR.write_text("5", encoding="utf-8")
-        except OSError:
-            self._marked = False
-        if self._device.is_cuda:
-            self._pools = self._graph_pools_gib()
-            torch.cuda.reset_peak_memory_stats()
-
     def read(self) -> Memory:
-        """Returns the peak since the last reset, and ends a watch."""
+        """Returns the peak since `watch` was called, whose sampling ends."""
         if self._watcher is not None:
             self._over.set()
             self._watcher.join()
@@ -125,7 +121,7 @@ class PeakMemory:
             memory.cuda_loaded_gib = self._cuda_loaded
             memory.cuda_peak_allocated_gib = self._highest_cuda / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
-            # Graphs captured since the reset were allocated meanwhile, and are already in the peak.
+            # Graphs captured since then were allocated meanwhile, and are already in the peak.
             now = torch.cuda.memory_allocated() / 2**30 + self._graph_pools_gib()
             memory.cuda_graph_pools_gib = max(self._pools, now - memory.cuda_peak_allocated_gib)
             memory.cuda_elsewhere_gib = sum(_elsewhere) / 2**30
@@ -154,18 +150,15 @@ class PeakMemory:
 
 
 def _held_elsewhere() -> float:
-    return held_elsewhere(os.getpid(), Path(tempfile.tempdir) if tempfile.tempdir else None)
+    return held_elsewhere(Path(tempfile.tempdir) if tempfile.tempdir else None)
 
 
 def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
     """Returns the memory of CUDA graphs on a device that PyTorch does not count as allocated, in GiB.
 
     A graph writes its activations into a private pool at every replay. After recording, PyTorch counts that memory as
-    free, though nothing else can have it: a peak of allocated memory leaves it out.
-
-    Args:
-        segments: as `torch.cuda.memory_snapshot()` returns them; those of private pools have another id than (0, 0).
-        index: number of the device.
+    free, though nothing else can have it: a peak of allocated memory leaves it out. `segments` are those of
+    `torch.cuda.memory_snapshot()`; in private pools they have another id than (0, 0).
     """
     held = sum(
         segment["total_size"] - segment["allocated_size"]

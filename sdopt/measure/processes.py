@@ -35,20 +35,17 @@ def end(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> float:
-    """Returns the memory that a process causes outside its own resident set, in GiB.
+def held_elsewhere(files: Path | None = None) -> float:
+    """Returns the memory that this process causes outside its own resident set, in GiB.
 
-    Includes the memory of its descendants (private pages, and a share of the shared ones).
-
-    Args:
-        pid: the process.
-        files: a folder whose files count as the process's where they are kept in memory, and as far as none maps them.
-        proc: where the kernel's counters are.
+    Includes the memory of its descendants (private pages, and a share of the shared ones), and the files of a folder
+    where they are kept in memory, as far as none of these processes maps them.
     """
-    children = started_by(pid, proc)
-    mapped = sum(_gib_of(proc / str(number), ("RssShmem:",)) for number in (pid, *children))
+    own = os.getpid()
+    children = started_by(own)
+    mapped = sum(_gib_of(PROC / str(number), ("RssShmem:",)) for number in (own, *children))
     in_files = 0.0 if files is None else files_in_memory(files)
-    return sum(_own_gib(proc / str(child)) for child in children) + max(0.0, in_files - mapped)
+    return sum(_own_gib(PROC / str(child)) for child in children) + max(0.0, in_files - mapped)
 
 
 def files_in_memory(folder: Path) -> float:
@@ -74,10 +71,10 @@ def _memory_devices() -> Set[int]:
     return frozenset()
 
 
-def waited_s(pid: int, proc: Path = PROC) -> float:
-    """Returns for how long the main thread of a process has waited for a core; 0 if it is not known."""
+def waited_s() -> float:
+    """Returns for how long this process's main thread has waited for a core; 0 if it is not known."""
     with suppress(OSError, ValueError):
-        return int((proc / str(pid) / "schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+        return int((PROC / "self" / "schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     return 0.0
 
 

@@ -169,13 +169,7 @@ class Trace:
 
 
 def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
-    """Runs `call` under PyTorch's profiler, and assigns each recorded event to its stage.
-
-    Args:
-        pipe: the pipeline, with every optimization applied.
-        call: makes one call of `pipe`; a few steps are enough.
-        cuda: whether device kernels are recorded as well.
-    """
+    """Runs `call`, one of the pipeline with a few steps, under PyTorch's profiler; assigns each event to its stage."""
     trace = Trace(call=call, parameter_mib=_parameters_of(pipe))
     regions: list[torch.profiler.record_function] = []
 

@@ -212,12 +212,10 @@ class LeaveOneOut(Design):
                 "study=leave_one_out: choose at least two options, as in layout=channels_last precision=bf16"
             )
         baseline, full = composer.variant(BASELINE, plain=True), composer.variant("full")
-        left = {
-            f"without {option}": composer.variant(f"without {option}", [composer.without(option)]) for option in options
-        }
+        left = [composer.variant(f"without {option}", [composer.without(option)]) for option in options]
         edges = [Edge(full.name, BASELINE, credit(full, baseline))]
-        edges += [Edge(name, full.name, name.removeprefix("without ")) for name in left]
-        return Plan((baseline, full, *left.values()), tuple(edges))
+        edges += [Edge(variant.name, full.name, option) for option, variant in zip(options, left, strict=True)]
+        return Plan((baseline, full, *left), tuple(edges))
 
 
 @dataclass(frozen=True)
@@ -242,17 +240,19 @@ class Explicit(Design):
     @override
     def plan(self, composer: Composer) -> Plan:
         written = self.variants or {}
-        if not written:
+        names = list(written)
+        if not names:
             raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")
-        if CONTROL in written:
-            raise UsageError(f"study.variants: '{CONTROL}' is the name of the second baseline; choose another")
-        wrong = {name: found for name in written if (found := wrong_label(name))}
-        if wrong:
-            raise UsageError([f"study.variants: '{name}': a variant's name {found}" for name, found in wrong.items()])
-        if unknown := [name for name in self.only if name not in written]:
-            raise UsageError([f"study.only: no variant '{n}'; choose from {', '.join(written)}" for n in unknown])
-        variants, problems = {}, []
-        for name in [name for name in written if name in (self.only or written)]:
+        problems = [
+            f"study.variants: '{name}': a variant's name {wrong}" for name in names if (wrong := wrong_label(name))
+        ]
+        if CONTROL in names:
+            problems.append(f"study.variants: '{CONTROL}' is the name of the second baseline; choose another")
+        unknown = [name for name in self.only if name not in names]
+        problems += [f"study.only: no variant '{name}'; choose from {', '.join(names)}" for name in unknown]
+        problems += [f"study.edges: {problem}" for edge in self.edges for problem in _problems_of(edge, names)]
+        variants = {}
+        for name in [name for name in names if name in (self.only or names)]:
             try:
                 variants[name] = composer.variant(name, written[name])
             except UsageError as error:
@@ -260,9 +260,7 @@ class Explicit(Design):
         if problems:
             raise UsageError(problems)
         if self.published is not None:
-            require_published(self.published, list(written))
-        if wrong_edges := [found for edge in self.edges for found in _problems_of(edge, list(written))]:
-            raise UsageError([f"study.edges: {problem}" for problem in wrong_edges])
+            require_published(self.published, names)
         return Plan(
             tuple(variants.values()),
             tuple(

@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -112,9 +111,10 @@ class Inspection:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> list[tuple[VariantProcess, T]]:
-        asked = [process for process in group if process.takes_part]
-        begin = [(process, partial(process.worker.begin, request, *args, **kwargs)) for process in asked]
-        return self._session.ask_each(phase, begin, lenient=True)
+        def begin(process: VariantProcess) -> Callable[[], T]:
+            return process.worker.begin(request, *args, **kwargs)
+
+        return self._session.ask_each(group, phase, begin, lenient=True)
 
 
 @dataclass
@@ -125,6 +125,8 @@ class ImagePass:
     process: VariantProcess
     draw: Draw
     name: str
+    asked: int = 0
+    """How many of its batches the worker was asked for."""
     batches: list[Batch] = field(default_factory=list)
     """Those that were drawn."""
 
@@ -133,9 +135,15 @@ class ImagePass:
         """The folder of the images."""
         return self.study.folder / "images" / self.name
 
-    def begin(self, batch: int) -> Callable[[], Batch]:
-        """Begins one batch; returns a function that waits for it. Both raise WorkerError."""
-        return self.process.worker.begin(PipelineHost.generate, batch, self.draw, self.folder)
+    @property
+    def ahead(self) -> bool:
+        """Whether the worker, which must live, is still to be asked for batches."""
+        return self.process.takes_part and self.asked < self.draw.calls
+
+    def begin(self) -> Callable[[], Batch]:
+        """Begins the next batch; returns a function that waits for it. Both raise WorkerError."""
+        self.asked += 1
+        return self.process.worker.begin(PipelineHost.generate, self.asked - 1, self.draw, self.folder)
 
     def receive(self, batch: Batch) -> None:
         """Notes images that were drawn."""
@@ -152,25 +160,16 @@ class ImagePass:
 def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
     """Draws the images of variants side by side."""
     study = session.study
-    passes = [
-        ImagePass(study, process, _draw(study, process), study.slug(process.row))
-        for process in group
-        if process.takes_part
-    ]
-    for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
-        wanted = [drawing for drawing in passes if batch < drawing.draw.calls and drawing.process.takes_part]
-        asked = {drawing.process: drawing for drawing in wanted}
-        requests = [(process, partial(drawing.begin, batch)) for process, drawing in asked.items()]
-        for process, answer in session.ask_each("images", requests, lenient=True):
-            asked[process].receive(answer)
-    for drawing in passes:
-        if not drawing.process.takes_part:
-            continue
-        drawing.process.row.images = drawing.images
-        if len(drawing.batches) == drawing.draw.calls:
-            measurement = drawing.process.measurement
-            measurement.pass_s = [batch.seconds for batch in drawing.batches]
-            measurement.pass_held_gib = [batch.held_gib for batch in drawing.batches]
+    passes = {process: ImagePass(study, process, _draw(study, process), study.slug(process.row)) for process in group}
+    while wanted := [process for process, drawing in passes.items() if drawing.ahead]:
+        for process, batch in session.ask_each(wanted, "images", lambda asked: passes[asked].begin(), lenient=True):
+            passes[process].receive(batch)
+    for process, drawing in passes.items():
+        if process.takes_part:
+            process.row.images = drawing.images
+            if len(drawing.batches) == drawing.draw.calls:
+                process.measurement.pass_s = [batch.seconds for batch in drawing.batches]
+                process.measurement.pass_held_gib = [batch.held_gib for batch in drawing.batches]
 
 
 def _draw(study: Study, process: VariantProcess) -> Draw:
@@ -190,9 +189,9 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
         for draw in draws:
             drawing = ImagePass(study, process, draw, f"floor-{kind}")
             try:
-                for batch in range(draw.calls):
+                while drawing.ahead:
                     study.progress.phase(process.row.name, "images")
-                    drawing.receive(drawing.begin(batch)())
+                    drawing.receive(drawing.begin()())
                 study.result.redrawn[kind] = drawing.images
                 break
             except WorkerError as error:

@@ -45,12 +45,7 @@ class Forecast:
 def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protocol: Protocol, batch: int | None) -> int:
     """Returns how many calls of the pipeline a session makes: timed ones, those around them, and those for images.
 
-    Args:
-        variants: the variants that take part, including the repeated baseline.
-        processes: the number of processes of all variants together.
-        rounds: the number of timed calls of each process.
-        protocol: defines how many other calls there are.
-        batch: prompts per call in the quality pass; None uses each workload's own batch size.
+    `variants` take part, the repeated baseline among them, by `processes` in all; `batch` is that of the quality pass.
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
     calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, warmup_calls(variants, protocol)) + rounds)

@@ -35,14 +35,8 @@ def merge_resumed(
 ) -> StudyResult:
     """Returns the previous result, ready to be completed or extended.
 
-    Drops the verdicts of a gate if anything will be measured: they were on other data.
-
-    Args:
-        previous: the earlier result.
-        fresh: the same study as composed and planned now; it may ask for more of the same (`EXTENSIONS`).
-        plan: the variants of the study.
-        folder: the folder of the run, for messages.
-        retry_failed: also measures variants that failed, ran out of memory, were killed or took too long.
+    Drops the verdicts of a gate if anything will be measured: they were on other data. `fresh` is the same study as
+    composed and planned now; it may ask for more of the same (`EXTENSIONS`).
 
     Raises:
         UsageError: it is not the same study, with every difference; or no comparison is possible.

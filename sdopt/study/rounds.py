@@ -56,9 +56,7 @@ class _Timing:
     def _numbers(self, timed: _Samples, start: int = 0) -> Iterator[int]:
         """Yields the number of each round: the configured rounds, then further ones while too few are clean.
 
-        Args:
-            timed: returns the samples that the rounds add to.
-            start: how many calls each of them had before the first round.
+        `start` is how many calls the samples had before the first round.
         """
         session, rounds = self._session, self._session.rounds
         yield from range(1, rounds + 1)
@@ -76,10 +74,6 @@ class _Timing:
         for samples in timed:
             for index, call in enumerate(samples.calls[start:]):
                 call.left_out = index in left_out
-
-    def _end_rounds(self, process: VariantProcess) -> None:
-        """Records the figures of a process after its last round, before it gets any other request."""
-        process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
 
 
 def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> None:
@@ -109,12 +103,19 @@ class Rounds(_Timing):
         if session.rounds:
             self._discarded_round()
         for number in self._numbers(self._timed_samples):
-            self._round(number)
+            calls = list(product(session.timed, study.shapes))
+            self._shuffle.shuffle(calls)
+            for process, shape_index in calls:
+                if process.active:
+                    with session.noting_failure(process):
+                        self._time(process, shape_index, number)
+                    session.require_fit(f", in round {number}")
             self._leave_out(self._timed_samples())
             study.checkpoint()
         for process in session.timed:
-            with session.noting_failure(process):
-                self._end_rounds(process)
+            if process.active:  # else another process of its variant has failed meanwhile
+                with session.noting_failure(process):
+                    process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
         waiting = sorted(
             (process for process in session.processes if process.active),
@@ -130,16 +131,6 @@ class Rounds(_Timing):
 
     def _timed_samples(self) -> list[ShapeSamples]:
         return [samples for process in self._session.timed for samples in process.measurement.shapes]
-
-    def _round(self, number: int) -> None:
-        """Times each process once at each shape, in a newly shuffled order (`protocol.shuffle_seed`)."""
-        calls = list(product(self._session.timed, self._study.shapes))
-        self._shuffle.shuffle(calls)
-        for process, shape_index in calls:
-            if process.active:
-                with self._session.noting_failure(process):
-                    self._time(process, shape_index, number)
-                self._session.require_fit(f", in round {number}")
 
     def _discarded_round(self) -> None:
         """Calls all processes that will be timed, and discards the times: processes that started early have been idle.
@@ -220,7 +211,7 @@ class Blocks(_Timing):
                 for shape_index in self._study.shapes:
                     self._time(process, shape_index, number)
             self._leave_out(shapes, start)
-            self._end_rounds(process)
+            process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
         Inspection(self._session, [process]).take()
 
 

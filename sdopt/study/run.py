@@ -46,7 +46,7 @@ def run_study(
             study = Study(plan, result, machine, start_worker, folder, scratch, progress)
             before_s = result.precision.spent_s if result.precision else 0.0
             measure_missing(study, first_schedule(protocol, machine))
-            while more_processes(result, protocol, before_s + time.monotonic() - begun):
+            while more_processes(result, before_s + time.monotonic() - begun):
                 measure_missing(study, Schedule(result.sessions[-1].schedule, result.schedule.reason))
         set_final_statuses(result)
         result.status = "finished"
@@ -102,17 +102,12 @@ def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
     return Schedule()
 
 
-def more_processes(result: StudyResult, protocol: Protocol, spent_s: float) -> bool:
+def more_processes(result: StudyResult, spent_s: float) -> bool:
     """Grants the next processes to speed-ups that are not precise enough, as many at a time as the pilot had.
 
-    Args:
-        result: the study, whose pilot is measured.
-        protocol: says how precise, and for how long.
-        spent_s: the seconds that measuring took so far.
-
-    Returns:
-        False where none is needed, or the budget has no room for it.
+    Returns False where none is needed, or the budget has no room for it; measuring took `spent_s` so far.
     """
+    protocol = result.config.protocol
     if protocol.precision is None:
         return False
     result.precision = precision = result.precision or Precision(granted=result.config.replicates)

@@ -207,7 +207,6 @@ class DoesNotFitError(Exception):
 
     def __init__(self, starved: Sequence[tuple[VariantProcess, str]]) -> None:
         self.starved = starved
-        super().__init__("; ".join(reason for _, reason in starved))
 
 
 class BaselineFailedError(Exception):
@@ -271,7 +270,7 @@ class Session:
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
     def start(self, process: VariantProcess) -> None:
-        """Starts a worker: a `WorkerProcess`, with what `Experiment.measure` gave. Raises WorkerError."""
+        """Starts a worker: a `WorkerProcess`, with what `Experiment` gave. Raises WorkerError."""
         study = self.study
         self.progress.phase(process.row.name, "starting")
         process.given.clear()
@@ -318,31 +317,27 @@ class Session:
 
     def ask_each(
         self,
+        group: Sequence[VariantProcess],
         phase: str,
-        requests: Sequence[tuple[VariantProcess, Callable[[], Callable[[], T]]]],
+        begin: Callable[[VariantProcess], Callable[[], T]],
         lenient: bool = False,
     ) -> list[tuple[VariantProcess, T]]:
-        """Sends one request to each of several workers at once.
+        """Sends one request to each living worker of a group at once; returns the processes that answered, and what.
 
-        Args:
-            phase: the name of the phase in the progress display.
-            requests: processes with a worker, each with the request to it.
-            lenient: notes a request that fails instead of failing its variant, because it is not a timing; a worker
-                that is gone or lacks memory fails it anyway.
-
-        Returns:
-            the processes that answered, with their answers; of the others, `note_failure` keeps what went wrong.
+        Of the others, `note_failure` keeps what went wrong. Where it is `lenient`, a request that fails is noted
+        instead of failing its variant, because it is no timing; a worker that is gone or lacks memory fails it anyway.
         """
-        if not requests:
+        asked = [process for process in group if process.takes_part]
+        if not asked:
             return []
-        self.progress.together([process.row.name for process, _ in requests], phase)
+        self.progress.together([process.row.name for process in asked], phase)
         good: list[tuple[VariantProcess, T]] = []
-        for (process, _), answer in zip(requests, answers_of([begin for _, begin in requests]), strict=True):
+        for process, answer in zip(asked, answers_of([partial(begin, process) for process in asked]), strict=True):
             if not isinstance(answer, WorkerError):
                 good.append((process, answer))
             elif lenient and answer.status is Status.FAILED:
                 process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
-            else:
+            elif process.active:  # else another process of its variant has failed beside it
                 self.note_failure(process, answer)
         return good
 
@@ -353,15 +348,13 @@ class Session:
 
         `call` is how many each has made at that shape; `memory` says whether to measure the peak memory, too.
         """
-        found: list[tuple[VariantProcess, TimedCall]] = []
-        for part in batched([process for process in group if process.takes_part], self.study.sharing.calls):
-            requests = []
-            for process in part:
-                number = self.next_batch(process, shape_index, call)
-                begin = partial(process.worker.begin, PipelineHost.time_once, shape_index, number, memory=memory)
-                requests.append((process, begin))
-            found += self.ask_each(phase, requests)
-        return found
+
+        def begin(process: VariantProcess) -> Callable[[], TimedCall]:
+            number = self.next_batch(process, shape_index, call)
+            return process.worker.begin(PipelineHost.time_once, shape_index, number, memory=memory)
+
+        parts = batched(group, self.study.sharing.calls)
+        return [answer for part in parts for answer in self.ask_each(part, phase, begin)]
 
     def next_batch(self, process: VariantProcess, shape_index: int, call: int) -> int:
         """Returns the number of the batch for a call of a process, the same for all variants, and records it as given.

@@ -31,12 +31,7 @@ class Span:
 
 
 class Timeline:
-    """Assigns all time since the start to phases.
-
-    Args:
-        phase: the first phase.
-        begun: the start, by `time.monotonic`; None is now.
-    """
+    """Assigns all time since the start to phases; `begun` is the start of the first, by `time.monotonic`."""
 
     def __init__(self, phase: str = "start", begun: float | None = None) -> None:
         self._begun = self._booked = time.monotonic() if begun is None else begun

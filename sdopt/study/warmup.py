@@ -1,7 +1,6 @@
 """Brings the processes of a session to their steady state: loading, first calls, warm-up, memory."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
@@ -75,11 +74,10 @@ class Warmup:
     def _load(self, part: Sequence[VariantProcess]) -> list[tuple[VariantProcess, float]]:
         """Starts workers and loads their pipelines, all at once; returns the seconds that each takes."""
         for process in part:
-            with self._session.noting_failure(process):
-                self._session.start(process)
-        started = [process for process in part if process.takes_part]
-        requests = [(process, partial(process.worker.begin, PipelineHost.prepare)) for process in started]
-        loaded = self._session.ask_each("loading", requests)
+            if process.active:
+                with self._session.noting_failure(process):
+                    self._session.start(process)
+        loaded = self._session.ask_each(part, "loading", lambda process: process.worker.begin(PipelineHost.prepare))
         self._study.progress.advance(len(loaded))
         return loaded
 

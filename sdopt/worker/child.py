@@ -132,11 +132,7 @@ class ChildProcess:
             raise self._died() from None
 
     def receive(self, timeout_s: float | None = None, note: Callable[[Any], None] = _ignore) -> Any:
-        """Returns the child's next answer, without spinning while it waits.
-
-        Args:
-            timeout_s: limit for the answer, in seconds; None waits for as long as the process lives.
-            note: receives the content of each note that comes before the answer.
+        """Returns the child's next answer; `note` receives the content of each note that comes before it.
 
         Raises:
             ChildTimeoutError: there was no answer in time; the child is killed.
@@ -202,16 +198,6 @@ class ChildProcess:
         return ChildDiedError(code)
 
 
-def send_answer(connection: Connection, function: Callable[[], Any]) -> None:
-    """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
-    try:
-        pickled = ForkingPickler.dumps(Answer(function()))
-    except Exception as error:
-        pickled = ForkingPickler.dumps(Failure(_portable(error)))
-    with suppress(OSError):
-        connection.send_bytes(pickled)
-
-
 def _portable(error: Exception) -> Exception:
     """Returns the error, or one with the same text if the error itself cannot be pickled."""
     try:
@@ -261,12 +247,8 @@ def call_apart(
 ) -> T:
     """Runs `function` in a fresh process; returns its result or re-raises its error.
 
-    Args:
-        context: starts the process.
-        function: a function of a module; its arguments, its result and its notes are pickled.
-        arguments: the arguments of `function`.
-        timeout_s: limit in seconds; None waits for as long as the process lives.
-        note: if given, `function` gets a keyword argument `note`; each of its calls there calls `note` here.
+    It is a function of a module; its arguments, its result and its notes are pickled. With `note` it gets a keyword
+    argument of that name; each of its calls there calls `note` here.
 
     Raises:
         ChildTimeoutError: `function` took too long.
@@ -297,5 +279,11 @@ def in_process(context: StartContext, function: Callable[..., T], *arguments: An
 
 
 def _serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], notes: bool) -> None:
+    """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
     keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
-    send_answer(connection, lambda: function(*arguments, **keywords))
+    try:
+        pickled = ForkingPickler.dumps(Answer(function(*arguments, **keywords)))
+    except Exception as error:
+        pickled = ForkingPickler.dumps(Failure(_portable(error)))
+    with suppress(OSError):
+        connection.send_bytes(pickled)

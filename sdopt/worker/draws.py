@@ -81,13 +81,7 @@ def floor_draws(draw: Draw, variant: Variant, prompts: int, threads: int) -> dic
     """Returns, for each floor, the ways to draw the baseline again, the preferred one first.
 
     `sampling` starts from other noise. `numerical` uses another batch size and number of threads, which changes only
-    the order of sums; it comes last, because a larger batch may run out of memory.
-
-    Args:
-        draw: the draw of the baseline's images.
-        variant: the baseline.
-        prompts: the number of prompts to draw.
-        threads: the number of threads of its timed calls.
+    the order of sums; it comes last, because a larger batch may run out of memory. `threads` are those of timed calls.
     """
     first = replace(draw, prompts=draw.prompts[:prompts])
     # If images are drawn in another batch than timed calls use, the floor uses the latter, to measure that change.

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +28,6 @@ from sdopt.hardware.probe import usable_cores
 from sdopt.measure.compilation import compiled_so_far, note_cost, packages_so_far
 from sdopt.measure.garbage import garbage_of_block_collected
 from sdopt.measure.memory import PeakMemory, cap_memory
-from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
@@ -41,9 +39,10 @@ from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
 from sdopt.scratch import named_caches
 from sdopt.variant import Variant
-from sdopt.worker.child import Failure, Note, send_answer
+from sdopt.worker.child import Answer, Failure, Note
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.inputs import asked_inputs, prompts_and_noise
+from sdopt.worker.operations import tflop_per_image
 from sdopt.worker.protocol import (
     Asked,
     Batch,
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    Sends a note with each answer: the seconds spent in calls of the pipeline.
+    Sends a note before each answer: the seconds spent in calls of the pipeline.
     """
     try:
         with log.open("a", encoding="utf-8", buffering=1) as stream:
@@ -88,7 +87,16 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
                 request, args, kwargs = connection.recv()
             except (EOFError, OSError):
                 return
-            send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
+            before = host.in_calls_s
+            answer: Answer | Failure
+            try:
+                answer = Answer(getattr(host, request)(*args, **kwargs))
+            except Exception as error:
+                traceback.print_exc()
+                answer = Failure(describe_error(error))
+            with suppress(OSError):  # nobody waits for it any more
+                connection.send(Note(host.in_calls_s - before))
+                connection.send(answer)
 
 
 def variables(device: Device, cache: Path) -> dict[str, str]:
@@ -100,17 +108,6 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
     # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
     return caches | sdnq
-
-
-def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:
-    before = host.in_calls_s
-    try:
-        return getattr(host, request)(*args, **kwargs)
-    except Exception as error:
-        traceback.print_exc()
-        raise describe_error(error) from error
-    finally:
-        connection.send(Note(host.in_calls_s - before))
 
 
 class PipelineHost:
@@ -140,43 +137,32 @@ class PipelineHost:
         """Answers as soon as the process has started."""
 
     def prepare(self) -> float:
-        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise.
-
-        Returns:
-            the seconds that it took.
-        """
+        """Loads the pipeline, applies the options, and draws the noise; returns the seconds that it took."""
+        variant, hardware = self._variant, self._variant.hardware
         # Imported objects are no garbage, and looking through them takes a fifth of a second.
         with garbage_of_block_collected():
-            load_s = self._load()
+            start = time.perf_counter()
+            # PyTorch sees all cores of the machine, even if the container is limited to fewer.
+            self._threads = hardware.threads or min(torch.get_num_threads(), usable_cores())
+            self._use_threads(None)
+            if self._device.is_cuda:
+                torch.cuda.set_device(self._device.index)
+            if hardware.emulate_memory and hardware.sheet is not None:
+                cap_memory(self._device, hardware.sheet.memory_gib)
+            self._assembly = Assembly.load(variant, self._device.torch_name)
+            self._assembly.prepare_inputs(variant.texts)
+            draws = [timed_draw(variant, shape_index) for shape_index in range(len(variant.shapes))]
+            self._inputs = [self._prompts_and_noise(0, draw) for draw in draws]
+            self._synchronize()
+            load_s = time.perf_counter() - start
         self._memory.loaded()
         return load_s
-
-    def _load(self) -> float:
-        start = time.perf_counter()
-        # PyTorch sees all cores of the machine, even if the container is limited to fewer.
-        self._threads = self._variant.hardware.threads or min(torch.get_num_threads(), usable_cores())
-        self._use_threads(None)
-        if self._device.is_cuda:
-            torch.cuda.set_device(self._device.index)
-        hardware = self._variant.hardware
-        if hardware.emulate_memory and hardware.sheet is not None:
-            cap_memory(self._device, hardware.sheet.memory_gib)
-        self._assembly = Assembly.load(self._variant, self._device.torch_name)
-        self._assembly.prepare_inputs(self._variant.texts)
-        shape_indices = range(len(self._variant.shapes))
-        self._inputs = [
-            self._prompts_and_noise(0, timed_draw(self._variant, shape_index)) for shape_index in shape_indices
-        ]
-        self._synchronize()
-        return time.perf_counter() - start
 
     def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         """Times one call, from prompts to images, at the shape with index `shape_index`.
 
-        Args:
-            shape_index: the index of the shape among the variant's shapes.
-            number: the number of the batch of prompts and noise in `timed_draw`; after the last comes the first.
-            memory: whether to measure the call's peak memory, too.
+        `number` is that of the batch of prompts and noise in `timed_draw`; after the last comes the first. `memory`
+        says whether to measure the call's peak memory, too.
         """
         compiled, packages = compiled_so_far(), packages_so_far()
         if memory:
@@ -224,7 +210,7 @@ class PipelineHost:
         gc.collect(1)  # the garbage of the call before, and not through older objects
         self._synchronize()
         start = time.perf_counter()
-        images, pixels = self._read(inputs=inputs, **changes)
+        images, pixels = _arrays(self._call(inputs=inputs, **changes))
         self._synchronize()
         seconds = time.perf_counter() - start
         if noise is not None and not torch.equal(noise, inputs["latents"]):
@@ -239,12 +225,9 @@ class PipelineHost:
             raise RuntimeError(f"expected images of shape {asked}, got {pixels.shape}")
 
     def render(self, asked: Sequence[Asked], batch_size: int, changes: dict[str, Any]) -> Rendered:
-        """Draws images that a server was asked for, in one call.
+        """Draws images that a server was asked for, in one call, whose batch the last of them fills up.
 
-        Args:
-            asked: the images, of which either all or none have a negative prompt.
-            batch_size: how many images the call draws; the last one is repeated to fill it up.
-            changes: arguments of the call that differ from the workload's.
+        Either all or none have a negative prompt. `changes` are arguments that differ from the workload's.
         """
         graphs = compiled_so_far()[1]
         filled = [*asked, *[asked[-1]] * (batch_size - len(asked))]
@@ -266,7 +249,7 @@ class PipelineHost:
         if before is None:
             return None
         while time.perf_counter() - start < seconds:
-            self._read()
+            _arrays(self._call())
             self._synchronize()
             calls += 1
         after = self._monitor.energy_j()
@@ -302,7 +285,7 @@ class PipelineHost:
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
             inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
         with observed(self._pipe, clock.enter, clock.leave):
-            images, pixels = self._read(inputs=inputs)
+            images, pixels = _arrays(self._call(inputs=inputs))
         self._synchronize()
         self._require_asked(pixels, inputs, draw.size)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
@@ -313,11 +296,8 @@ class PipelineHost:
         return StagedCall(stages_s, self._sample(number, draw, images, pixels))
 
     def count_operations(self) -> float:
-        """Returns the TFLOP of one image. Raises the model's own error if it cannot run on the meta device."""
-        variant = self._variant
-        savings = [option for _, option in variant.applied if option.saves_operations]
-        work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
-        return tflop_per_image(self._pipe, *work, savings, bool(variant.negatives))["total"]
+        """Returns the TFLOP of one image."""
+        return tflop_per_image(self._pipe, self._variant)["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
@@ -329,10 +309,10 @@ class PipelineHost:
             self._latents = []
         # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
-        waited = waited_s(os.getpid())
+        waited = waited_s()
         images, pixels, seconds = self._read_inputs(self._prompts_and_noise(batch, draw), draw.size)
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
-        worked_s = max(seconds - (waited_s(os.getpid()) - waited), seconds / 100)
+        worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
@@ -365,20 +345,10 @@ class PipelineHost:
             self._given = read_latents(self._variant.workload.latents)
         return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
-    def _read(
-        self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Makes one call as `_call` does, and returns its images as floats and as bytes, (n, height, width, 3)."""
-        images = np.asarray(self._call(shape_index, inputs, **changes).images, dtype=np.float32)
-        return images, _as_bytes(images)
-
     def _call(self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
-        """Makes one call of the pipeline.
+        """Makes one call of the pipeline, with `changes` of its arguments.
 
-        Args:
-            shape_index: the index of the shape; used if `inputs` is not given.
-            inputs: prompts and noise, before the options change them; by default those of the first batch.
-            changes: further arguments of the call.
+        `inputs` are prompts and noise, before the options change them: by default the first batch's at a shape.
         """
         start = time.perf_counter()
         try:
@@ -409,12 +379,13 @@ class PipelineHost:
             torch.cuda.synchronize()
 
 
-def _as_bytes(images: np.ndarray) -> np.ndarray:
-    """Returns images with values in 0…1 as bytes; NaN becomes an arbitrary value."""
+def _arrays(output: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images of a call, (n, height, width, 3), as floats in 0…1 and as bytes; NaN is an arbitrary byte."""
+    images = np.asarray(output.images, dtype=np.float32)
     with np.errstate(invalid="ignore"):
         scaled = images.clip(0, 1)
         scaled *= 255
-        return scaled.round(out=scaled).astype(np.uint8)
+        return images, scaled.round(out=scaled).astype(np.uint8)
 
 
 _OUT_OF_MEMORY = (

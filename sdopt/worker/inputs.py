@@ -24,13 +24,7 @@ def prompts_and_noise(
     The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision, batch
     size and device do not change where an image starts.
 
-    Args:
-        variant: defines the number of images per prompt, and the task.
-        pipe: the pipeline to call.
-        device: PyTorch's name of the device that the pipeline runs on.
-        given: latents from a file that replace the noise, if there are any.
-        index: the number of the call within the draw.
-        draw: defines the prompts, the batches and the image size.
+    `given` are latents from a file that replace the noise; `index` is the number of the call within the draw.
     """
     count = variant.workload.images_per_prompt
     chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
@@ -57,15 +51,8 @@ def asked_inputs(
 ) -> Inputs:
     """Returns the prompts and the initial noise of one call for images that are named one by one.
 
-    Args:
-        variant: defines the task.
-        pipe: the pipeline to call.
-        device: PyTorch's name of the device that the pipeline runs on.
-        size: height and width in pixels.
-        prompts: one or more images are drawn of each.
-        negatives: the negative prompt of each prompt; None if there are none.
-        seeds: the seed of each image.
-        given: returns what replaces the noise, given the shape of one image's latents; None for nothing.
+    `seeds` has one for each image, of which each prompt has one or more. `given` returns what replaces the noise, given
+    the shape of one image's latents.
     """
     inputs = inputs_of(variant.task, variant.model, size, len(seeds))
     inputs["prompt"] = list(prompts)

@@ -77,8 +77,9 @@ def probe_machine(context: StartContext, wanted: str) -> tuple[Machine, StartCon
     Raises:
         UsageError: there is no such device.
     """
+    what = f"hardware.device={wanted}"
     try:
-        machine = _ask(context, wanted)
+        machine = in_process(context, _probe, wanted, what=what)
     except ServerError as error:
         slow = str(error)
     else:
@@ -86,7 +87,7 @@ def probe_machine(context: StartContext, wanted: str) -> tuple[Machine, StartCon
             return machine, context
         slow = "a library has started CUDA in the process that workers are forked from"
     context = multiprocessing.get_context("spawn")
-    machine = _ask(context, wanted)
+    machine = in_process(context, _probe, wanted, what=what)
     slow = f"{slow}: each worker imports PyTorch again, which takes seconds"
     return replace(machine, warnings=(slow, *machine.warnings)), context
 
@@ -94,11 +95,6 @@ def probe_machine(context: StartContext, wanted: str) -> tuple[Machine, StartCon
 def planned_machine(sheet: Sheet) -> Machine:
     """Returns the machine of a data sheet, for planning without it."""
     return Machine(planned_device(sheet), describe_cpu(), False, False, sheet)
-
-
-def _ask(context: StartContext, wanted: str) -> Machine:
-    """Probes the machine in a fresh process. Raises ServerError if none starts, because the fork server has ended."""
-    return in_process(context, _probe, wanted, what=f"hardware.device={wanted}")
 
 
 def _probe(wanted: str) -> Machine:

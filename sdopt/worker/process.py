@@ -129,11 +129,7 @@ class WorkerProcess(ChildProcess, Worker):
 
 
 def answers_of(requests: Sequence[Callable[[], Callable[[], R]]]) -> list[R | WorkerError]:
-    """Sends requests to several workers before it waits; returns the answer of each, or its error.
-
-    Args:
-        requests: functions that each begin one request, such as `partial(worker.begin, request)`.
-    """
+    """Begins requests of several workers before it waits; returns the answer of each, or its error."""
     begun = [_or_error(request) for request in requests]
     return [answer if isinstance(answer, WorkerError) else _or_error(answer) for answer in begun]
 

@@ -29,7 +29,7 @@ from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.library.process import _SWITCHES, ProcessChanges
 from sdopt.options.base import Finding, Optimization, Proof
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
-from tests.once import packaged_pipe
+from tests.fixtures import packaged_pipe
 from tests.pipelines.test_hub import cache, offline  # noqa: F401
 
 HUB_ID = "somebody/small-emoji"

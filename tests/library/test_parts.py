@@ -16,7 +16,7 @@ from PIL import Image
 import sdopt
 from sdopt.errors import ConflictError, UsageError
 from sdopt.reference import LORAS
-from tests.once import packaged_pipe
+from tests.fixtures import packaged_pipe
 
 STEPS, SIZE = 2, 32
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), dtype=np.uint8))

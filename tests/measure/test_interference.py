@@ -159,6 +159,10 @@ def test_waiting_counts_as_far_as_others_ran(kernel: Kernel, others_ticks: int, 
     assert found.waited == pytest.approx(waited, abs=1e-5)
 
 
+def test_of_a_window_in_which_it_did_nothing_there_is_no_share(kernel: Kernel) -> None:
+    assert known(kernel.meter().stop(seconds=0.0)).waited == 0.0
+
+
 def test_own_helpers_are_no_others(kernel: Kernel) -> None:
     meter = kernel.meter()
     kernel.ticks(busy=700, stolen=0)

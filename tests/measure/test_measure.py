@@ -1,5 +1,6 @@
 """Stages, traces, operation counts, memory, devices, and the figures that are made of them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,13 +141,13 @@ class TestMemory:
             return known(memory.read().process_peak_gib)
 
         memory.loaded()
-        memory.reset()
+        memory.watch()
         before = peak()
         block = torch.ones(200 * 2**20 // 4)
         del block
         highest = peak()
         assert 0.19 < highest - before < 0.30
-        memory.reset()
+        memory.watch()
         assert peak() < highest - 0.15
 
     def test_what_is_loaded_counts_from_before(self) -> None:
@@ -218,13 +219,14 @@ class TestAroundACall:
         loaded, card, now = session(), self.Card(2.0), 0.0
         assert loaded.measure_energy(5.0) is None
 
-        def call() -> None:
+        def call() -> SimpleNamespace:
             nonlocal now
             now += 0.3
             card.joules += card.per_call_j
+            return SimpleNamespace(images=[])
 
         monkeypatch.setattr(loaded, "_monitor", card)
-        monkeypatch.setattr(loaded, "_read", call)
+        monkeypatch.setattr(loaded, "_call", call)
         monkeypatch.setattr("sdopt.worker.host.time.perf_counter", lambda: now)
         assert loaded.measure_energy(5.0) == pytest.approx(2.0)
         assert now >= 5.0

@@ -47,7 +47,7 @@ class TestSandbox:
 
     def test_leaves_the_peak_of_the_host_empty(self, sandboxed: PeakMemory) -> None:
         sandboxed.loaded()
-        sandboxed.reset()
+        sandboxed.watch()
         found = sandboxed.read()
         assert found.process_peak_gib is None
         assert found.headline is None
@@ -120,7 +120,7 @@ class TestGraphs:
         monkeypatch.setattr(memory_module, "_elsewhere", [4 * MIB, -1 * MIB])
         memory = PeakMemory(Device("cuda"))
         memory.loaded()
-        memory.reset()
+        memory.watch()
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
         found = memory.read()
         assert found.cuda_peak_allocated_gib == peak * MIB / 2**30
@@ -147,10 +147,10 @@ def running(program: str) -> Iterator[int]:
 
 
 def test_a_child_counts_that_left_the_group() -> None:
-    before = held_elsewhere(os.getpid())
+    before = held_elsewhere()
     with running(HOLDING) as pid:
         assert pid in started_by(os.getpid())
-        assert held_elsewhere(os.getpid()) - before == pytest.approx(64 / 1024, abs=0.02)
+        assert held_elsewhere() - before == pytest.approx(64 / 1024, abs=0.02)
 
 
 def test_files_below_a_folder_in_memory_count() -> None:

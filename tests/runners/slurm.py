@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.command import eventually, parents
+import psutil
+
+from tests.command import eventually
 from tests.tracking.postgres import free_port
 
 NODES = ("one", "two")
@@ -198,7 +200,7 @@ class Cluster:
 def _processes_with(entry: str) -> list[int]:
     """The processes, this one left out, that have an entry in their environment."""
     found = []
-    for pid in parents():
+    for pid in psutil.pids():
         with suppress(OSError):
             if pid != os.getpid() and entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)

@@ -342,11 +342,8 @@ REFUSED = [
     ("study=one_at_a_time study.options=['bf16']", "bf16"),
     ("study=one_at_a_time study.options=['precision:']", "precision"),
     ("study=cumulative study.options=[precision]", "'precision' is no option; write group:option"),
-    ("study=leave_one_out", "study=leave_one_out: choose at least two"),
     ("study=leave_one_out precision=bf16", "study=leave_one_out: choose at least two"),
     ("study=factorial", r"study\.options: factorial needs them"),
-    ("study=factorial study.options=[precision:bf16,precision:bf16]", "'precision=bf16' is listed twice"),
-    ("study=factorial study.options=[attention:nope]", "attention=nope: .*vanilla"),
     ("study=factorial study.options=['workload.steps:3','attention:math']", r"workload\.steps"),
     ("study=factorial study.options=[memory,precision:bf16]", "'memory' is a group whose options combine"),
 ]  # fmt: skip

@@ -154,34 +154,21 @@ class TestMissing:
         assert resumed.result.config.tracking.images is False
 
 
-class TestFailed:
-    @pytest.fixture
-    def failed(self, tmp_path: Path) -> Path:
-        once = ["study=explicit", "study.variants={baseline: [], once: ['workload.seed:1']}"]
-        with fake_workers(Fakes({"once": failing(Status.FAILED)})):
-            found = sdopt(tmp_path, "run", *SMOKE, *once)
-        assert found.code == 3
-        return found.folder
-
-    def test_is_a_result_unless_it_is_to_be_tried_again(self, failed: Path) -> None:
-        result = read_result(failed)
-        result.gate = "a gate"
-        result.judgements = [Judgement("once", "baseline", "once", Contract.EXACT, Verdict.FAIL, [])]
-        write_result(result, failed)
-        assert "already complete" in resume(failed).out
-        assert read_result(failed).gate
-        resumed = resume(failed, "retry_failed=true")
-        assert resumed.code == 0, resumed.shown
-        assert_whole(resumed.result, 2)
-        assert (resumed.result.gate, resumed.result.judgements) == ("", [])  # those were on what failed
-
-    def test_a_baseline_that_failed_leaves_nothing_to_compare_with(self, broken_off: Path) -> None:
-        result = read_result(broken_off)
-        result.variant("baseline").status = Status.KILLED
-        write_result(result, broken_off)
-        resumed = resume(broken_off)
-        assert resumed.code == 2
-        assert "add retry_failed=true" in resumed.err
+def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path) -> None:
+    once = ["study=explicit", "study.variants={baseline: [], once: ['workload.seed:1']}"]
+    with fake_workers(Fakes({"once": failing(Status.FAILED)})):
+        found = sdopt(tmp_path, "run", *SMOKE, *once)
+    assert found.code == 3
+    result = found.result
+    result.gate = "a gate"
+    result.judgements = [Judgement("once", "baseline", "once", Contract.EXACT, Verdict.FAIL, [])]
+    write_result(result, found.folder)
+    assert "already complete" in resume(found.folder).out
+    assert read_result(found.folder).gate
+    resumed = resume(found.folder, "retry_failed=true")
+    assert resumed.code == 0, resumed.shown
+    assert_whole(resumed.result, 2)
+    assert (resumed.result.gate, resumed.result.judgements) == ("", [])  # those were on what failed
 
 
 class TestRefused:

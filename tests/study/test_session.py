@@ -238,7 +238,7 @@ class TestFaults:
         ],
     )
     def test_end_one_variant_and_no_other(self, tmp_path: Path, fault: Fault, status: str) -> None:
-        study = fake_study(["it", "sound"], rounds=3, warmup=1)
+        study = fake_study(["it", "sound"], rounds=3, replicates=2, warmup=1)
         result, fakes = run_fake(tmp_path, study, Fakes({"it": fault}))
         assert result.status == "finished"
         assert statuses(result) == {"baseline": "ok", "it": status, "sound": "ok", CONTROL: "ok"}
@@ -246,6 +246,15 @@ class TestFaults:
         assert not any(worker.alive for worker in fakes.started)
         compared = {edge.candidate: edge.shapes[0].speedup is not None for edge in result.comparisons}
         assert compared == {"it": result.variant("it").status.measured, "sound": True, CONTROL: True}
+
+
+@pytest.mark.parametrize("threads", [1, 2], ids=["at once", "one after the other"])
+def test_processes_of_one_variant_that_fail_beside_each_other_are_one_failure(tmp_path: Path, threads: int) -> None:
+    """In the discarded round, in which this seed makes a pair of two of them, on two cores."""
+    study = fake_study(["it"], {"hardware": {"threads": threads}}, rounds=1, replicates=3, shuffle_seed=4)
+    result, _ = run_fake(tmp_path, study, Fakes({"it": failing(Status.FAILED, "time_once", call=2)}))
+    assert statuses(result) == {"baseline": "ok", "it": "failed", CONTROL: "ok"}
+    assert result.variant("it").reason == "failed in time_once 2"
 
 
 class TestMemory:
@@ -365,15 +374,10 @@ class TestMissing:
             compared = {m.replicate for m in row.measurements for i in m.shapes[0].timed_images if i.error is not None}
             assert compared == {0, 1}, row.name
 
-    @pytest.mark.parametrize(
-        ("more", "expected"), [({"rounds": 3}, [(0, 0, 2), (1, 0, 1)]), ({"replicates": 2}, [(0, 0, 2), (1, 1, 2)])]
-    )
-    def test_rounds_and_processes_are_added(
-        self, tmp_path: Path, more: dict[str, int], expected: list[tuple[int, int, int]]
-    ) -> None:
+    def test_rounds_are_added(self, tmp_path: Path) -> None:
         run_fake(tmp_path, fake_study(["a", "b"], rounds=2, replicates=1))
-        result, _ = self.resumed(tmp_path, **more)
-        assert calls_of(result) == dict.fromkeys(("baseline", "a", "b", CONTROL), expected)
+        result, _ = self.resumed(tmp_path, rounds=3)
+        assert all(processes == [(0, 0, 2), (1, 0, 1)] for processes in calls_of(result).values())
         assert set(statuses(result).values()) == {"ok"}
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.schema import Shape
+from sdopt.study.resume import missing_of
 from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fixtures import CPU, Composers
 
@@ -42,6 +43,7 @@ class TestAProcess:
                 assert samples.evidence
                 assert all(evidence.engaged for evidence in samples.evidence)
         assert all(edge.speedup for comparison in result.comparisons for edge in comparison.shapes)
+        assert not missing_of(result).variants, "to resume it measures nothing again"
 
     def test_counts_what_each_shape_compiled(self, result: StudyResult) -> None:
         [measured] = candidate(result).measurements
@@ -61,13 +63,6 @@ class TestAProcess:
     def test_is_shown_with_its_shapes(self, traced: Finished) -> None:
         assert "speed-up, 32×32, batch 1" in traced.shown
         assert "1 graph" in (traced.folder / "table.md").read_text()
-
-    def test_that_is_measured_whole_is_not_measured_again(self, traced: Finished) -> None:
-        again = sdopt(traced.cwd, "run", f"resume={traced.folder}")
-        assert again.code == 0, again.shown
-        assert "already complete" in again.shown
-        other = refused(traced.cwd, "run", f"resume={traced.folder}", "workload.size=[32,48]")
-        assert "workload.size=[32,48]: cannot be changed together with resume" in other.shown
 
 
 NINE = f"workload.size={[64 + 8 * n for n in range(9)]}".replace(" ", "")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from sdopt.contract import Contract
 from sdopt.record.files import write_result
@@ -16,11 +15,10 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.sweep import exit_code
 from sdopt.schema import Rule
-from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
-from sdopt.worker.draws import LATENTS, timed_draw
+from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, eventually, fork, sdopt, start, workers
+from tests.command import SMOKE, Finished, eventually, sdopt, start, workers
 from tests.fakes import Fakes, fake_workers
 from tests.fixtures import Load
 from tests.records import known, reconfigure
@@ -35,16 +33,10 @@ def image(finished: Finished, variant: str, prompt: int) -> np.ndarray:
     return np.asarray(Image.open(finished.folder / record.path), dtype=float)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""  # it ended meanwhile
-
-
 class TestFinished:
     def test_statuses_and_exit_code(self, finished: Finished, result: StudyResult) -> None:
         assert finished.code == 0
+        assert result.environment.start_method == "forkserver"
         assert {name: str(row.status) for name, row in rows(result).items()} == {
             "baseline": "ok",
             "bfloat16": "ok",
@@ -141,13 +133,6 @@ def batch_of(loaded: PipelineHost, index: int = 0) -> dict[str, Any]:
 class TestNoise:
     """What an image starts from is the same in every variant."""
 
-    def test_whatever_the_batch_size(self, session: Load) -> None:
-        single = session("workload.prompt_count=4")
-        four = session("workload.prompt_count=4", "workload.batch_size=4")
-        singles = torch.cat([batch_of(single, index)["latents"] for index in range(4)])
-        assert torch.equal(batch_of(four)["latents"], singles)
-        assert len(set(singles.flatten(1).sum(1).tolist())) == 4
-
     def test_whatever_the_precision(self, session: Load) -> None:
         full, half = batch_of(session())["latents"], batch_of(session("precision=bf16"))["latents"]
         assert half.dtype == torch.bfloat16
@@ -158,48 +143,6 @@ class TestNoise:
         latents = batch_of(several)["latents"]
         assert len(latents) == 6
         assert len({float(noise.sum()) for noise in latents}) == 6
-
-    def test_a_short_last_batch_is_filled_up_and_draws_each_image_once(self, session: Load, tmp_path: Path) -> None:
-        loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
-        draw = timed_draw(loaded._variant)
-        assert draw.calls == 2
-        records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path).records]
-        assert [(record.prompt_index, record.image_index) for record in records] == [
-            (prompt, number) for prompt in range(3) for number in range(2)
-        ]
-        assert [record.seed for record in records] == list(range(6))
-        assert len(list(tmp_path.glob("*.png"))) == 6
-        assert load_file(tmp_path / LATENTS)["latents"].shape[0] == 6
-
-
-class TestBlocks:
-    @pytest.mark.slow
-    def test_each_process_compiles_once(self, tmp_path: Path) -> None:
-        """The baseline is started three times, its control twice; all but the first find what was compiled."""
-        finished = sdopt(
-            tmp_path,
-            *("run", *SABOTAGE, *SMOKE, "protocol.schedule=blocks", "protocol.stage_calls=0", "quality.prompt_count=9"),
-            "workload.prompts=[red apple,cat face]",
-            *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache"),
-        )
-        assert finished.code == 0, finished.shown
-        result = finished.result
-        assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
-        assert result.schedule.drift
-        for row in result.variants:
-            assert [record.prompt for record in row.images] == ["red apple", "cat face"]
-        folders: list[str] = []
-        for path in (finished.folder / "logs").iterdir():
-            said = [line.split() for line in path.read_text().splitlines() if "_CACHE_DIR: " in line]
-            for name in ("TORCHINDUCTOR_CACHE_DIR:", "TRITON_CACHE_DIR:"):
-                found = [(state, folder) for variable, state, folder in said if variable == name]
-                folders.append(found[0][1])
-                assert len(found) > 1
-                assert found == [("cold", folders[-1]), *[("warm", folders[-1])] * (len(found) - 1)]
-                assert "/study-" in folders[-1]
-        # No variant finds what another one has compiled.
-        assert len(set(folders)) == len(folders) == 2 * 2
-        assert not list(own_folder().glob("study-*"))
 
 
 def test_numbers_that_are_not_finite_are_said_where_nothing_judges_images(tmp_path: Path) -> None:
@@ -227,89 +170,6 @@ def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
     assert "interaction" in finished.out
 
 
-# ----------------------------------------------------------------------------------------------- variants that go wrong
-
-SABOTAGES = {
-    "raises in apply": "raises_in_apply",
-    "kills itself": "kills_itself",
-    "exits": "exits",
-    "wants a tensor": "wants_a_tensor",
-    "talks": "talks",
-    "unpicklable evidence": "unpicklable_evidence",
-}
-
-
-def explicit(options: dict[str, str]) -> list[str]:
-    variants = ", ".join(f"{name}: ['+sabotage={option}']" for name, option in options.items())
-    return ["study=explicit", f"study.variants={{baseline: [], {variants}}}"]
-
-
-@pytest.fixture(scope="module")
-def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A study with a variant of every failure, and some that are sound, measured by a process of its own."""
-    process = fork(
-        tmp_path_factory.mktemp("sabotaged"),
-        *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
-        *("protocol.rounds=3", "protocol.warmup=1", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
-    )
-    finished = process.finish()
-    assert process.left_behind() == []
-    return finished
-
-
-class TestFailures:
-    @staticmethod
-    def log(finished: Finished, variant: str) -> str:
-        [path] = (finished.folder / "logs").glob(f"*-{variant.replace(' ', '-')}-0.log")
-        return path.read_text()
-
-    @pytest.mark.parametrize(
-        ("name", "status", "reason"),
-        [
-            ("raises in apply", "failed", "RuntimeError: a part is missing"),
-            ("kills itself", "killed", "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out"),
-            ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
-            ("wants a tensor", "out_of_memory", "RuntimeError: "),
-            ("talks", "ok", ""),
-            ("unpicklable evidence", "ok", ""),
-        ],
-    )
-    def test_have_a_status_and_a_reason(self, sabotaged: Finished, name: str, status: str, reason: str) -> None:
-        row = rows(sabotaged.result)[name]
-        assert row.status == status
-        assert reason in row.reason
-        assert "\n" not in row.reason
-        assert bool(row.reason) == (status != "ok")
-        assert status == "ok" or status in sabotaged.out
-
-    def test_do_not_touch_their_siblings(self, sabotaged: Finished) -> None:
-        for name in ("baseline", CONTROL, "talks"):
-            row = rows(sabotaged.result)[name]
-            assert row.status is Status.OK
-            assert len(row.measurements[0].shapes[0].latency_s) == 3
-            assert len(row.images) == 1
-        assert sabotaged.result.status == "finished"
-        assert sabotaged.result.environment.start_method == "forkserver"
-        assert sabotaged.code == 3
-
-    def test_leave_no_process(self, sabotaged: Finished) -> None:
-        sleeping = [
-            path.parent.name
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if _read(path) == b"sleep\x00600\x00" and (path.parent / "cwd").readlink() == sabotaged.cwd
-        ]
-        assert sleeping == []
-
-    def test_what_they_say_and_a_traceback_are_in_the_log_alone(self, sabotaged: Finished) -> None:
-        log = self.log(sabotaged, "talks")
-        for said in ("print", "stderr", "write", "a child", "a child to stderr"):
-            assert f"said by {said}\n" in log or f"said to {said}\n" in log
-        log = self.log(sabotaged, "raises in apply")
-        assert "Traceback" in log
-        assert "a part\nis missing" in log
-        assert not [word for word in ("said ", "Traceback") if word in sabotaged.out + sabotaged.err]
-
-
 @pytest.mark.slow
 def test_ctrl_c_while_libraries_are_imported(tmp_path: Path) -> None:
     process = start(tmp_path, *SMOKE, module="runners.run")  # the command, in another way
@@ -321,8 +181,3 @@ def test_ctrl_c_while_libraries_are_imported(tmp_path: Path) -> None:
     assert finished.err == "sdopt: interrupted\n"
     # The server ends once it has imported what it was told to.
     assert process.left_behind(patience_s=60) == []
-
-
-def test_the_sabotages_are_all_used() -> None:
-    files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
-    assert files == {*SABOTAGES.values(), "harmless", "uses_the_cache"}

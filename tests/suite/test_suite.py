@@ -29,7 +29,7 @@ from sdopt.suite.parts import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
 from sdopt.suite.record import Ending, Entry, Record, pack, read_record, unpack, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
-from tests.command import ROOT, Finished, eventually, refused, sdopt, state_of, working_in
+from tests.command import ROOT, Finished, eventually, has_ended, refused, sdopt, working_in
 from tests.fakes import fake_workers
 from tests.fixtures import CPU
 from tests.records import known, retime
@@ -379,7 +379,7 @@ class TestProcess:
         assert run.code == -signal.SIGKILL
         assert run.seconds < 10
         child = int((tmp_path / "log").read_text())
-        assert eventually(lambda: state_of(child) == "Z", 5)
+        assert eventually(lambda: has_ended(child), 5)
 
     def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]

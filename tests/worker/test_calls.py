@@ -4,6 +4,7 @@ import gc
 import re
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.pipelines.tasks import noise_in_float32
-from sdopt.worker.draws import timed_draw
+from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.inputs import prompts_and_noise
 from tests.fixtures import CPU, Load
@@ -80,11 +82,13 @@ class TestNoise:
 
 class TestTimedCall:
     def test_draws_the_batch_of_its_number(self, session: Load, tmp_path: Path) -> None:
-        """The first, the second, one that is filled up from the start, and one that wraps around."""
+        """The first, the second, one that is filled up from the start, and one that wraps around; each is kept once."""
         loaded = session(*BATCHES)
         draw = timed_draw(loaded._variant)
-        for batch in range(draw.calls):
-            loaded.generate(batch, draw, tmp_path)
+        records = [record for batch in range(draw.calls) for record in loaded.generate(batch, draw, tmp_path).records]
+        assert [(record.prompt_index, record.image_index) for record in records] == [*product(range(5), range(2))]
+        assert [record.seed for record in records] == [*range(10)]
+        assert len(load_file(tmp_path / LATENTS)["latents"]) == len([*tmp_path.glob("*.png")]) == 10
         for number, prompt, image in ((0, 0, 0), (1, 2, 1), (2, 0, 0), (5, 0, 1)):
             sampled = known(loaded.time_once(number=number).image)
             assert (sampled.prompt_index, sampled.image_index) == (prompt, image)

@@ -14,9 +14,9 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.worker import child as child_module
-from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, call_apart, in_process, send_answer
+from sdopt.worker.child import Answer, ChildDiedError, ChildProcess, ChildTimeoutError, call_apart, in_process
 from sdopt.worker.forkserver import StartContext, start_fork_server
-from tests.command import ROOT, eventually, state_of, workers
+from tests.command import ROOT, eventually, has_ended, workers
 
 
 class OddError(Exception):
@@ -59,17 +59,17 @@ def sleep() -> None:
 
 def parent_of_a_sleeper(connection: Connection) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as apart:
-        send_answer(connection, lambda: apart.pid)
+        connection.send(Answer(apart.pid))
 
 
 def answers_and_leaves_a_sleeper(connection: Connection) -> None:
-    send_answer(connection, lambda: os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600"))
+    connection.send(Answer(os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600")))
     with suppress(EOFError):
         connection.recv()
 
 
 def sleeper(connection: Connection) -> None:
-    send_answer(connection, os.getpid)
+    connection.send(Answer(os.getpid()))
     time.sleep(600)
 
 
@@ -166,4 +166,4 @@ if __name__ == "__main__":
         if program is parent_of_a_sleeper:
             os.kill(apart, signal.SIGSTOP)
         end(child)
-        assert eventually(lambda: state_of(apart) == "Z")
+        assert eventually(lambda: has_ended(apart))

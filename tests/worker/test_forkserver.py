@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.errors import UsageError
 from sdopt.worker.forkserver import prepare_environment, start_fork_server
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.machine import probe_machine
@@ -45,16 +44,11 @@ print(set(Seen.found) - {"aten.lift_fresh.default"}, torch.cuda.is_initialized()
         assert done.stdout.strip() == "set() False"
 
     def test_the_users_environment_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+        monkeypatch.setenv("DIFFUSERS_VERBOSITY", "debug")
         monkeypatch.delenv("TOKENIZERS_PARALLELISM")
         prepare_environment()
-        assert os.environ["OMP_WAIT_POLICY"] == "active"
+        assert os.environ["DIFFUSERS_VERBOSITY"] == "debug"
         assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
-
-    def test_a_mistake_in_the_device_comes_back_whole(self) -> None:
-        with pytest.raises(UsageError) as caught:
-            probe_machine(start_fork_server(), "gpu")
-        assert caught.value.problems == ["hardware.device=gpu: choose auto, cpu, cuda or cuda:N"]
 
     @pytest.mark.slow
     def test_workers_can_be_spawned_where_they_cannot_be_forked(self, variant: Compose, tmp_path: Path) -> None:

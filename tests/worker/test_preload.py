@@ -134,13 +134,13 @@ class TestServer:
     def test_that_cannot_fork_is_replaced_by_spawning(self, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
         found, asked = Machine(CPU, {}, preloaded=True, bad_fork=trouble == "bad fork"), []
 
-        def ask(context: Any, wanted: str) -> Machine:
+        def ask(context: Any, _probe: object, wanted: str, what: str) -> Machine:
             asked.append(context)
             if len(asked) == 1 and trouble == "ended":
                 raise ServerError("the process that workers are forked from has ended")
             return found if len(asked) == 1 else replace(found, bad_fork=False, warnings=("another",))
 
-        monkeypatch.setattr(machine, "_ask", ask)
+        monkeypatch.setattr(machine, "in_process", ask)
         given: Any = object()
         chosen, context = find_machine(given, Hardware(device="cpu"), dict)
         assert asked == [given, context]

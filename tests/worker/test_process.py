@@ -5,22 +5,26 @@ import os
 import runpy
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from sdopt.hardware.device import Device
+from sdopt.options import Optimization
 from sdopt.record.records import Status
 from sdopt.scratch import CACHES
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
-from tests.command import parents
+from tests import sabotage
+from tests.command import eventually, has_ended, workers
 from tests.fixtures import CPU, Compose
 from tests.records import known
 
@@ -44,12 +48,32 @@ PERHAPS_MEMORY = (
 )
 
 
+Start = Callable[..., Worker]
+
+
 @pytest.fixture
-def worker(variant: Compose, tmp_path: Path) -> Iterator[Worker]:
-    places = tmp_path / "log", tmp_path / "scratch"
-    worker = WorkerProcess(start_fork_server(), CPU, 60, variant("hardware.threads=1"), *places)
+def start(variant: Compose, tmp_path: Path) -> Iterator[Start]:
+    """Starts workers, which end with the test."""
+    started: list[Worker] = []
+
+    def worker(
+        log: str = "log", device: Device = CPU, timeout_s: float = 60, option: Optimization | None = None
+    ) -> Worker:
+        places, of = (tmp_path / log, tmp_path / "scratch"), variant("hardware.threads=1")
+        if option is not None:
+            options, choices = {**of.optimizations, "own": option}, {**of.choices, "own": "it"}
+            of = replace(of, optimizations=options, choices=choices)
+        started.append(WorkerProcess(start_fork_server(), device, timeout_s, of, *places))
+        return started[-1]
+
     yield worker
-    worker.kill()
+    for each in started:
+        each.kill()
+
+
+@pytest.fixture
+def worker(start: Start) -> Worker:
+    return start()
 
 
 class TestWorker:
@@ -57,8 +81,9 @@ class TestWorker:
         worker.ask(PipelineHost.hello)
         assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
         assert os.getsid(worker.pid) != os.getsid(0)
-        tree = parents()
-        assert tree[tree[worker.pid]] == os.getpid(), "it is a child of the server"
+        server = psutil.Process(worker.pid).parent()
+        assert server is not None
+        assert server.ppid() == os.getpid()
 
     def test_answers_one_thing_after_the_other(self, worker: Worker) -> None:
         assert worker.ask(PipelineHost.prepare) > 0
@@ -70,29 +95,20 @@ class TestWorker:
         memory = known(worker.ask(PipelineHost.time_once, memory=True).memory)
         assert memory.headline is not None
 
-    def test_works_beside_others(self, variant: Compose, tmp_path: Path) -> None:
+    def test_works_beside_others(self, start: Start) -> None:
         """Each answers for itself, also where another fails; and all can be asked again."""
-        context = start_fork_server()
 
         def ask(workers: Sequence[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
             return answers_of([partial(worker.begin, request) for worker in workers])
 
-        workers = [
-            WorkerProcess(context, CPU, 60, variant(), tmp_path / f"log-{number}", tmp_path / "scratch")
-            for number in range(3)
-        ]
-        try:
-            assert ask(workers, PipelineHost.hello) == [None] * 3
-            begun = workers[0].begin(PipelineHost.prepare)
-            loaded = ask(workers[1:], PipelineHost.prepare)
-            assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
-            os.kill(workers[1].pid, signal.SIGKILL)
-            calls = ask(workers, PipelineHost.time_once)
-            assert [type(call) for call in calls] == [TimedCall, WorkerError, TimedCall]
-            assert [type(call) for call in ask(workers, PipelineHost.time_once)][::2] == [TimedCall] * 2
-        finally:
-            for worker in workers:
-                worker.kill()
+        workers = [start(f"log-{number}") for number in range(3)]
+        assert ask(workers, PipelineHost.hello) == [None] * 3
+        begun = workers[0].begin(PipelineHost.prepare)
+        loaded = ask(workers[1:], PipelineHost.prepare)
+        assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
+        os.kill(workers[1].pid, signal.SIGKILL)
+        for _ in range(2):
+            assert [type(call) for call in ask(workers, PipelineHost.time_once)] == [TimedCall, WorkerError, TimedCall]
 
     def test_survives_a_request_that_fails(self, worker: Worker) -> None:
         with pytest.raises(WorkerError, match="AttributeError") as caught:
@@ -105,17 +121,15 @@ class TestWorker:
     def test_ends_when_told(self, worker: Worker) -> None:
         worker.ask(PipelineHost.hello)
         worker.stop()
-        assert worker.pid not in parents()
+        assert has_ended(worker.pid)
         assert not worker.alive
         worker.stop()
         worker.kill()
 
     @pytest.mark.parametrize(("device", "may_be_memory"), [(CPU, False), (CARD, True)])
-    def test_says_which_signal_ended_it(
-        self, variant: Compose, tmp_path: Path, device: Device, may_be_memory: bool
-    ) -> None:
+    def test_says_which_signal_ended_it(self, start: Start, device: Device, may_be_memory: bool) -> None:
         """A crash beside others on a card is tried alone; on a CPU it is one."""
-        worker = WorkerProcess(start_fork_server(), device, 60, variant(), tmp_path / "log", tmp_path / "scratch")
+        worker = start(device=device)
         worker.ask(PipelineHost.hello)
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerError) as caught:
@@ -124,13 +138,71 @@ class TestWorker:
         assert caught.value.reason == "killed by SIGSEGV during 'time_once'"
         assert caught.value.out_of_memory == may_be_memory
 
-    def test_has_a_time_limit_for_each_answer(self, variant: Compose, tmp_path: Path) -> None:
-        worker = WorkerProcess(start_fork_server(), CPU, 0.01, variant(), tmp_path / "log", tmp_path / "scratch")
+    def test_has_a_time_limit_for_each_answer(self, start: Start) -> None:
+        worker = start(timeout_s=0.01)
         with pytest.raises(WorkerError) as caught:
             worker.ask(PipelineHost.prepare)
         assert caught.value.status is Status.TIMEOUT
         assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
-        assert worker.pid not in parents()
+        assert has_ended(worker.pid)
+
+
+class TestOptionThatGoesWrong:
+    @pytest.mark.parametrize(
+        ("option", "status", "reason"),
+        [
+            (sabotage.RaisesInApply(), Status.FAILED, "RuntimeError: a part is missing"),
+            (
+                sabotage.KillsItself(),
+                Status.KILLED,
+                "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out",
+            ),
+            (sabotage.Exits(), Status.FAILED, "ended with exit code 7 during 'prepare': no licence found"),
+            (sabotage.WantsTooMuch(), Status.OUT_OF_MEMORY, "RuntimeError: "),
+        ],
+    )
+    def test_is_the_reason_in_a_line(self, start: Start, option: Optimization, status: Status, reason: str) -> None:
+        with pytest.raises(WorkerError) as caught:
+            start(option=option).ask(PipelineHost.prepare)
+        assert caught.value.status is status
+        assert caught.value.reason.startswith(reason)
+        assert "\n" not in caught.value.reason
+
+    def test_says_so_in_the_log_with_a_traceback(self, start: Start, tmp_path: Path) -> None:
+        with pytest.raises(WorkerError):
+            start(option=sabotage.RaisesInApply()).ask(PipelineHost.prepare)
+        log = (tmp_path / "log").read_text()
+        assert "Traceback" in log
+        assert "a part\nis missing" in log
+
+    def test_what_it_says_in_any_way_is_in_the_log_and_what_it_started_ends(self, start: Start, tmp_path: Path) -> None:
+        others = workers()
+        worker = start(option=sabotage.Talks())
+        worker.ask(PipelineHost.prepare)
+        worker.stop()
+        log = (tmp_path / "log").read_text()
+        for said in ("print", "stderr", "write", "a child", "a child to stderr"):
+            assert f"said by {said}\n" in log or f"said to {said}\n" in log
+        assert eventually(lambda: workers() == others)
+
+    def test_finds_what_an_earlier_worker_of_its_log_compiled_and_no_other(self, start: Start, tmp_path: Path) -> None:
+        for log in ("a", "a", "b"):
+            worker = start(log, option=sabotage.UsesTheCache())
+            worker.ask(PipelineHost.prepare)
+            worker.stop()
+        for log, states in (("a", ["cold", "warm"]), ("b", ["cold"])):
+            said = [line.split() for line in (tmp_path / log).read_text().splitlines() if "_CACHE_DIR: " in line]
+            for name in CACHES:
+                found = [(state, Path(file)) for variable, state, file in said if variable == f"{name}:"]
+                assert [state for state, _ in found] == states
+                assert all(file.is_relative_to(tmp_path / "scratch" / log) for _, file in found)
+
+    def test_evidence_that_is_no_json_becomes_text(self, start: Start) -> None:
+        worker = start(option=sabotage.OddEvidence())
+        worker.ask(PipelineHost.prepare)
+        [found] = [evidence for evidence in worker.ask(PipelineHost.prove).evidence if evidence.axis == "own"]
+        assert found.engaged
+        assert "lambda" in found.facts["fact"]
 
 
 class TestVariables:
@@ -186,15 +258,11 @@ def test_an_error_means_memory_or_may_mean_it(error: Exception, status: Status, 
     assert describe_error(around).status is Status.OUT_OF_MEMORY
 
 
-def test_a_log_that_cannot_be_opened_is_the_reason(
-    variant: Compose, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    worker = WorkerProcess(start_fork_server(), CPU, 60, variant(), tmp_path / "gone" / "log", tmp_path / "scratch")
-    try:
-        with pytest.raises(WorkerError, match="gone/log: No such file or directory"):
-            worker.ask(PipelineHost.hello)
-    finally:
-        worker.stop()
+def test_a_log_that_cannot_be_opened_is_the_reason(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    worker = start("gone/log")
+    with pytest.raises(WorkerError, match="gone/log: No such file or directory"):
+        worker.ask(PipelineHost.hello)
+    worker.stop()
     assert "Traceback" not in capfd.readouterr().err
 
 

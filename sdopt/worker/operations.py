@@ -1,7 +1,6 @@
 """Floating-point operations of one image, counted without running it."""
 
 import copy
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
 from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, unwrapped
-from sdopt.schema import Task, Workload
+from sdopt.variant import Variant
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -20,32 +19,26 @@ _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 """Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
 
 
-def tflop_per_image(
-    pipe: "DiffusionPipeline",
-    task: Task,
-    workload: Workload,
-    size: int,
-    guidance_scale: float,
-    savings: Sequence[Any] = (),
-    negative: bool = False,
-) -> dict[str, float]:
-    """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
+def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, float]:
+    """Operations (multiply and add count as two) of one image of a variant, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
     With guidance every step runs the denoiser on two samples, and the text encoders read two prompts, once for all
     images of a prompt; without a negative prompt SDXL reads one, and takes zeros for the empty one. Some schedulers run
     the denoiser more often than there are steps, and a task's strength leaves steps out.
 
-    `savings` are options (`sdopt.options.base.Optimization`) that make the denoiser leave out operations. They are
-    applied to one on the meta device, which then makes all calls of an image. Without any, all calls are equal, and
-    only one is run.
+    Options that make the denoiser leave out operations are applied to one on the meta device, which then makes all
+    calls of an image. Without any, all calls are equal, and only one is run.
+
+    Raises the model's own error if it cannot run on the meta device.
     """
-    samples = 2 if guidance_scale > 1 else 1
+    size = variant.size
+    samples = 2 if variant.guidance_scale > 1 else 1
     denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
     channels = vae.config.latent_channels
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
     length = pipe.tokenizer.model_max_length
-    read = 1 if pipe.config.get("force_zeros_for_empty_prompt") and not negative else samples
+    read = 1 if pipe.config.get("force_zeros_for_empty_prompt") and not variant.negatives else samples
     # Networks are many objects, at which Python would look through all others for garbage.
     with no_garbage(), torch.device("meta"):
         # A task may have changed the number of channels that the configuration gives: see `pipelines.tasks.adapt`.
@@ -58,11 +51,9 @@ def tflop_per_image(
         added = {"added_cond_kwargs": _conditions(denoiser.config, samples)} if conditioned else {}
         counted = {
             TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
-            / workload.images_per_prompt,
-            VAE_ENCODER: _ENCODED[task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
-            DENOISER: _denoiser_tflop(
-                pipe, fresh_denoiser, _denoiser_calls(pipe, task, workload.steps), (sample, states, added), savings
-            ),
+            / variant.workload.images_per_prompt,
+            VAE_ENCODER: _ENCODED[variant.task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
+            DENOISER: _denoiser_tflop(pipe, variant, fresh_denoiser, (sample, states, added)),
             VAE_DECODER: tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
@@ -70,13 +61,14 @@ def tflop_per_image(
 
 def _denoiser_tflop(
     pipe: "DiffusionPipeline",
+    variant: Variant,
     denoiser: Any,
-    calls: int,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
-    savings: Sequence[Any],
 ) -> float:
     """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
     sample, states, added = inputs
+    calls = _denoiser_calls(pipe, variant)
+    savings = [option for _, option in variant.applied if option.saves_operations]
     if not savings:
         return calls * tflop(denoiser, sample, torch.tensor(1), states, **added)
     twin = copy.copy(pipe)
@@ -90,12 +82,13 @@ def _denoiser_tflop(
         return sum(tflop(denoiser, sample, torch.tensor(1), states, **added) for _ in range(calls))
 
 
-def _denoiser_calls(pipe: "DiffusionPipeline", task: Task, steps: int) -> int:
+def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
+    steps = variant.workload.steps
     with torch.device("cpu"):
         pipe.scheduler.set_timesteps(steps)
-        if task.kind == "txt2img":
+        if variant.task.kind == "txt2img":
             return len(pipe.scheduler.timesteps)
-        timesteps, _ = pipe.get_timesteps(steps, task.strength, "cpu")
+        timesteps, _ = pipe.get_timesteps(steps, variant.task.strength, "cpu")
         return len(timesteps)
 
 
