@@ -197,7 +197,9 @@ class Job:
 
     def _measure(self, cfg: DictConfig, folder: Path) -> Any:
         # A sweep's job starts when the previous one ends, not when the process started.
-        begun, further, composer = process_begun(), dict[str, Any](), self.composer
+        begun: float | None = process_begun()
+        further: dict[str, Any] = {}
+        composer = self.composer
         if composer is None:
             task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
             begun, further = None, {"in_sweep": True, "command": ["sdopt", "run", *task]}
