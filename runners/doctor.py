@@ -104,7 +104,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     if arguments.json:
         print(_as_json(found))
     else:
-        console.print(tables(found, console.width))
+        console.print(tables(found))
     if arguments.save:
         _save(found, arguments.save)
     return 0

@@ -20,13 +20,13 @@ from sdopt.hardware.device import Device
 from sdopt.schema import Sheet
 
 
-def tables(found: Diagnosis, width: int) -> Group:
-    """Returns the whole diagnosis for a terminal of `width` columns."""
+def tables(found: Diagnosis) -> Group:
+    """Returns the whole diagnosis for a terminal."""
     start = "start here: sdopt optimize MODEL tries what runs here; the tables below say what that is, and why not"
     parts: list[Any] = [Text(start, style="bold"), _machine_table(found)]
     if found.ceilings:
         parts.append(_ceilings_table(found))
-    return Group(*parts, *_options_table(found, width))
+    return Group(*parts, _options_table(found))
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -117,22 +117,16 @@ def _listed(sheet: Sheet | None, ceiling: Ceiling) -> float | None:
     return sheet.bandwidth_gb_s if ceiling.kind == COPY else sheet.peak(ceiling.kind)
 
 
-def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
-    """Returns the table of options; on a narrow terminal the reasons follow below it."""
+def _options_table(found: Diagnosis) -> Table:
     table = _table(f"options on {escape(found.device.name)}", "group", "option", "runs")
-    wide = width >= 110
-    if wide:
-        table.add_column("why not, or what it needs", overflow="fold")
-    before, below = "", []
+    table.add_column("why not, or what it needs", overflow="fold")
+    before = ""
     for report in found.options:
         text = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
         runs = Text("no", "red") if not report.runs else Text("if", "yellow") if text else Text("yes", "green")
-        group = report.group if report.group != before else ""
+        table.add_row(report.group if report.group != before else "", escape(report.option), runs, escape(text))
         before = report.group
-        table.add_row(group, escape(report.option), runs, *([escape(text)] if wide else []))
-        if text:
-            below.append(Text(f"  {report.group}={report.option}: {text}"))
-    return [table] if wide else [table, *below]
+    return table
 
 
 def matrix_table(cells: Sequence[Cell], device: Device) -> Group:

@@ -156,7 +156,7 @@ class TestCeilings:
 @pytest.mark.parametrize("width", [80, 120])
 def test_tables_fit_and_name_every_option(diagnosis: Diagnosis, width: int) -> None:
     out = StringIO()
-    Console(file=out, width=width).print(tables(diagnosis, width))
+    Console(file=out, width=width).print(tables(diagnosis))
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     for heading in ("this machine", "ceilings of", "options on", "fp32 product", "copy of", "workers", "disk"):
