@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from importlib.resources import files
@@ -59,13 +59,12 @@ class Compositions:
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._loader = GlobalHydra.instance().config_loader()
         sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
-        self.packaged = not self._searchpath and sources <= PACKAGED
-        """Whether there are no groups and presets of the user's own."""
+        packaged = not self._searchpath and sources <= PACKAGED
         given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
         _require_own_names([*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())])
-        self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
-        self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}
-        self._options: dict[str, list[str]] = _packaged_options if self.packaged else {}
+        self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
+        self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if packaged else {}
+        self._options: dict[str, list[str]] = _packaged_options if packaged else {}
         self._axes: dict[str, dict[str, str] | None] = {}
 
     def of(self, overrides: Sequence[str], composed: tuple[DictConfig, DictConfig] | None = None) -> Composition:
@@ -82,17 +81,19 @@ class Compositions:
         if key not in self._made:
             require_overrides(overrides)
             with composition_errors():
-                self._made[key] = self._read(overrides, *(composed or self._compose(overrides)))
+                if composed is None:
+                    cfg = compose(CONFIG_NAME, [*self._searchpath, *overrides], return_hydra_config=True)
+                    composed = cfg, cfg.hydra
+                self._made[key] = self._read(overrides, *composed)
         return self._made[key]
 
     def option(self, group: str, option: str) -> DictConfig | None:
         """Composes the file of an option alone; returns None if that fails, as it does for a preset."""
         key = group, option
         if key not in self._files:
-            try:
+            self._files[key] = None
+            with suppress(HydraException, OmegaConfBaseException, ValueError, OSError):
                 self._files[key] = self._read_file(group, option)
-            except (HydraException, OmegaConfBaseException, ValueError, OSError):
-                self._files[key] = None
         return self._files[key]
 
     def options(self, group: str) -> list[str]:
@@ -124,10 +125,6 @@ class Compositions:
                 return None
             found += [(axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]]
         return _distinct(found)
-
-    def _compose(self, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
-        cfg = compose(CONFIG_NAME, [*self._searchpath, *overrides], return_hydra_config=True)
-        return cfg, cfg.hydra
 
     def _read(self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> Composition:
         choices = {str(group): option for group, option in hydra.runtime.choices.items()}
