@@ -244,22 +244,18 @@ class HydraComposer:
 
     def _require_shared(self, name: str, run: RunConfig) -> None:
         """Raises UsageError if a variant sets a key of the whole study, which would have no effect."""
-        shared = {
-            "protocol": run.protocol == self.current.protocol,
-            "tracking": run.tracking == self.current.tracking,
-            **{
-                f"hardware.{key}": getattr(run.hardware, key) == getattr(self.current.hardware, key)
-                for key in ("device", "sheet", "emulate_memory")
-            },
-        }
+        job = self.current
+        wrong = [key for key in ("protocol", "tracking", "gate") if getattr(run, key) != getattr(job, key)]
+        machine = ("device", "sheet", "emulate_memory")
+        wrong += [f"hardware.{key}" for key in machine if getattr(run.hardware, key) != getattr(job.hardware, key)]
         # Features that nobody named are those of the model, and a study has one set of them.
-        features = (run if run.model == self.current.model else self.current).quality.features
-        same = replace(run.quality, features=features) == self.current.quality
-        shared |= {"quality": same, "gate": run.gate == self.current.gate}
-        mine, others = (side.workload.shapes(side.model) for side in (run, self.current))
+        features = (run if run.model == job.model else job).quality.features
+        if replace(run.quality, features=features) != job.quality:
+            wrong.append("quality")
+        mine, others = (side.workload.shapes(side.model) for side in (run, job))
         # Rounds time every variant at every shape, and compare them shape by shape.
-        shared["a list in workload.size or workload.batch_size"] = mine == others or len(mine) == len(others) == 1
-        wrong = [key for key, same in shared.items() if not same]
+        if mine != others and not len(mine) == len(others) == 1:
+            wrong.append("a list in workload.size or workload.batch_size")
         if wrong:
             raise UsageError(
                 [f"variant '{name}': {key} applies to the whole study; set it outside of the variant" for key in wrong]
