@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
@@ -24,7 +24,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises i
 from sdopt.config.groups import require_chosen, require_overrides
 from sdopt.config.overrides import group_of, key_of, parsed_override
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of
 from sdopt.errors import UsageError, command_line
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
@@ -250,8 +250,8 @@ def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
     return key not in choices or "_target_" not in cfg[key]
 
 
-def explain(error: Exception, command: str, keys: Callable[[], Iterable[str]]) -> str:
-    """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones of `keys`."""
+def _explained(error: Exception, command: str) -> str:
+    """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
     message = str(error).partition("Config search path")[0].strip()
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
@@ -274,7 +274,7 @@ def explain(error: Exception, command: str, keys: Callable[[], Iterable[str]]) -
         more = "; beside experiment=…, which has its own, +study.variants.NAME=[…] adds one"
         own = more if unknown[1] == "study.variants" else ""
         return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well{own}"
-    known = [key for key in keys() if not key.endswith("._target_")]
+    known = [key for key in _known_keys(command) if not key.endswith("._target_")]
     same = [key for key in known if key.rpartition(".")[2] == unknown[1]]
     near = same or difflib.get_close_matches(unknown[1], known, n=2)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
@@ -298,14 +298,15 @@ def _designs_with(key: str) -> list[str]:
     return [file.stem for file in files if name in OmegaConf.load(file)]
 
 
-def _known_keys() -> list[str]:
-    """Returns every group and every key of the default configuration, in full."""
+def _known_keys(command: str) -> list[str]:
+    """Returns every key of a command's default configuration, in full, and every group of `sdopt run`."""
+    keys = []
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))
-        plain = OmegaConf.to_container(compose(CONFIG_NAME), resolve=False)
-    # Groups of which nothing is chosen, as `experiment`, are in no configuration.
-    keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+        if command == "run":  # groups of which nothing is chosen, as `experiment`, are in no configuration
+            keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+        plain = OmegaConf.to_container(compose(config_name_of(command)), resolve=False)
     nodes: list[tuple[str, Any]] = [("", plain)]
     while nodes:
         prefix, node = nodes.pop()
@@ -316,6 +317,6 @@ def _known_keys() -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def in_one_line(error: Exception, command: str = "run", keys: Callable[[], Iterable[str]] = _known_keys) -> str:
-    """Returns `explain(…)` as one line, with the choices that Hydra lists below each other."""
-    return " ".join(explain(error, command, keys).replace("\n\t", ", ").replace(":, ", ": ").split())
+def in_one_line(error: Exception, command: str = "run") -> str:
+    """Returns what Hydra says of a command's overrides, as one line with the choices that it lists below each other."""
+    return " ".join(_explained(error, command).replace("\n\t", ", ").replace(":, ", ": ").split())
