@@ -89,7 +89,7 @@ class HydraComposer:
             overrides = list(map(as_override, overrides))
             overrides = with_own_options(overrides, self._compositions.options("model"))
             require_overrides(overrides)
-            overrides = self._joined(overrides)
+            overrides = self._joined([self._added(override) for override in overrides])
             run, merged = self._composed(overrides, plain)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
@@ -219,6 +219,11 @@ class HydraComposer:
         kept = [override for override in self._overrides if group_of(key_of(override)) not in self._groups()]
         # Named once more, because a preset may have chosen otherwise.
         return kept + [default_choice(group) for group in sorted(self._groups()) if has_default(group)]
+
+    def _added(self, override: str) -> str:
+        """Returns an override with the `+` that Hydra wants for an option of a group without a default."""
+        lacks = not has_default(group_of(key_of(override))) and not override.startswith("+")
+        return f"+{override}" if lacks and self._compositions.axes(override) is not None else override
 
     def _joined(self, overrides: Sequence[str]) -> list[str]:
         """Joins options that combine, `memory=a` and `memory=b` as `memory=[a,b]`; of one axis the last one counts."""

@@ -417,6 +417,8 @@ class TestOwnOptions:
         assert plan.variants[1].name == "precision=bf16, shading=mine(factor=3.0)"
         assert "shading" not in plan.baseline.optimizations
         assert plan.edges[0].credit == "precision=bf16, shading=mine(factor=3.0)"
+        for chosen in ("shading=mine", "+shading=mine"):
+            assert own([]).variant("it", [chosen]).overrides == ("+shading=mine",), "as Hydra takes it"
 
     def test_are_checked_against_their_own_fields(self, own: Composers) -> None:
         assert problems(own, "+shading=mine", "shading.factor=0") == ["shading.factor=0.0: must be above 0"]
