@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import UnavailableError, UsageError, print_problems
 
 from . import Arguments, end_with_code, indented
 
@@ -67,8 +67,7 @@ def main(argv: list[str]) -> int:
             hint = "device=cpu runs a trial of the suite on the CPU"
             raise UsageError([f"{problem}; {hint}" for problem in error.problems]) from error
     device = machine.device
-    for warning in machine.warnings:
-        print(f"sdopt: {warning}", file=sys.stderr)
+    print_problems(machine.warnings)
     folder = Path(config.folder) / slug_of(device.name)
     suite = Suite(config, device, folder, began + config.budget_s, lambda line: print(line, flush=True))
     try:
