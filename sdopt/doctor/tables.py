@@ -1,11 +1,12 @@
 """Shows a diagnosis as tables for the terminal, and as a data sheet."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
+import yaml  # type: ignore[import-untyped]
 from rich import box
 from rich.console import Group
 from rich.markup import escape
@@ -150,35 +151,25 @@ def sheet_yaml(found: Diagnosis) -> str:
     """Returns the measured peak rates as an option of the group `hardware`, as a reference for runs."""
     device = found.device
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
-    rates = {ceiling.kind: ceiling.rate for ceiling in measured}
+    rates = {ceiling.kind: float(f"{ceiling.rate:.4g}") for ceiling in measured}
     if COPY not in rates:
         raise UsageError(
             "--save: cannot write a data sheet without the memory bandwidth, whose measurement (the copy) failed"
         )
-    copy = rates.pop(COPY)
+    copy = rates.pop(COPY)  # read and written
     cores = device.capability is not None and device.capability >= (7, 0)
     vector = {kind: rate for kind, rate in rates.items() if not cores or kind == "fp32"}
-    tensor = {kind: rate for kind, rate in rates.items() if kind not in vector}
     today = datetime.now(UTC).date().isoformat()
-    capability = f"{device.capability[0]}.{device.capability[1]}" if device.capability else "null"
-
-    def mapping(values: Mapping[str, float]) -> str:
-        return "{" + ", ".join(f"{kind}: {value:.4g}" for kind, value in values.items()) + "}"
-
-    return "\n".join(
-        [
-            f"# {device.name}: ceilings that sdopt doctor measured on {today}, with PyTorch {torch.__version__}",
-            "defaults: [auto]",
-            f"device: {device.type}",
-            "sheet:",
-            f'  name: "{device.name} (measured)"',
-            f'  device_names: ["{device.name}"]',
-            f"  memory_gib: {device.memory_total_gib:.2f}",
-            f"  bandwidth_gb_s: {copy:.4g}  # of a copy, read and written",
-            f"  compute_capability: {capability}",
-            f"  vector: {mapping(vector)}",
-            f"  tensor: {mapping(tensor)}",
-            f'  sources: ["sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"]',
-            "",
-        ]
-    )
+    sheet = {
+        "name": f"{device.name} (measured)",
+        "device_names": [device.name],
+        "memory_gib": round(device.memory_total_gib, 2),
+        "bandwidth_gb_s": copy,
+        "compute_capability": float("{}.{}".format(*device.capability)) if device.capability else None,
+        "vector": vector,
+        "tensor": {kind: rate for kind, rate in rates.items() if kind not in vector},
+        "sources": [f"sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"],
+    }
+    head = f"# {device.name}: ceilings that sdopt doctor measured on {today}, with PyTorch {torch.__version__}\n"
+    option = {"defaults": ["auto"], "device": device.type, "sheet": sheet}
+    return head + str(yaml.safe_dump(option, sort_keys=False, default_flow_style=None, allow_unicode=True))
