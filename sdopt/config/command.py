@@ -117,13 +117,7 @@ def run_hydra(
     program: str = "sdopt run",
     config_name: str = CONFIG_NAME,
 ) -> None:
-    """Runs Hydra with a command line.
-
-    Args:
-        argv: overrides and Hydra's flags.
-        job: see `Command.run`.
-        program: the name of the command in `--help`.
-        config_name: the primary configuration in `conf/`.
+    """Runs Hydra with a command line: overrides, and Hydra's flags.
 
     Raises:
         UsageError: Hydra refuses the command line.

@@ -68,11 +68,7 @@ class Compositions:
         self._axes: dict[str, dict[str, str] | None] = {}
 
     def of(self, overrides: Sequence[str], composed: tuple[DictConfig, DictConfig] | None = None) -> Composition:
-        """Composes overrides.
-
-        Args:
-            overrides: those of a command line.
-            composed: what Hydra has composed of them already, and its own node.
+        """Composes overrides; `composed` is what Hydra has made of them already, and its own node.
 
         Raises:
             UsageError: Hydra cannot compose them.

@@ -31,10 +31,7 @@ _SERVED = (
 def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
     """Returns the file of a command with overrides applied, typed and within its ranges.
 
-    Args:
-        command: as on the command line, `train-reference`; its file is `conf/train_reference.yaml`.
-        kind: the dataclass of the configuration.
-        overrides: the overrides of the command line.
+    The file of `train-reference` is `conf/train_reference.yaml`; `kind` is its dataclass.
 
     Raises:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are

@@ -186,14 +186,8 @@ def option_study(
 ) -> OptionStudy:
     """Returns the study of each of some options against the configuration without it.
 
-    An option that needs another one is compared with that one alone.
-
-    Args:
-        overrides: the configuration that the options are tried on.
-        options: what is tried: whole groups or single options, as in `layout` or `memory=vae_tiling`.
-        settings: overrides to try an option with, by option, as in `memory=vae_tiling`.
-        device: the device that they run on.
-        settled: options to leave out, as in `memory=vae_tiling`.
+    `options`, `settings` and `settled` are as in `Part`. An option that needs another one is compared with that one
+    alone.
 
     Raises:
         UsageError: the configuration is not valid, or there is no such option.

@@ -162,16 +162,9 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, device: str) -> str:
-    """Makes the folder of the suite from an archive, whole or not at all.
+    """Makes the folder of the suite from an archive, whole or not at all; returns the device that the results are of.
 
-    Args:
-        archive: a file that `pack` wrote.
-        folder: the folder to make.
-        device: the name of the device that the results must be of; of another one, no folder is made, nor is a folder
-            replaced that exists.
-
-    Returns:
-        the name of the device that the results are of.
+    Of another device than the one that is named, no folder is made, nor is a folder replaced that exists.
 
     Raises:
         UsageError: it is no such file, or holds more than files within the folder.
