@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -128,7 +128,7 @@ def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> Job
     overrides = study_overrides(part, config, device)
     if part.kind != "options":
         return Job(*place, _sdopt("run", *overrides))
-    study = option_study(overrides, part.options, part.settings, device, part.settled)
+    study = option_study(part, overrides, device)
     command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
     return Job(*place, command, study.left_out, study.tried)
 
@@ -177,28 +177,22 @@ class OptionStudy:
     """The options that it measures, as in `memory=vae_tiling`."""
 
 
-def option_study(
-    overrides: Sequence[str],
-    options: Sequence[str],
-    settings: Mapping[str, Sequence[str]],
-    device: Device,
-    settled: Collection[str] = (),
-) -> OptionStudy:
-    """Returns the study of each of some options against the configuration without it.
+def option_study(part: Part, overrides: Sequence[str], device: Device) -> OptionStudy:
+    """Returns the study of each option of a part against the configuration without it, which overrides compose.
 
-    `options`, `settings` and `settled` are as in `Part`. An option that needs another one is compared with that one
-    alone.
+    An option that needs another one is compared with that one alone.
 
     Raises:
         UsageError: the configuration is not valid, or there is no such option.
     """
+    options, settings = part.options, part.settings
     groups = dict.fromkeys(named.partition("=")[0] for named in options)
     known = {f"{group}={option}": (group, option) for group in groups for option in options_of(group)}
     if unknown := [named for named in options if named not in known and not options_of(named)]:
         raise UsageError([f"{named}: no option or group of options" for named in unknown])
     with composer_of(overrides) as composer:
         # All of the groups, because an option may need another one beside it.
-        made = compose_options(composer, [pair for name, pair in known.items() if name not in settled], settings)
+        made = compose_options(composer, [pair for name, pair in known.items() if name not in part.settled], settings)
         baseline = composer.variant(BASELINE)
     everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
     beside: dict[str, str] = {}
