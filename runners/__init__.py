@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,7 +35,6 @@ __all__ = [
     "interrupts_deferred",
     "only_json",
     "printed",
-    "with_help",
 ]
 
 ENDED = (0, 1, 3)
@@ -45,10 +43,15 @@ error or a signal, after which a command that ran the study stops."""
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser that refuses a flag which is given twice, where argparse takes the last value without a word."""
+    """A parser that refuses a flag which is given twice, where argparse takes the last value without a word.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        text: makes the text of `--help`, only if that is asked for; None leaves it to argparse.
+    """
+
+    def __init__(self, *args: Any, text: Callable[[], str] | None = None, **kwargs: Any) -> None:
         self._flags: list[str] = []
+        self._text = text
         super().__init__(*args, **kwargs)
         self.register("action", None, _Once)
 
@@ -56,6 +59,10 @@ class Arguments(argparse.ArgumentParser):
         """Adds an argument as argparse does."""
         self._flags += [name for name in args if name.startswith("--")]
         return super().add_argument(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """Returns the text of `--help`."""
+        return f"{self._text()}\n" if self._text else super().format_help()
 
     def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line, with flags anywhere, before libraries are imported that read the environment."""
@@ -82,22 +89,6 @@ class _Once(argparse.Action):
             parser.error(f"{option_string} {values}: this flag can be given once only")
         self.given = option_string is not None
         setattr(namespace, self.dest, values)
-
-
-def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:
-    """Prints `text()` for `-h` or `--help` anywhere among the overrides; builds the text only if needed."""
-
-    def helped(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
-        @wraps(main)
-        def command(argv: list[str]) -> int:
-            if {"-h", "--help"} & set(argv):
-                print(text())
-                return 0
-            return main(argv)
-
-        return command
-
-    return helped
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.errors import ConflictError, UsageError, command_line
+from sdopt.errors import ConflictError, UsageError, command_line, print_problems
 from sdopt.schema import Hardware
 from sdopt.terminal import console as terminal
 
@@ -78,8 +78,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     with composer_of(arguments.overrides, arguments.config_dir) as composer:
         machine, context, planned = _machine(composer.current.hardware, context)
         _require_ceilings(arguments, planned)
-        for warning in machine.warnings:
-            print(f"sdopt: {warning}", file=sys.stderr)
+        print_problems(machine.warnings)
         if arguments.matrix:
             with console.status("asking every option"):
                 cells = _matrix(arguments, composer, machine.device)
@@ -98,13 +97,13 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
             with reserve(machine.device, "sdopt doctor") as holder, console.status("measuring the ceilings"):
                 if holder:
                     disturbed = "the ceilings come out too low, and measuring them disturbs it; --quick skips them"
-                    print(f"sdopt: {holder} measures on {machine.device.name}: {disturbed}", file=sys.stderr)
+                    print_problems([f"{holder} measures on {machine.device.name}: {disturbed}"])
                 ceilings = in_process(context, measure_ceilings, machine.device, what="the ceilings")
     found = diagnose(machine, cards, planned, options, ceilings)
     if arguments.json:
         print(_as_json(found))
     else:
-        console.print(tables(found, console.width))
+        console.print(tables(found))
     if arguments.save:
         _save(found, arguments.save)
     return 0
@@ -138,7 +137,7 @@ def _machine(hardware: Hardware, context: "StartContext") -> "tuple[Machine, Sta
     except UsageError as error:
         if hardware.device != "auto":
             raise
-        print(f"sdopt: {error}", file=sys.stderr)
+        print_problems(error.problems)
         return *find_machine(context, replace(hardware, device="cpu"), data_sheets), False
 
 

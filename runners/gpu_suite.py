@@ -2,10 +2,12 @@
 
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import UnavailableError, UsageError, print_problems
 
-from . import end_with_code, indented, with_help
+from . import Arguments, end_with_code, indented
 
 _HELP = """\
 usage: sdopt gpu-suite [key=value ...]
@@ -31,8 +33,6 @@ Exit codes: 0 everything is done; 2 usage or configuration; 3 something failed, 
 
 
 def _help() -> str:
-    from dataclasses import replace
-
     from sdopt.suite.config import suite_config
 
     from .reference import own_keys
@@ -46,15 +46,15 @@ def _help() -> str:
 
 
 @end_with_code
-@with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs the parts that are not done; returns the exit code."""
     began = time.monotonic()
+    parser = Arguments(prog="sdopt gpu-suite", text=_help)
+    parser.add_argument("overrides", nargs="*")
+    overrides = parser.parsed(argv).overrides
     from sdopt.suite.config import suite_config
 
-    config = suite_config(argv)
-    from pathlib import Path
-
+    config = suite_config(overrides)
     from sdopt.suite.record import PAGE, Ending
     from sdopt.suite.run import Suite, run_suite, slug_of
     from sdopt.worker.forkserver import independent_children, start_fork_server
@@ -67,8 +67,7 @@ def main(argv: list[str]) -> int:
             hint = "device=cpu runs a trial of the suite on the CPU"
             raise UsageError([f"{problem}; {hint}" for problem in error.problems]) from error
     device = machine.device
-    for warning in machine.warnings:
-        print(f"sdopt: {warning}", file=sys.stderr)
+    print_problems(machine.warnings)
     folder = Path(config.folder) / slug_of(device.name)
     suite = Suite(config, device, folder, began + config.budget_s, lambda line: print(line, flush=True))
     try:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from sdopt.errors import UsageError
 from sdopt.terminal import console as terminal
 
-from . import Arguments, end_with_code, indented, with_help
+from . import Arguments, end_with_code, indented
 
 _HELP = """\
 usage: sdopt load-test [--config-dir DIR] [serving=single|greedy|window] [load.key=value ...] [key=value ...]
@@ -42,10 +42,9 @@ def _help() -> str:
 
 
 @end_with_code
-@with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs a load test; returns the exit code."""
-    parser = Arguments(prog="sdopt load-test", add_help=False)
+    parser = Arguments(prog="sdopt load-test", text=_help)
     parser.add_config_dir()
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parsed(argv)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sdopt.errors import print_problems
 from sdopt.terminal import console as terminal
 
-from . import Arguments, end_with_code, exit_code_of, indented, only_json, with_help
+from . import Arguments, end_with_code, exit_code_of, indented, only_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,11 +49,10 @@ def _help() -> str:
 
 
 @end_with_code
-@with_help(_help)
 def main(argv: list[str]) -> int:
     """Starts or continues a search; returns the exit code."""
     began = time.monotonic()
-    parser = Arguments(prog="sdopt search", add_help=False)
+    parser = Arguments(prog="sdopt search", text=_help)
     parser.add_config_dir()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*")

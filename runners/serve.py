@@ -8,7 +8,7 @@ from sdopt.errors import ConflictError, UsageError, print_problems
 from sdopt.schema import Serving
 from sdopt.scratch import scratch_folder
 
-from . import Arguments, end_with_code, indented, with_help
+from . import Arguments, end_with_code, indented
 
 if TYPE_CHECKING:
     from sdopt.variant import Variant
@@ -50,10 +50,9 @@ def _help() -> str:
 
 
 @end_with_code
-@with_help(_help)
 def main(argv: list[str]) -> int:
     """Serves until it is told to end; returns the exit code."""
-    parser = Arguments(prog="sdopt serve", add_help=False)
+    parser = Arguments(prog="sdopt serve", text=_help)
     parser.add_argument("--from", dest="run")
     parser.add_argument("--variant")
     parser.add_config_dir()

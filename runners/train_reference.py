@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
 
-from . import end_with_code, indented, with_help
+from . import Arguments, end_with_code, indented
 
 if TYPE_CHECKING:
     from sdopt.training.config import TrainReferenceConfig
@@ -54,10 +54,11 @@ def training_config(overrides: Sequence[str]) -> "TrainReferenceConfig":
 
 
 @end_with_code
-@with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs the stages that the overrides ask for; returns the exit code."""
-    config = training_config(argv)
+    parser = Arguments(prog="sdopt train-reference", text=_help)
+    parser.add_argument("overrides", nargs="*")
+    config = training_config(parser.parsed(argv).overrides)
     # A heavy import, made only now so that a usage error is reported at once.
     from sdopt.training.stages import run
 

@@ -22,20 +22,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "run": ("sdopt.guest", "run"),
-    "load_result": ("sdopt.report.outcome", "load_result"),
-    "optimize": ("sdopt.library", "optimize"),
-    "prove": ("sdopt.library", "prove"),
-    "undo": ("sdopt.library", "undo"),
-    "load": ("sdopt.library", "load"),
-    "plan": ("sdopt.foresight.plan", "plan"),
-    "Report": ("sdopt.library", "Report"),
-    "Outcome": ("sdopt.report.outcome", "Outcome"),
-    "StudyResult": ("sdopt.record.records", "StudyResult"),
-    "UsageError": ("sdopt.errors", "UsageError"),
-    "ConflictError": ("sdopt.errors", "ConflictError"),
-    "UnavailableError": ("sdopt.errors", "UnavailableError"),
+_MODULES = {
+    "sdopt.errors": ("ConflictError", "UnavailableError", "UsageError"),
+    "sdopt.foresight.plan": ("plan",),
+    "sdopt.guest": ("run",),
+    "sdopt.library": ("Report", "load", "optimize", "prove", "undo"),
+    "sdopt.record.records": ("StudyResult",),
+    "sdopt.report.outcome": ("Outcome", "load_result"),
 }
 
 __all__ = [
@@ -58,11 +51,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used."""
-    if name not in _PUBLIC:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module 'sdopt' has no attribute '{name}'")
-    module, attribute = _PUBLIC[name]
-    found = getattr(import_module(module), attribute)
-    globals()[name] = found
+    found = globals()[name] = getattr(import_module(module), name)
     return found
 
 

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -101,7 +102,8 @@ def _run(arguments: list[str]) -> int:
     if not inside and str(package.parent) not in sys.path:
         sys.path.insert(0, str(package.parent))
     runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
-    return int(runner.main(arguments[1:]))
+    # This command is guarded already: what it raises need not pass a second guard.
+    return int(inspect.unwrap(runner.main)(arguments[1:]))
 
 
 def _require_working_folder() -> None:
@@ -155,16 +157,15 @@ def _complete(request: str) -> int:
     os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
     if before[0] == "optimize":  # after a model's name, and flags
         os.environ["COMP_LINE"] = " ".join([words[0], *(word for word in before[1:] if "=" in word), partial])
-    return _completed_by_hydra(request, before[0].replace("-", "_"))
+    return _completed_by_hydra(request, before[0])
 
 
-def _completed_by_hydra(request: str, command: str = "") -> int:
+def _completed_by_hydra(request: str, command: str = "run") -> int:
     from sdopt.config.command import run_hydra
-    from sdopt.config.paths import CONF, CONFIG_NAME
+    from sdopt.config.paths import config_name_of
 
-    own = command if command and (CONF / f"{command}.yaml").is_file() else CONFIG_NAME
     with redirect_stdout(StringIO()) as out:
-        run_hydra(["-sc", request], program="sdopt", config_name=own)
+        run_hydra(["-sc", request], program="sdopt", config_name=config_name_of(command))
     sys.stdout.write(out.getvalue())
     return 0
 

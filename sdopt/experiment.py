@@ -176,49 +176,50 @@ class Experiment:
         self._prepare_folder()
         self.timeline.enter("composing and planning")
         with ExitStack() as until_done:
-            return self._run(*self.plan(until_done))
-
-    def _run(self, plan: Plan, result: StudyResult, machine: Machine) -> StudyResult | None:
-        if self.config.dry_run:
-            # The baseline is measured twice.
-            measured = [*runnable_of(plan, result), plan.baseline]
-            expected = forecast(measured, result, Path("outputs"))
-            show_plan(result, expected, self.console)
-            if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
-                for line in foreseen(plan.variants, machine, self.context):
-                    self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-            return None
-        if (self.folder / "result.json").is_file():
-            result = self._continued(result, plan)
-            if result.status == "finished" and not missing_of(result).variants:
-                self._complete(result, machine)
+            plan, result, machine = self.plan(until_done)
+            if self.config.dry_run:
+                self._foretell(plan, result, machine)
+                return None
+            if (self.folder / "result.json").is_file():
+                result = self._continued(result, plan)
+                if result.status == "finished" and not missing_of(result).variants:
+                    self._complete(result, machine)
+                    return result
+            if warning := require_store(self.config.tracking, result.name):
+                print_problems([warning])
+            if self._all_refused(plan, machine):
+                self._record_skipped(result)
                 return result
-        if warning := require_store(self.config.tracking, result.name):
-            print_problems([warning])
-        if self._all_refused(plan, machine):
-            self._record_skipped(result)
+            require_room(plan, result, self.folder, machine, self.context)
+            if not self.brief:
+                announce(result, self.console)
+            write_result(result, self.folder)  # a full disk should fail before measuring, not after
+            end = self._conclusion
+            try:
+                with Progress(self.console, self.timeline) as progress:
+                    workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
+                    run_study(plan, result, machine, workers, self.folder, progress)
+                self.timeline.enter("quality and verdicts")
+                start_ahead(self.config.tracking)
+                end.evaluate(result, machine.device.torch_name)
+                end.judge(result)
+            finally:
+                self.timeline.enter("table and pictures")
+                end.report(result)
+                self.timeline.enter("logging to MLflow")
+                end.track(result)
+                with suppress(OSError):  # the result itself is already written
+                    self.timeline.write(self.folder)
             return result
-        require_room(plan, result, self.folder, machine, self.context)
-        if not self.brief:
-            announce(result, self.console)
-        write_result(result, self.folder)  # a full disk should fail before measuring, not after
-        end = self._conclusion
-        try:
-            with Progress(self.console, self.timeline) as progress:
-                workers = partial(WorkerProcess, self.context, machine.device, self.config.protocol.timeout_s)
-                run_study(plan, result, machine, workers, self.folder, progress)
-            self.timeline.enter("quality and verdicts")
-            start_ahead(self.config.tracking)
-            end.evaluate(result, machine.device.torch_name)
-            end.judge(result)
-        finally:
-            self.timeline.enter("table and pictures")
-            end.report(result)
-            self.timeline.enter("logging to MLflow")
-            end.track(result)
-            with suppress(OSError):  # the result itself is already written
-                self.timeline.write(self.folder)
-        return result
+
+    def _foretell(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
+        """Says what a study would measure, and what it would take as far as that is known."""
+        measured = [*runnable_of(plan, result), plan.baseline]  # the baseline is measured twice
+        expected = forecast(measured, result, Path("outputs"))
+        show_plan(result, expected, self.console)
+        if machine.sheet is not None or (expected.seconds is None and not machine.device.is_cuda):
+            for line in foreseen(plan.variants, machine, self.context):
+                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""

@@ -101,31 +101,28 @@ def launch(
     launched = Launched()
     try:
         line = CommandLine.of(with_resumed(argv))
-        if one_study and (line.informative or line.multirun):
-            raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
         add_working_folder()
-        if line.informative:
+        command = None if line.informative else Command.of(line)
+        if one_study and (command is None or command.sweep):
+            raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
+        if command is None:
             run_hydra(argv)
             return launched
-        command = Command.of(line)
-        if one_study and command.sweep:
-            raise UsageError(
-                "hydra.mode=MULTIRUN: sdopt.run measures one study; for sweeps use the command `sdopt run`"
-            )
-        if command.dry:
-            _require_writable(command)
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
             launched.folder, launched.sweep = None if command.dry else folder, command.sweep
             try:
+                _require_folder(command)
                 if command.composer is None:
                     ready()  # jobs may print from other processes
-                    sweep = SweepJob(_this_process())
-                    command.run(sweep, folder)
-                    launched.occupied = bool(sweep.occupied)
+                    job = Job(_this_process())
                 else:
                     experiment = partial(Experiment, command=["sdopt", "run", *argv], ready=ready, brief=brief)
-                    _run_one(command, command.composer, folder, experiment)
+                    job = Job(_this_process(), command.composer, experiment)
+                command.run(job, folder)
+                launched.occupied = any(isinstance(error, OccupiedError) for error in job.errors)
+                if job.errors and not command.sweep:
+                    raise job.errors[0]
             except (SdoptError, KeyboardInterrupt):
                 raise
             except Exception as error:
@@ -139,41 +136,20 @@ def launch(
     return launched
 
 
-def _run_one(command: Command, composer: HydraComposer, place: Path, experiment: Callable[..., Experiment]) -> None:
-    """Measures the study of a single run. Raises what ended it, after it is recorded in the folder."""
-    errors: list[Exception] = []
-    _require_free(command.folder, composer.current.resume)
-
-    def job(_cfg: DictConfig) -> Any:
-        folder = job_folder()
-        try:
-            hide_passwords()
-            return _measured(composer, folder, Timeline("Python, Hydra and their imports", process_begun()), experiment)
-        except Exception as error:
-            _record(error, folder, in_a_sweep=False)
-            # Raising here would make Hydra print the overrides of the job first.
-            errors.append(error)
-            return math.nan
-
-    command.run(job, place)
-    if errors:
-        raise errors[0]
-
-
-def _require_writable(command: Command) -> None:
-    """Raises UsageError if the folder of a command cannot be made."""
-    above = next(path for path in (command.folder, *command.folder.absolute().parents) if os.path.lexists(path))
-    if not (above.is_dir() and os.access(above, os.W_OK)):
-        raise UsageError(f"{above}: no folder that can be written; choose another with {command.place}=…")
-
-
-def _require_free(folder: Path, resume: str | None) -> None:
-    """Checks a run's folder before Hydra replaces the record of the command there, with which a study is resumed.
+def _require_folder(command: Command) -> None:
+    """Checks the folder of a command before Hydra replaces the record of the command there, which `resume` reads.
 
     Raises:
+        UsageError: it cannot be made.
         OccupiedError: it holds a result, and the command does not resume that; or another process writes it.
     """
-    if (folder / "result.json").is_file() and not resume:
+    folder = command.folder
+    above = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if command.dry and not (above.is_dir() and os.access(above, os.W_OK)):
+        raise UsageError(f"{above}: no folder that can be written; choose another with {command.place}=…")
+    if command.composer is None:
+        return
+    if (folder / "result.json").is_file() and not command.composer.current.resume:
         again = command_line("run", f"resume={folder}")
         raise OccupiedError(f"{folder}: holds a result; continue it with `{again}`, or choose another")
     if folder.is_dir():
@@ -183,18 +159,23 @@ def _require_free(folder: Path, resume: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class SweepJob:
-    """The job of a sweep: measures the study of one Hydra job, in the process that the launcher chooses.
+class Job:
+    """Measures the study of one Hydra job, in the process that a launcher chooses.
 
-    Errors are printed, and recorded in the folder's `error.json`, so that a sweep continues with its other jobs.
+    Errors are recorded in the folder's `error.json`; those of a sweep are also printed, and it goes on with its other
+    jobs. Raising them here would make Hydra print the overrides of the job first.
 
     Attributes:
         process: the process of the command.
-        occupied: the folders that another process writes, of jobs that ran in that process.
+        composer: that of a single study; None in a sweep, whose jobs have one each.
+        experiment: runs the study.
+        errors: those of the jobs that ran in the process of the command.
     """
 
     process: tuple[str, int]
-    occupied: list[Path] = field(default_factory=list)
+    composer: HydraComposer | None = None
+    experiment: Callable[..., Experiment] = Experiment
+    errors: list[Exception] = field(default_factory=list)
 
     def __call__(self, cfg: DictConfig) -> Any:
         """Measures a study; returns the objective for a sweeper, or NaN if there is none."""
@@ -206,27 +187,29 @@ class SweepJob:
         try:
             with _ended_by_signals() if elsewhere else nullcontext():
                 hide_passwords()
-                composer = HydraComposer.of_this_job(cfg)
-                # A job starts when the previous one ends, not when the process started.
-                timeline = Timeline("Python, Hydra and their imports")
-                task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-                experiment = partial(Experiment, command=["sdopt", "run", *task], in_sweep=True)
-                return _measured(composer, folder, timeline, experiment)
+                return self._measure(cfg, folder)
         except Exception as error:
-            found = _record(error, folder, in_a_sweep=True)
-            if isinstance(error, OccupiedError):
-                self.occupied.append(folder)
-            print_problems(found.problems)
+            found = _record(error, folder, in_a_sweep=self.composer is None)
+            self.errors.append(error)
+            if self.composer is None:
+                print_problems(found.problems)
             return math.nan
 
-
-def _measured(composer: HydraComposer, folder: Path, timeline: Timeline, experiment: Callable[..., Experiment]) -> Any:
-    """Measures a study in a folder that is locked meanwhile; returns the objective."""
-    with independent_children(), lock_folder(folder) as ours:
-        if not ours:
-            raise OccupiedError(f"{folder}: another process is measuring there")
-        result = experiment(composer, folder, start_fork_server(), timeline).run()
-    return _objective(composer.current, result) if result else math.nan
+    def _measure(self, cfg: DictConfig, folder: Path) -> Any:
+        # A sweep's job starts when the previous one ends, not when the process started.
+        begun: float | None = process_begun()
+        further: dict[str, Any] = {}
+        composer = self.composer
+        if composer is None:
+            task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+            begun, further = None, {"in_sweep": True, "command": ["sdopt", "run", *task]}
+            composer = HydraComposer.of_this_job(cfg)
+        with independent_children(), lock_folder(folder) as ours:
+            if not ours:
+                raise OccupiedError(f"{folder}: another process is measuring there")
+            timeline = Timeline("Python, Hydra and their imports", begun)
+            result = self.experiment(composer, folder, start_fork_server(), timeline, **further).run()
+        return _objective(composer.current, result) if result else math.nan
 
 
 def _this_process() -> tuple[str, int]:

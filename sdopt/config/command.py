@@ -1,7 +1,6 @@
 """Reads a command line as Hydra does, and runs Hydra with it. Imports nothing heavy."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra.core.utils import env_override
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.config.models import with_own_options
@@ -117,13 +117,7 @@ def run_hydra(
     program: str = "sdopt run",
     config_name: str = CONFIG_NAME,
 ) -> None:
-    """Runs Hydra with a command line.
-
-    Args:
-        argv: overrides and Hydra's flags.
-        job: see `Command.run`.
-        program: the name of the command in `--help`.
-        config_name: the primary configuration in `conf/`.
+    """Runs Hydra with a command line: overrides, and Hydra's flags.
 
     Raises:
         UsageError: Hydra refuses the command line.
@@ -131,7 +125,8 @@ def run_hydra(
     """
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     try:
-        with _arguments([program, *argv]), _errors_raised():
+        # Hydra raises errors that it would otherwise print, partly as a traceback, before it exits with code 1.
+        with _arguments([program, *argv]), env_override({"HYDRA_FULL_ERROR": "1"}):
             main()
     except SystemExit as error:
         # Hydra or argparse has printed its message.
@@ -147,17 +142,3 @@ def _arguments(argv: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-@contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Makes Hydra raise errors that it would otherwise print, partly as a traceback, before it exits with code 1."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before

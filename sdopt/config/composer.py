@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -54,15 +54,12 @@ class HydraComposer:
         self._compositions = Compositions(hydra_overrides)
         self._overrides = with_own_options(overrides, self._compositions.options("model"))
         # A design composes the same variants again and again.
-        self._parsed: dict[tuple[tuple[str, ...], frozenset[str]], RunConfig] = {}
-        self._untouched: dict[str, bool] = {}
-        self._combining: frozenset[str] = frozenset()
+        self._parsed: dict[tuple[tuple[str, ...], bool], RunConfig] = {}
         self._job = self._compositions.of(self._overrides, composed)
-        self.current = self._parse(self._overrides)
+        self.current = _parsed(self._job)
         """The job's own configuration."""
         self._defaults = self._compositions.of([])
-        self._default = self._parse([])
-        self._combining = frozenset(axis for axis in self.current.optimizations if "." in axis)
+        self._default = _parsed(self._defaults)
 
     @property
     def chooses_features(self) -> bool:
@@ -72,15 +69,11 @@ class HydraComposer:
     def refresh(self) -> None:
         """Parses the job's configuration again, after what is at hand has changed."""
         self._parsed.clear()
-        self.current = self._parse(self._overrides)
+        self.current = _parsed(self._job)
 
     @classmethod
     def of_this_job(cls, cfg: DictConfig) -> "HydraComposer":
-        """Returns the composer of the running Hydra job, which has composed `cfg`.
-
-        Raises:
-            UsageError: the configuration is not valid.
-        """
+        """Returns the composer of the running Hydra job, which has composed `cfg`. Raises UsageError as `__init__`."""
         hydra: Any = HydraConfig.get()
         # Unresolved, because an override may hold an interpolation of its own.
         overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
@@ -92,7 +85,7 @@ class HydraComposer:
             overrides = list(map(as_override, overrides))
             overrides = with_own_options(overrides, self._compositions.options("model"))
             require_overrides(overrides)
-            overrides = self._joined(overrides)
+            overrides = self._joined([self._added(override) for override in overrides])
             run, merged = self._composed(overrides, plain)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
@@ -148,56 +141,58 @@ class HydraComposer:
 
     def _composed(self, overrides: Sequence[str], plain: bool) -> tuple[RunConfig, list[str]]:
         """Composes the job's overrides and `overrides`; returns the result and the overrides of both."""
-        named: dict[str, list[str]] = {}
+        groups, chosen, others = self._groups(), dict[str, dict[str, str]](), list[str]()
         for override in overrides:
-            named.setdefault(group_of(key_of(override)), []).append(override)
-        staying = [axis for override in overrides for axis in self._compositions.axes(override) or () if "." in axis]
+            group = group_of(key_of(override))
+            # Hydra deletes only what is among its defaults: a group without a default is taken out here.
+            axes = {} if override == f"~{group}" and group in groups else self._compositions.axes(override)
+            if axes is None:
+                others.append(override)
+            else:
+                chosen[group] = axes
+        staying = [axis for axes in chosen.values() for axis in axes if "." in axis]
         before = self._without_optimizations() if plain else self._overrides
         if lora := self._lora_of(overrides):
             staying.append(_LORA)
             before = [*before, *(override for override in lora if override not in before)]
-        merged = merge_overrides(before, overrides, staying)
-        # A preset may have changed keys of an option, and would change them in the default option too.
-        reset = {group for group in self._groups() if named.get(group) == [default_choice(group)]}
-        # Hydra deletes only what is among its defaults; a group without a default is taken out after composing.
-        merged = [override for override in merged if override not in {f"~{group}" for group in reset}]
-        reset |= self._groups() - named.keys() if plain else set()
-        key = tuple(merged), frozenset(reset)
-        if key not in self._parsed and (swapped := self._swapped(overrides, plain)) is not None:
-            self._parsed[key] = parse(swapped.cfg, swapped.choices)
-        return self._parse(merged, reset), merged
+        merged = [each for each in merge_overrides(before, overrides, staying) if each.lstrip("~") not in groups]
+        key = tuple(merged), plain
+        if key not in self._parsed:
+            keys = [each for each in others if "." in key_of(each) and group_of(key_of(each)) in groups | chosen.keys()]
+            base = self._with_sections([each for each in others if each not in keys])
+            made = self._with_options(base, chosen, plain)
+            if not all(_set_key(made.cfg, each) for each in [*lora, *keys]):
+                made = self._compositions.of(merged)  # Hydra says what is wrong, or knows what is meant
+            self._parsed[key] = _parsed(made)
+        return self._parsed[key], merged
+
+    def _with_sections(self, overrides: Sequence[str]) -> Composition:
+        """Composes the job with overrides that choose no options; Hydra is spared where they only set keys."""
+        cfg = copy.deepcopy(self._job.cfg)
+        if all(_set_key(cfg, override) for override in overrides):
+            return Composition(cfg, self._job.choices)
+        composed = self._compositions.of(merge_overrides(self._overrides, overrides))
+        return Composition(copy.deepcopy(composed.cfg), composed.choices)
+
+    def _with_options(self, base: Composition, chosen: Mapping[str, dict[str, str]], plain: bool) -> Composition:
+        """Puts the nodes of options, by group and axis, in the place of `base`'s own: a fifth of what Hydra takes.
+
+        With `plain`, all other groups have their defaults.
+        """
+        choices = base.choices
+        if plain:
+            chosen = {group: _in_group(self._defaults.choices, group) for group in self._groups()} | dict(chosen)
+        for group, options in chosen.items():
+            node = self._nodes(group, options, {} if plain else _in_group(choices, group))
+            _replace(base.cfg, group, node)
+            choices = {axis: option for axis, option in choices.items() if group_of(axis) != group} | options
+        return Composition(base.cfg, choices)
 
     def _lora_of(self, overrides: Sequence[str]) -> list[str]:
         """Returns the job's keys of its LoRA, if overrides choose another way to use one: its file stays the same."""
         chosen = [override.partition("=")[2] for override in overrides if key_of(override) == _LORA]
         keys = [override for override in self._overrides if key_of(override).startswith(f"{_LORA}.")]
         return keys if chosen and chosen[-1] != NONE else []
-
-    def _swapped(self, overrides: Sequence[str], plain: bool) -> Composition | None:
-        """Composes a variant that differs from the job only in options and their keys, from the nodes of both.
-
-        That is what Hydra would compose of all overrides, in a fifth of the time. Returns None for other variants.
-        """
-        if self._lora_of(overrides):
-            return None
-        chosen: dict[str, dict[str, str]] = {}
-        keys = []
-        for override in overrides:
-            options = self._compositions.axes(override)
-            if options is None:
-                keys.append(override)
-            elif self._is_untouched(group := group_of(key_of(override))):
-                chosen[group] = options
-            else:
-                return None
-        cfg, choices = copy.deepcopy(self._job.cfg), self._job.choices
-        if plain:
-            chosen = {group: _in_group(self._defaults.choices, group) for group in self._groups()} | chosen
-        for group, options in chosen.items():
-            node = self._nodes(group, options, {} if plain else _in_group(choices, group))
-            _replace(cfg, group, node)
-            choices = {axis: option for axis, option in choices.items() if group_of(axis) != group} | options
-        return Composition(cfg, choices) if all(_set_key(cfg, override) for override in keys) else None
 
     def _nodes(self, group: str, options: Mapping[str, str], kept: Mapping[str, str]) -> Any:
         """Returns the node of a group with some options, by axis; those that combine keep the keys that the job set."""
@@ -209,22 +204,6 @@ class HydraComposer:
                 OmegaConf.update(node, axis, copy.deepcopy(part), force_add=True)
         return node.get(group)
 
-    def _is_untouched(self, group: str) -> bool:
-        """Returns whether the options of a group of optimizations are as in their files, changed by no preset."""
-        if group not in self._untouched:
-            self._untouched[group] = group not in SECTIONS and self._is_as_in_files(group)
-        return self._untouched[group]
-
-    def _is_as_in_files(self, group: str) -> bool:
-        if not self._compositions.packaged and self._job.choices.get("experiment"):
-            return False  # its choices may even depend on each other
-        expected = OmegaConf.create({group: self._nodes(group, _in_group(self._job.choices, group), {})})
-        own = [override for override in self._overrides if group_of(key_of(override)) == group]
-        if not all(_set_key(expected, override) for override in own if "." in key_of(override)):
-            return False
-        job, files = (_plain(OmegaConf.masked_copy(of, group), group) for of in (self._job.cfg, expected))
-        return bool(job == files)
-
     def _groups(self) -> set[str]:
         """Returns the groups of the optimizations."""
         return {group_of(axis) for axis in [*self.current.optimizations, *self._default.optimizations]}
@@ -233,6 +212,11 @@ class HydraComposer:
         kept = [override for override in self._overrides if group_of(key_of(override)) not in self._groups()]
         # Named once more, because a preset may have chosen otherwise.
         return kept + [default_choice(group) for group in sorted(self._groups()) if has_default(group)]
+
+    def _added(self, override: str) -> str:
+        """Returns an override with the `+` that Hydra wants for an option of a group without a default."""
+        lacks = not has_default(group_of(key_of(override))) and not override.startswith("+")
+        return f"+{override}" if lacks and self._compositions.axes(override) is not None else override
 
     def _joined(self, overrides: Sequence[str]) -> list[str]:
         """Joins options that combine, `memory=a` and `memory=b` as `memory=[a,b]`; of one axis the last one counts."""
@@ -256,49 +240,20 @@ class HydraComposer:
         made = build_typed(axis, node, SECTIONS.get(axis, Optimization), []) if OmegaConf.is_dict(node) else None
         return _chosen(run, axis) if made is None else made
 
-    def _parse(self, overrides: Sequence[str], reset: Collection[str] = ()) -> RunConfig:
-        """Composes and types overrides, cached; groups in `reset` are as in the defaults, whatever changed them."""
-        key = (tuple(overrides), frozenset(reset))
-        if key not in self._parsed:
-            composed = self._compositions.of(overrides)
-            with composition_errors():
-                self._parsed[key] = parse(*self._without(composed, reset))
-        return self._parsed[key]
-
-    def _without(self, composed: Composition, reset: Collection[str]) -> tuple[DictConfig, Mapping[str, Any]]:
-        """Returns a composition with groups as in the defaults, and without a preset's keys of what is not chosen."""
-        left = [axis.partition(".") for axis in self._combining - composed.choices.keys()]
-        if not (reset or left):
-            return composed.cfg, composed.choices
-        cfg = copy.deepcopy(composed.cfg)
-        for group in reset:
-            _replace(cfg, group, copy.deepcopy(self._defaults.cfg.get(group)))
-        for group, _, name in left:
-            if cfg.get(group) is not None and name in cfg[group]:
-                with open_dict(cfg):
-                    del cfg[group][name]
-        choices = {axis: option for axis, option in composed.choices.items() if group_of(axis) not in reset}
-        default = self._defaults.choices
-        return cfg, choices | {axis: option for axis, option in default.items() if group_of(axis) in reset}
-
     def _require_shared(self, name: str, run: RunConfig) -> None:
         """Raises UsageError if a variant sets a key of the whole study, which would have no effect."""
-        shared = {
-            "protocol": run.protocol == self.current.protocol,
-            "tracking": run.tracking == self.current.tracking,
-            **{
-                f"hardware.{key}": getattr(run.hardware, key) == getattr(self.current.hardware, key)
-                for key in ("device", "sheet", "emulate_memory")
-            },
-        }
+        job = self.current
+        wrong = [key for key in ("protocol", "tracking", "gate") if getattr(run, key) != getattr(job, key)]
+        machine = ("device", "sheet", "emulate_memory")
+        wrong += [f"hardware.{key}" for key in machine if getattr(run.hardware, key) != getattr(job.hardware, key)]
         # Features that nobody named are those of the model, and a study has one set of them.
-        features = (run if run.model == self.current.model else self.current).quality.features
-        same = replace(run.quality, features=features) == self.current.quality
-        shared |= {"quality": same, "gate": run.gate == self.current.gate}
-        mine, others = (side.workload.shapes(side.model) for side in (run, self.current))
+        features = (run if run.model == job.model else job).quality.features
+        if replace(run.quality, features=features) != job.quality:
+            wrong.append("quality")
+        mine, others = (side.workload.shapes(side.model) for side in (run, job))
         # Rounds time every variant at every shape, and compare them shape by shape.
-        shared["a list in workload.size or workload.batch_size"] = mine == others or len(mine) == len(others) == 1
-        wrong = [key for key, same in shared.items() if not same]
+        if mine != others and not len(mine) == len(others) == 1:
+            wrong.append("a list in workload.size or workload.batch_size")
         if wrong:
             raise UsageError(
                 [f"variant '{name}': {key} applies to the whole study; set it outside of the variant" for key in wrong]
@@ -330,15 +285,7 @@ def _initialized() -> Iterator[None]:
 
 @contextmanager
 def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[HydraComposer]:
-    """Yields a composer outside of any Hydra job.
-
-    Args:
-        overrides: the job's overrides.
-        config_dir: a folder of the user's own groups.
-
-    Raises:
-        UsageError: the configuration is not valid.
-    """
+    """Yields a composer outside of any Hydra job. Raises UsageError if the configuration is not valid."""
     with _initialized():
         yield HydraComposer(overrides, _search_path(config_dir))
 
@@ -378,6 +325,11 @@ def with_gate(overrides: Sequence[str]) -> list[str]:
     return [*([] if chosen else ["gate=default"]), *overrides]
 
 
+def _parsed(composed: Composition) -> RunConfig:
+    with composition_errors():
+        return parse(composed.cfg, composed.choices)
+
+
 def _in_group(choices: Mapping[str, str], group: str) -> dict[str, str]:
     return {axis: option for axis, option in choices.items() if group_of(axis) == group}
 
@@ -394,12 +346,7 @@ def _replace(cfg: DictConfig, group: str, node: Any) -> None:
 def _set_key(cfg: DictConfig, override: str) -> bool:
     """Sets a key that a configuration has; returns whether the override asks for no more than that."""
     parsed = parsed_override(override)
-    if (
-        parsed.type != OverrideType.CHANGE
-        or parsed.is_sweep_override()
-        or parsed.package
-        or "." not in key_of(override)
-    ):
+    if parsed.type != OverrideType.CHANGE or parsed.is_sweep_override() or "." not in key_of(override):
         return False
     OmegaConf.set_struct(cfg, True)
     try:

@@ -2,8 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from importlib.resources import files
@@ -24,7 +24,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises i
 from sdopt.config.groups import require_chosen, require_overrides
 from sdopt.config.overrides import group_of, key_of, parsed_override
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of
 from sdopt.errors import UsageError, command_line
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
@@ -59,21 +59,16 @@ class Compositions:
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._loader = GlobalHydra.instance().config_loader()
         sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
-        self.packaged = not self._searchpath and sources <= PACKAGED
-        """Whether there are no groups and presets of the user's own."""
+        packaged = not self._searchpath and sources <= PACKAGED
         given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
         _require_own_names([*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())])
-        self._made: dict[tuple[str, ...], Composition] = _packaged if self.packaged else {}
-        self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if self.packaged else {}
-        self._options: dict[str, list[str]] = _packaged_options if self.packaged else {}
+        self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
+        self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if packaged else {}
+        self._options: dict[str, list[str]] = _packaged_options if packaged else {}
         self._axes: dict[str, dict[str, str] | None] = {}
 
     def of(self, overrides: Sequence[str], composed: tuple[DictConfig, DictConfig] | None = None) -> Composition:
-        """Composes overrides.
-
-        Args:
-            overrides: those of a command line.
-            composed: what Hydra has composed of them already, and its own node.
+        """Composes overrides; `composed` is what Hydra has made of them already, and its own node.
 
         Raises:
             UsageError: Hydra cannot compose them.
@@ -82,17 +77,19 @@ class Compositions:
         if key not in self._made:
             require_overrides(overrides)
             with composition_errors():
-                self._made[key] = self._read(overrides, *(composed or self._compose(overrides)))
+                if composed is None:
+                    cfg = compose(CONFIG_NAME, [*self._searchpath, *overrides], return_hydra_config=True)
+                    composed = cfg, cfg.hydra
+                self._made[key] = self._read(overrides, *composed)
         return self._made[key]
 
     def option(self, group: str, option: str) -> DictConfig | None:
         """Composes the file of an option alone; returns None if that fails, as it does for a preset."""
         key = group, option
         if key not in self._files:
-            try:
+            self._files[key] = None
+            with suppress(HydraException, OmegaConfBaseException, ValueError, OSError):
                 self._files[key] = self._read_file(group, option)
-            except (HydraException, OmegaConfBaseException, ValueError, OSError):
-                self._files[key] = None
         return self._files[key]
 
     def options(self, group: str) -> list[str]:
@@ -124,10 +121,6 @@ class Compositions:
                 return None
             found += [(axis, str(name)) for axis in axes_in(file) or [group.replace("/", ".")]]
         return _distinct(found)
-
-    def _compose(self, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
-        cfg = compose(CONFIG_NAME, [*self._searchpath, *overrides], return_hydra_config=True)
-        return cfg, cfg.hydra
 
     def _read(self, overrides: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> Composition:
         choices = {str(group): option for group, option in hydra.runtime.choices.items()}
@@ -253,8 +246,8 @@ def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
     return key not in choices or "_target_" not in cfg[key]
 
 
-def explain(error: Exception, command: str, keys: Callable[[], Iterable[str]]) -> str:
-    """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones of `keys`."""
+def _explained(error: Exception, command: str) -> str:
+    """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
     message = str(error).partition("Config search path")[0].strip()
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
@@ -279,7 +272,7 @@ def explain(error: Exception, command: str, keys: Callable[[], Iterable[str]]) -
         more = "; beside experiment=…, which has its own, +study.variants.NAME=[…] adds one"
         own = more if unknown[1] == "study.variants" else ""
         return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well{own}"
-    known = [key for key in keys() if not key.endswith("._target_")]
+    known = [key for key in _known_keys(command) if not key.endswith("._target_")]
     same = [key for key in known if key.rpartition(".")[2] == unknown[1]]
     near = same or difflib.get_close_matches(unknown[1], known, n=2)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
@@ -303,14 +296,15 @@ def _designs_with(key: str) -> list[str]:
     return [file.stem for file in files if name in OmegaConf.load(file)]
 
 
-def _known_keys() -> list[str]:
-    """Returns every group and every key of the default configuration, in full."""
+def _known_keys(command: str) -> list[str]:
+    """Returns every key of a command's default configuration, in full, and every group of `sdopt run`."""
+    keys = []
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))
-        plain = OmegaConf.to_container(compose(CONFIG_NAME), resolve=False)
-    # Groups of which nothing is chosen, as `experiment`, are in no configuration.
-    keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+        if command == "run":  # groups of which nothing is chosen, as `experiment`, are in no configuration
+            keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+        plain = OmegaConf.to_container(compose(config_name_of(command)), resolve=False)
     nodes: list[tuple[str, Any]] = [("", plain)]
     while nodes:
         prefix, node = nodes.pop()
@@ -321,6 +315,6 @@ def _known_keys() -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def in_one_line(error: Exception, command: str = "run", keys: Callable[[], Iterable[str]] = _known_keys) -> str:
-    """Returns `explain(…)` as one line, with the choices that Hydra lists below each other."""
-    return " ".join(explain(error, command, keys).replace("\n\t", ", ").replace(":, ", ": ").split())
+def in_one_line(error: Exception, command: str = "run") -> str:
+    """Returns what Hydra says of a command's overrides, as one line with the choices that it lists below each other."""
+    return " ".join(_explained(error, command).replace("\n\t", ", ").replace(":, ", ": ").split())

@@ -34,12 +34,7 @@ _REMOVED = {"quality.cache": "images are drawn anew in every study, so that the 
 def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[str]:
     """Returns overrides that choose a user's own models and functions as options, which are there from now on.
 
-    Args:
-        overrides: those of a command line or of a variant.
-        models: the options of the group `model`, which are never paths.
-
-    Raises:
-        UsageError: a value names neither an option nor something that is there, a file is damaged, or a key is gone.
+    Raises UsageError as `with_own_models` does, and for a key that is gone.
     """
     kept = []
     for override in overrides:

@@ -1,8 +1,8 @@
 """Composes the configuration of a command that has a file of its own in `conf/`, beside that of `sdopt run`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import dataclass
+from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sdopt.config.compositions import in_one_line
 from sdopt.config.groups import optimization_options
 from sdopt.config.overrides import group_of, key_of
-from sdopt.config.paths import CONF
+from sdopt.config.paths import CONF, config_name_of
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.schema import Serving
@@ -31,10 +31,7 @@ _SERVED = (
 def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
     """Returns the file of a command with overrides applied, typed and within its ranges.
 
-    Args:
-        command: as on the command line, `train-reference`; its file is `conf/train_reference.yaml`.
-        kind: the dataclass of the configuration; for an unknown key, the error names similar keys of it.
-        overrides: the overrides of the command line.
+    The file of `train-reference` is `conf/train_reference.yaml`; `kind` is its dataclass.
 
     Raises:
         UsageError: an override names no key, or a value is of another type or out of its range; all such values are
@@ -42,22 +39,14 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
     """
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            node = compose(command.replace("-", "_"), list(overrides))
+            node = compose(config_name_of(command), list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(in_one_line(error, command, lambda: _keys(kind))) from error
+        raise UsageError(in_one_line(error, command)) from error
     problems: list[str] = []
     config: T = build_typed("", node, kind, problems)
     if problems:
         raise UsageError(problems)
     return config
-
-
-def _keys(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the full name of every key of a dataclass and of the dataclasses in it."""
-    for name, kind in get_type_hints(section).items():
-        yield f"{prefix}{name}"
-        if is_dataclass(kind):
-            yield from _keys(kind, f"{prefix}{name}.")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,12 @@ SHEETS = CONF / "hardware" / "sheets"
 """The data sheets of cards, a file per family."""
 
 
+def config_name_of(command: str) -> str:
+    """Returns the primary configuration of a command: its own file in `CONF`, or else that of `sdopt run`."""
+    own = command.replace("-", "_")
+    return own if (CONF / f"{own}.yaml").is_file() else CONFIG_NAME
+
+
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     """Returns the options of one group, packaged or the user's own."""
     folders = [CONF, *([config_dir] if config_dir else [])]

@@ -78,21 +78,14 @@ def compose_options(
 
     `settings` are overrides that go with an option, by the option as in `memory=vae_tiling`.
     """
-    given = settings or {}
-    return {
-        (group, option): _composed(composer, group, option, given.get(f"{group}={option}", ()))
-        for group, option in options
-    }
-
-
-def _composed(composer: Composer, group: str, option: str, settings: Sequence[str]) -> Variant | list[str]:
-    """Returns the variant with an option, or the problems of its configuration."""
-    try:
-        return composer.variant(option, [f"{group}={option}", *settings])
-    except UsageError as error:
-        if not group.startswith("+") and any("+" in problem for problem in error.problems):
-            return _composed(composer, f"+{group}", option, settings)
-        return [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
+    made: dict[tuple[str, str], Variant | list[str]] = {}
+    for group, option in options:
+        chosen = f"{group}={option}"
+        try:
+            made[group, option] = composer.variant(option, [chosen, *(settings or {}).get(chosen, ())])
+        except UsageError as error:
+            made[group, option] = [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
+    return made
 
 
 def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:

@@ -1,11 +1,12 @@
 """Shows a diagnosis as tables for the terminal, and as a data sheet."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
+import yaml  # type: ignore[import-untyped]
 from rich import box
 from rich.console import Group
 from rich.markup import escape
@@ -20,13 +21,13 @@ from sdopt.hardware.device import Device
 from sdopt.schema import Sheet
 
 
-def tables(found: Diagnosis, width: int) -> Group:
-    """Returns the whole diagnosis for a terminal of `width` columns."""
+def tables(found: Diagnosis) -> Group:
+    """Returns the whole diagnosis for a terminal."""
     start = "start here: sdopt optimize MODEL tries what runs here; the tables below say what that is, and why not"
     parts: list[Any] = [Text(start, style="bold"), _machine_table(found)]
     if found.ceilings:
         parts.append(_ceilings_table(found))
-    return Group(*parts, *_options_table(found, width))
+    return Group(*parts, _options_table(found))
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -117,22 +118,16 @@ def _listed(sheet: Sheet | None, ceiling: Ceiling) -> float | None:
     return sheet.bandwidth_gb_s if ceiling.kind == COPY else sheet.peak(ceiling.kind)
 
 
-def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
-    """Returns the table of options; on a narrow terminal the reasons follow below it."""
+def _options_table(found: Diagnosis) -> Table:
     table = _table(f"options on {escape(found.device.name)}", "group", "option", "runs")
-    wide = width >= 110
-    if wide:
-        table.add_column("why not, or what it needs", overflow="fold")
-    before, below = "", []
+    table.add_column("why not, or what it needs", overflow="fold")
+    before = ""
     for report in found.options:
         text = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
         runs = Text("no", "red") if not report.runs else Text("if", "yellow") if text else Text("yes", "green")
-        group = report.group if report.group != before else ""
+        table.add_row(report.group if report.group != before else "", escape(report.option), runs, escape(text))
         before = report.group
-        table.add_row(group, escape(report.option), runs, *([escape(text)] if wide else []))
-        if text:
-            below.append(Text(f"  {report.group}={report.option}: {text}"))
-    return [table] if wide else [table, *below]
+    return table
 
 
 def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
@@ -156,35 +151,25 @@ def sheet_yaml(found: Diagnosis) -> str:
     """Returns the measured peak rates as an option of the group `hardware`, as a reference for runs."""
     device = found.device
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
-    rates = {ceiling.kind: ceiling.rate for ceiling in measured}
+    rates = {ceiling.kind: float(f"{ceiling.rate:.4g}") for ceiling in measured}
     if COPY not in rates:
         raise UsageError(
             "--save: cannot write a data sheet without the memory bandwidth, whose measurement (the copy) failed"
         )
-    copy = rates.pop(COPY)
+    copy = rates.pop(COPY)  # read and written
     cores = device.capability is not None and device.capability >= (7, 0)
     vector = {kind: rate for kind, rate in rates.items() if not cores or kind == "fp32"}
-    tensor = {kind: rate for kind, rate in rates.items() if kind not in vector}
     today = datetime.now(UTC).date().isoformat()
-    capability = f"{device.capability[0]}.{device.capability[1]}" if device.capability else "null"
-
-    def mapping(values: Mapping[str, float]) -> str:
-        return "{" + ", ".join(f"{kind}: {value:.4g}" for kind, value in values.items()) + "}"
-
-    return "\n".join(
-        [
-            f"# {device.name}: ceilings that sdopt doctor measured on {today}, with PyTorch {torch.__version__}",
-            "defaults: [auto]",
-            f"device: {device.type}",
-            "sheet:",
-            f'  name: "{device.name} (measured)"',
-            f'  device_names: ["{device.name}"]',
-            f"  memory_gib: {device.memory_total_gib:.2f}",
-            f"  bandwidth_gb_s: {copy:.4g}  # of a copy, read and written",
-            f"  compute_capability: {capability}",
-            f"  vector: {mapping(vector)}",
-            f"  tensor: {mapping(tensor)}",
-            f'  sources: ["sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"]',
-            "",
-        ]
-    )
+    sheet = {
+        "name": f"{device.name} (measured)",
+        "device_names": [device.name],
+        "memory_gib": round(device.memory_total_gib, 2),
+        "bandwidth_gb_s": copy,
+        "compute_capability": float("{}.{}".format(*device.capability)) if device.capability else None,
+        "vector": vector,
+        "tensor": {kind: rate for kind, rate in rates.items() if kind not in vector},
+        "sources": [f"sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"],
+    }
+    head = f"# {device.name}: ceilings that sdopt doctor measured on {today}, with PyTorch {torch.__version__}\n"
+    option = {"defaults": ["auto"], "device": device.type, "sheet": sheet}
+    return head + str(yaml.safe_dump(option, sort_keys=False, default_flow_style=None, allow_unicode=True))

@@ -4,7 +4,8 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,9 +21,9 @@ from sdopt.hardware.device import Device
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.statistics.disturbance import noise_of
-from sdopt.statistics.figures import Figures, figures_of, ratio_text
+from sdopt.statistics.figures import Figures, figures_of
 from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
-from sdopt.statistics.words import gib_text
+from sdopt.statistics.words import memory_text, seconds_text
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.process import Run
 from sdopt.suite.record import Ending, Finding
@@ -123,28 +124,26 @@ def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> Job
     if part.kind == "doctor":
         return Job(*place, _sdopt("doctor", "--json", f"hardware.device={device.torch_name}"))
     if part.kind == "tests":
-        return Job(*place, _pytest(device))
+        return Job(*place, _pytest())
     overrides = study_overrides(part, config, device)
     if part.kind != "options":
         return Job(*place, _sdopt("run", *overrides))
-    study = option_study(overrides, part.options, part.settings, device, part.settled)
+    study = option_study(part, overrides, device)
     command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
     return Job(*place, command, study.left_out, study.tried)
 
 
-def _pytest(device: Device) -> list[str]:
-    # Without a GPU, the tests are only collected, which imports them. Slow ones compile kernels; the options that they
-    # test have parts of their own.
-    shown = ["-v", "--tb=short"] if device.is_cuda else ["--collect-only", "-q"]
-    if find_spec("pytest_timeout"):
-        shown.append(f"--timeout={_TEST_S}")
+def _pytest() -> list[str]:
     # A warning of a library of another version is no failure.
-    plain = ["-o", "addopts=", "-W", "default", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    plain = ["-v", "--tb=short", "-o", "addopts=", "-W", "default", "-p", "no:cacheprovider"]
+    limit = [f"--timeout={_TEST_S}"] if find_spec("pytest_timeout") else []
     # To import all other files takes longer than some of these tests. Those that compile come last: a limit then costs
     # none of the short ones.
     files = [path for path in _TESTS.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
     files.sort(key=lambda path: (path.name == "test_compilers.py", path))
-    return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *map(str, files)]
+    # Slow ones compile kernels; the options that they test have parts of their own.
+    chosen = ["--continue-on-collection-errors", "-m", "gpu and not slow"]
+    return [sys.executable, "-m", "pytest", *plain, *limit, *chosen, *map(str, files)]
 
 
 def _from_checkout(test: str) -> str:
@@ -178,67 +177,50 @@ class OptionStudy:
     """The options that it measures, as in `memory=vae_tiling`."""
 
 
-def option_study(
-    overrides: Sequence[str],
-    options: Sequence[str],
-    settings: Mapping[str, Sequence[str]],
-    device: Device,
-    settled: Collection[str] = (),
-) -> OptionStudy:
-    """Returns the study of each of some options against the configuration without it.
+def option_study(part: Part, overrides: Sequence[str], device: Device) -> OptionStudy:
+    """Returns the study of each option of a part against the configuration without it, which overrides compose.
 
     An option that needs another one is compared with that one alone.
-
-    Args:
-        overrides: the configuration that the options are tried on.
-        options: what is tried: whole groups or single options, as in `layout` or `memory=vae_tiling`.
-        settings: overrides to try an option with, by option, as in `memory=vae_tiling`.
-        device: the device that they run on.
-        settled: options to leave out, as in `memory=vae_tiling`.
 
     Raises:
         UsageError: the configuration is not valid, or there is no such option.
     """
+    options, settings = part.options, part.settings
     groups = dict.fromkeys(named.partition("=")[0] for named in options)
     known = {f"{group}={option}": (group, option) for group in groups for option in options_of(group)}
     if unknown := [named for named in options if named not in known and not options_of(named)]:
         raise UsageError([f"{named}: no option or group of options" for named in unknown])
     with composer_of(overrides) as composer:
         # All of the groups, because an option may need another one beside it.
-        made = compose_options(composer, [pair for name, pair in known.items() if name not in settled], settings)
+        made = compose_options(composer, [pair for name, pair in known.items() if name not in part.settled], settings)
         baseline = composer.variant(BASELINE)
     everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
-    rows: dict[str, list[str]] = {}
     beside: dict[str, str] = {}
     left_out: list[Finding] = []
-    tried: list[str] = []
     for (group, option), variant in made.items():
         name = f"{group}={option}"
         if name not in options and group not in options:
             continue
         if isinstance(variant, list):
             left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
-            continue
-        if variant.choices == baseline.choices:
-            continue  # the baseline's own trace proves it
-        fit = fit_on(device, group, variant, everything)
-        if not fit.runs or fit.reasons:
-            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
-            continue
-        own = [name, *settings.get(name, ())]
-        tried.append(name)
-        rows[row_of(name)] = [fit.beside, *own] if fit.beside else own
-        if fit.beside:
-            beside[row_of(name)] = fit.beside
-    references = {other: f"with {row_of(other)}" for other in beside.values()}
-    variants = {BASELINE: [], **{name: [other] for other, name in references.items()}, **rows}
-    edges = [(name, references[beside[name]] if name in beside else BASELINE) for name in variants if name != BASELINE]
+        elif variant.choices != baseline.choices:  # the baseline's own trace proves what it has
+            fit = fit_on(device, group, variant, everything)
+            if fit.runs and not fit.reasons:
+                beside[name] = fit.beside
+            else:
+                left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
+    references = {other: f"with {row_of(other)}" for other in beside.values() if other}
+    variants = {BASELINE: [], **{name: [other] for other, name in references.items()}}
+    edges = dict.fromkeys(references.values(), BASELINE)
+    for name, other in beside.items():
+        variants[row_of(name)] = [*filter(None, [other]), name, *settings.get(name, ())]
+        edges[row_of(name)] = references.get(other, BASELINE)
     listed = {name: ", ".join(f'"{override}"' for override in given) for name, given in variants.items()}
     written = ", ".join(f"{name}: [{given}]" for name, given in listed.items())
-    compared = ", ".join(f"{{candidate: {candidate}, reference: {reference}}}" for candidate, reference in edges)
+    compared = ", ".join(f"{{candidate: {name}, reference: {other}}}" for name, other in edges.items())
     study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
-    overrides = (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if rows else ()
-    return OptionStudy(overrides, tuple(left_out), tuple(tried))
+    overrides = (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if beside else ()
+    return OptionStudy(overrides, tuple(left_out), tuple(beside))
 
 
 _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
@@ -252,15 +234,11 @@ def machine_findings(diagnosis: Path) -> list[Finding]:
     facts += [f"Python {found['python']}", *(f"{name} {packages[name]}" for name in ("torch",) if name in packages)]
     findings = [Finding(device["name"], found["start_method"], ", ".join([*facts, found["platform"]]))]
     for ceiling in found["ceilings"]:
-        if ceiling["failure"]:
-            findings.append(Finding(ceiling["kind"], "failed", ceiling["failure"]))
-        else:
-            findings.append(Finding(ceiling["kind"], "ok", f"{ceiling['rate']:.4g} {ceiling['unit']}"))
+        rate = ceiling["failure"] or f"{ceiling['rate']:.4g} {ceiling['unit']}"
+        findings.append(Finding(ceiling["kind"], "failed" if ceiling["failure"] else "ok", rate))
     runs = [option["runs"] for option in found["options"]]
-    return [
-        *findings,
-        Finding("options", "ok", f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"),
-    ]
+    said = f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"
+    return [*findings, Finding("options", "ok", said)]
 
 
 def tests_in(log: Path) -> dict[str, str]:
@@ -270,13 +248,20 @@ def tests_in(log: Path) -> dict[str, str]:
 
 
 def test_findings(log: Path) -> list[Finding]:
-    """Returns the number of tests by outcome, and each failed test; also for stopped and collect-only runs."""
-    lines, ended = log.read_text(encoding="utf-8", errors="replace").splitlines(), tests_in(log)
-    if collected := next((line for line in lines if re.match(r"\d+(/\d+)? tests? collected", line)), None):
-        return [Finding("tests", "not run", f"without a GPU: {collected}")]
-    counts = {state: list(ended.values()).count(state) for state in dict.fromkeys(ended.values())}
-    found = [Finding("tests", "", ", ".join(f"{n} {state.lower()}" for state, n in counts.items()) or "none ran")]
+    """Returns the number of tests by outcome, and each failed test; also of a run that was stopped on the way."""
+    ended = tests_in(log)
+    counts = ", ".join(f"{n} {state.lower()}" for state, n in Counter(ended.values()).items())
+    found = [Finding("tests", "", counts or "none ran")]
     return found + [Finding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")]
+
+
+_NOISE = {
+    "between_rounds": "standard deviation between the rounds of one process",
+    "between_processes": "standard deviation between processes, beyond that of their rounds",
+    "of_ratio": "standard deviation of the speed-up of one process over an equal one",
+    "first_round": "the first round takes longer by",
+    "memory": "the largest peak memory is larger than the smallest by",
+}
 
 
 def noise_findings(result: StudyResult) -> list[Finding]:
@@ -284,22 +269,9 @@ def noise_findings(result: StudyResult) -> list[Finding]:
     noise = noise_of(result)
     if noise is None:
         return []
-    labels = {
-        "between_rounds": "standard deviation between the rounds of one process",
-        "between_processes": "standard deviation between processes, beyond that of their rounds",
-        "of_ratio": "standard deviation of the speed-up of one process over an equal one",
-        "first_round": "the first round takes longer by",
-        "memory": "the largest peak memory is larger than the smallest by",
-    }
     of = f"{noise.processes} equal processes, {noise.rounds} rounds, {noise.schedule}"
-    return [
-        Finding(of, "ok", ""),
-        *(
-            Finding(text, "ok", "exactly 0" if noise.figures[name] == 0 else f"{100 * noise.figures[name]:.2f} %")
-            for name, text in labels.items()
-            if name in noise.figures
-        ),
-    ]
+    shares = {text: noise.figures[name] for name, text in _NOISE.items() if name in noise.figures}
+    return [Finding(of, "ok", ""), *(Finding(text, "ok", f"{100 * share:.3g} %") for text, share in shares.items())]
 
 
 def row_of(option: str) -> str:
@@ -326,19 +298,13 @@ def _nothing_of(option: str, row: VariantResult | None) -> Finding:
 
 def study_findings(result: StudyResult) -> list[Finding]:
     """Returns a line for each row of a study's table."""
-    return [_row(row) for row in figures_of(result)]
+    return [Finding(row.variant.name, str(row.variant.status), _shown(row)) for row in figures_of(result)]
 
 
-def _row(row: Figures) -> Finding:
-    parts = [] if row.latency is None else [f"{row.latency.estimate:.4g} s per call"]
-    if (ratio := row.speedup) is not None:
-        floor = "" if ratio.floor is None else f", two identical baselines {ratio.floor:.3f}×"
-        parts.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
-    if row.headline_memory is not None:
-        parts.append(gib_text(row.headline_memory[1]))
-    if row.variant.reason:
-        parts.append(row.variant.reason)
-    return Finding(row.variant.name, str(row.variant.status), "; ".join(parts))
+def _shown(row: Figures) -> str:
+    latency = "" if row.latency is None else seconds_text(row.latency)
+    speedup = f"{row.speedup.text} of {row.reference}" if row.speedup else ""
+    return "; ".join(filter(None, (latency, speedup, memory_text(row), row.variant.reason)))
 
 
 def result_in(folder: Path) -> StudyResult | None:

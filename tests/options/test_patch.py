@@ -102,6 +102,7 @@ def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: P
     done = sdopt(code, "run", "study=explicit", variants, *SMOKE)
     found = {row.name: row for row in done.result.candidates}
     assert found["none"].status is Status.NOT_ENGAGED
+    assert "not_engaged: the option ran, and nothing shows" in done.shown
     assert found["paler"].status is Status.OK  # values alone are other ones
     # What a default names is not held against a function, and is said; what was chosen is.
     assert found["last"].status is Status.OK

@@ -94,7 +94,7 @@ def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to
     ],
 )
 def test_options_fit_into_their_part(part: Part) -> None:
-    study = option_study(composed(part, H200), part.options, part.settings, H200, part.settled)
+    study = option_study(part, composed(part, H200), H200)
     few = [found for found in study.left_out if "steps" in found.said and "distilled" not in found.said]
     assert not few, "so many steps show each of them, but for those that take a number of their own"
     if not study.overrides:
@@ -139,10 +139,11 @@ def test_every_published_preset_is_a_part() -> None:
 
 
 def test_options_are_tried_alone_or_beside_what_they_need() -> None:
-    overrides = composed(PARTS["options_sdxl_memory"], H200)
     settings = {"memory=vae_tiling": ["memory.vae_tiling.tile_size=512"]}
     tried = ["memory", "caching", "lora=fused"]
-    study = option_study(overrides, tried, settings, H200, settled=["caching=tome"])
+    part = replace(PARTS["options_sdxl_memory"], options=tried, settings=settings, settled=["caching=tome"])
+    overrides = composed(part, H200)
+    study = option_study(part, overrides, H200)
     variants, edges = study.overrides[-2:]
     assert 'memory vae_tiling: ["memory=vae_tiling", "memory.vae_tiling.tile_size=512"]' in variants
     assert 'memory group_offload: ["memory=tiny_vae", "memory=group_offload"]' in variants
@@ -157,7 +158,7 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
     with composer_of([*overrides, *study.overrides]) as composer:
         assert composer.current.study.name == "options"
     with pytest.raises(UsageError, match=r"^layout=upside_down: no option or group of options$"):
-        option_study([], ["layout=upside_down", "attention"], {}, CPU)
+        option_study(replace(part, options=["layout=upside_down", "attention"]), [], CPU)
 
 
 @pytest.mark.parametrize(
