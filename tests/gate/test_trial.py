@@ -10,14 +10,13 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from sdopt import gate
-from sdopt.errors import UsageError
 from sdopt.gate import paying, trust
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.verdicts import Payoff, Ruling, Verdict
 from sdopt.statistics.measures import RULED
 from tests.trial import CONF
 from tests.trial.__main__ import main as trial
-from tests.trial.__main__ import mistakes_to_time, study_of
+from tests.trial.__main__ import mistakes_in, study_of
 from tests.trial.images import HARMS
 from tests.trial.judging import HONEST, caught
 from tests.trial.options import Mistake
@@ -53,14 +52,17 @@ class TestMistakes:
         assert {*re.split(r", | or ", " or ".join(words))} == {*filter(None, "|".join(caught_by).split("|"))}
 
 
-def test_those_that_are_named_are_timed_beside_the_honest_ones() -> None:
-    assert mistakes_to_time(("of", "slower")) == ["slower"]
-    [variants] = [word for word in study_of(mistakes_to_time(("slower",))) if "study.variants" in word]
-    assert "trial=slower" in variants
-    assert "trial=grows" not in variants
-    assert "honest exact" in variants
-    with pytest.raises(UsageError, match=r"--only nothing: no mistake begins so; there are: .*slower"):
-        mistakes_to_time(("nothing",))
+class TestStudy:
+    def test_mistakes_of_ones_own_join_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert trial(["--config-dir", str(tmp_path)]) == 2
+        assert "has no trial/*.yaml" in capsys.readouterr().err
+        (tmp_path / "trial").mkdir()
+        (tmp_path / "trial" / "of_mine.yaml").write_text("_target_: tests.trial.options.Slow\nseconds: 0.1\n")
+        assert "of_mine" in mistakes_in(CONF, tmp_path, ("",))
+        assert [*mistakes_in(CONF, tmp_path, ("of", "slower"))] == ["slower", "of_mine"]
+        [variants] = [word for word in study_of(mistakes_in(CONF, tmp_path, ("of mine",))) if "study.variants" in word]
+        assert "trial=of_mine" in variants
+        assert "trial=slower" not in variants
 
 
 def yaml_of(file: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,9 @@ def main(argv: list[str]) -> int:
         "the rules on time: python -m tests.trial.simulate",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
+    parser.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="folder with mistakes of one's own, one yaml each in DIR/trial/"
+    )
     parser.add_argument("--only", metavar="NAME,…", help="only mistakes whose names begin so; honest options stay")
     parser.add_argument("--timed", action="store_true", help="leave out harm to images alone")
     parser.add_argument("--result", type=Path, metavar="DIR", help="a measured trial: judge its images again")
@@ -54,25 +57,31 @@ def main(argv: list[str]) -> int:
 
     folder = Path("outputs/runs/gate-trial") / time.strftime("%Y-%m-%d_%H-%M-%S")
     started = time.monotonic()
-    code = run([*study_of(mistakes_to_time(only)), *arguments.overrides, f"hydra.run.dir={folder}"])
+    study = study_of(mistakes_in(CONF, arguments.config_dir, only))
+    code = run([*study, *arguments.overrides, f"hydra.run.dir={folder}"])
     if code not in ENDED or asks_dry_run(arguments.overrides) or not (folder / "result.json").is_file():
         return code
     return _report(folder, only, arguments.timed, f"{(time.monotonic() - started) / 60:.0f} minutes for the study")
 
 
-def mistakes_to_time(only: tuple[str, ...]) -> list[str]:
-    """Returns the names of the yaml files of the mistakes to time."""
+def mistakes_in(own: Path, further: Path | None, only: Collection[str]) -> dict[str, Path]:
+    """Returns the folders of the mistakes to time, by the names of their yaml files."""
     from tests.trial.images import HARMS
 
-    found = [path.stem for path in sorted((CONF / "trial").glob("*.yaml")) if path.stem not in _BESIDE]
-    chosen = [name for name in found if name.replace("_", " ").startswith(only)]
-    if not chosen and not any(harm.name.startswith(only) for harm in HARMS):
+    found = {path.stem: own for path in sorted((own / "trial").glob("*.yaml")) if path.stem not in _BESIDE}
+    if further is not None:
+        mine = {path.stem: further.resolve() for path in sorted((further / "trial").glob("*.yaml"))}
+        if not mine:
+            raise UsageError(f"--config-dir {further}: has no trial/*.yaml; see {own / 'trial'} for examples")
+        found |= mine
+    chosen = {name: folder for name, folder in found.items() if name.replace("_", " ").startswith(tuple(only))}
+    if not chosen and not any(harm.name.startswith(tuple(only)) for harm in HARMS):
         names = [*(name.replace("_", " ") for name in found), *(harm.name for harm in HARMS)]
         raise UsageError(f"--only {','.join(only)}: no mistake begins so; there are: {', '.join(names)}")
     return chosen
 
 
-def study_of(mistakes: Sequence[str]) -> list[str]:
+def study_of(mistakes: dict[str, Path]) -> list[str]:
     """Returns the overrides of a study of the honest options and of some mistakes."""
     variants = {"baseline": (), "detour": ("+trial=detour",), **HONEST}
     variants |= {name.replace("_", " "): (f"+trial={name}",) for name in mistakes}
@@ -80,8 +89,11 @@ def study_of(mistakes: Sequence[str]) -> list[str]:
     references["honest exact"] = "detour"
     chosen = ",".join(f"{name}:[{','.join(map(repr, options))}]" for name, options in variants.items())
     edges = ",".join(f"{{candidate:{name},reference:{reference}}}" for name, reference in references.items())
-    options = f"study.variants={{{chosen}}}", f"study.edges=[{edges}]"
-    return ["--config-dir", str(CONF), "experiment=trial", *options]
+    elsewhere = sorted({f"file://{folder}" for folder in mistakes.values() if folder != CONF})
+    return [
+        *("--config-dir", str(CONF), f"hydra.searchpath=[{','.join(elsewhere)}]", "experiment=trial"),
+        *(f"study.variants={{{chosen}}}", f"study.edges=[{edges}]"),
+    ]
 
 
 def _report(folder: Path, only: tuple[str, ...], timed: bool, took: str) -> int:

@@ -1,6 +1,7 @@
 """Options that a study times: honest mistakes, each with a promise that it breaks, and honest options beside them.
 
-Each has a yaml in `conf/trial/`.
+Each has a yaml in `conf/trial/`. A mistake of one's own is a class like these in a module of one's own, and a yaml in
+the folder that `--config-dir` names.
 """
 
 import gc
@@ -30,7 +31,7 @@ class Mistake(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
-    kind: ClassVar[str] = "no effect"
+    kind: ClassVar[str] = "of one's own"
     """What goes wrong, as a heading."""
     promise: str = bounded("exact", choices=tuple(Contract))
     claim: str = ""
@@ -149,6 +150,8 @@ class Reordered(Mistake):
 class OnlyAttached(Mistake):
     """Hangs a hook on the denoiser, and shows as evidence that it hangs there; the hook changes nothing."""
 
+    kind: ClassVar[str] = "no effect"
+
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         denoiser_of(pipe).register_forward_hook(lambda _module, _args, _output: None)
         return lambda trace: Finding(True, "a hook is attached to the denoiser")
@@ -158,6 +161,7 @@ class OnlyAttached(Mistake):
 class FallsBack(AroundCalls):
     """Computes in bfloat16, and silently falls back to the model's type after `calls` calls of a process."""
 
+    kind: ClassVar[str] = "no effect"
     calls: int = 8
 
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
