@@ -273,12 +273,30 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
     Raises UsageError if the result names an image that is not in its folder.
     """
     result = summary.result
+    several = len(result.shapes) > 1
+    # If there is one shape, a variant's may differ from the study's.
+    shapes = result.shapes if several else variant.config.shapes[:1]
+    views = [(shape, variant.at(index)) for index, shape in enumerate(shapes)]
     files = [(record, inside(folder, record.path)) for record in variant.images] if images else []
     shown = variant.config.workload.prompt_count * variant.config.workload.images_per_prompt
     pictures = [
         Picture(f"{record.prompt_index:02d} {_NO_KEY.sub(' ', record.prompt).strip()[:60]}", file, record.image_index)
         for record, file in files[:shown]
         if file.is_file()  # a record may be kept without its images
+    ]
+    evidence = [
+        {
+            "replicate": m.replicate,
+            "session": m.session,
+            **({"shape": shape.name} if several else {}),
+            "axis": e.axis,
+            "option": e.option,
+            "engaged": e.engaged,
+            **e.facts,
+        }
+        for shape, at in views
+        for m in at.measurements
+        for e in m.shapes[0].evidence
     ]
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
     rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
@@ -290,6 +308,7 @@ def variant_run(summary: Summary, variant: VariantResult, folder: Path, images: 
         ended=time_of(result.finished or result.started),
         parameters=variant_parameters(result, variant),
         metrics=logged_metrics(summary, variant),
+        files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()} if evidence else {},
         pictures=pictures,
     )
 

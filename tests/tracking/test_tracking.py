@@ -200,7 +200,9 @@ class TestStudy:
         assert (again.run, again.new) == (run, False)
         assert len(store.runs("shared")) == before
 
-    def test_a_variant_has_tags_parameters_metrics_and_images(self, logged: Store, result: StudyResult) -> None:
+    def test_a_variant_has_tags_parameters_metrics_images_and_evidence(
+        self, logged: Store, result: StudyResult
+    ) -> None:
         _, children = logged.of_study(result)
         half, four = children["bfloat16"].data, children["batches of four"].data
         assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == ("ok", "lossy", "bf16")
@@ -212,6 +214,9 @@ class TestStudy:
         assert len(half.metrics) <= 10, "MLflow draws a chart of each; `table.csv` has the rest"
         assert "speedup" not in children["baseline"].data.metrics
         assert len([p for p in logged.artifacts(children["bfloat16"], "images") if p.endswith(".png")]) == 4
+        file = Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json"))
+        axes = {item["axis"] for item in json.loads(file.read_text())["evidence"]}
+        assert axes >= {"precision", "attention", "compiler", "layout", "grad_mode"}
 
 
 @needs_mlflow
