@@ -22,7 +22,7 @@ HONEST = {
 """Honest options by contract; the first one is compared with `detour`, beside which it has the gain that it claims."""
 
 _BESIDE = ("neutral", "detour", "reordered")
-"""Options of the group `trial` that are no mistakes: parts of the controls, or of `experiment=alarms`."""
+"""Options of the group `trial` that are no mistakes: parts of the controls, or for `tests.trial.alarms`."""
 
 
 @end_with_code
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         "it must not fail. Options are timed in a study; harm to images alone is judged after it. Exit codes: 0 all "
         "caught and none failed; 1 not; 2 and 3 as for sdopt run.",
         epilog="quick: python -m tests.trial --only slower,grows --timed workload.steps=4    "
-        "the rules on time: python -m tests.trial.simulate",
+        "the rules on time: python -m tests.trial.simulate; false alarms: python -m tests.trial.alarms",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
     parser.add_argument(
