@@ -153,7 +153,7 @@ def _require_place(line: CommandLine, sweep: bool) -> None:
 
 
 def _require_job(hydra: DictConfig, sweep: bool) -> None:
-    """Raises UsageError for settings of Hydra that would have no effect, or leave the folder of the command."""
+    """Raises UsageError for settings of Hydra that would have no effect, or put files where nobody looks for them."""
     if hydra.job.chdir:
         raise UsageError(
             "hydra.job.chdir=true: a study runs in the folder in which it is started, so that its paths and its "
@@ -165,6 +165,9 @@ def _require_job(hydra: DictConfig, sweep: bool) -> None:
             f"hydra.job.env_set: processes that measure start before Hydra sets {', '.join(hydra.job.env_set)}: set it "
             "where you start the command"
         )
+    subdir = Path(str(OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"]))  # type: ignore[call-overload, index]
+    if subdir.is_absolute() or ".." in subdir.parts:
+        raise UsageError(f"hydra.sweep.subdir={subdir}: must be a folder below hydra.sweep.dir")
 
 
 def with_resumed(argv: Sequence[str]) -> list[str]:
