@@ -62,7 +62,7 @@ def _problems_of_ratio(rule: Rule) -> list[str]:
 def _problems_of_metric(rule: Rule) -> list[str]:
     problems = []
     try:
-        if unfit := _unfit(rule.test, family_of(rule.metric)):
+        if unfit := _unfit(rule, family_of(rule.metric)):
             problems.append(f".metric={rule.metric}: test={rule.test}: {unfit}")
     except UsageError as error:
         problems += [f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}" for problem in error.problems]
@@ -88,8 +88,9 @@ def _given(rule: Rule, *keys: str) -> list[str]:
     return [key for key in keys if getattr(rule, key) != getattr(Rule(), key)]
 
 
-def _unfit(test: str, family: Family) -> str:
-    """Returns why a test cannot judge a metric, and which one can; "" if it can."""
+def _unfit(rule: Rule, family: Family) -> str:
+    """Returns why a rule's test cannot judge its metric, and what can; "" if it can."""
+    test = rule.test
     if test in ("non_inferior", "equivalent") and family.needs_pair:
         fitting = "at_least" if family.higher_is_better else "at_most"
         return f"the metric compares pairs of images itself; test it with {fitting}"
@@ -99,6 +100,11 @@ def _unfit(test: str, family: Family) -> str:
         return "the test counts prompts that exceed a limit, and more of this metric is better; test it with at_least"
     if test in ("exact", "rarely", "every") and family.least > 1:
         return "the metric of all images has no value per prompt; test it with at_least, at_most or within"
+    if family.name == "psnr_db":
+        same = "" if rule.limit is None else f"; {rule.limit:g} dB is limit={10 ** (-rule.limit / 10):.3g}"
+        return f"identical images have none; test mse, from which it is computed, with at_most{same}"
+    if family.name == "fid" and rule.confidence is not None:
+        return "the metric has no interval; compare the figure itself: give the rule confidence: null"
     return ""
 
 

@@ -141,6 +141,12 @@ def require_published(published: Published, variants: Sequence[str]) -> None:
             for saved in [read_figure(text, 0) for text in line.split()]
             if isinstance(saved, Printed) and saved.high >= 100
         ]
+        problems += [
+            f"{at}: '{name}': {text}: of times and memory ratios are computed: give a number above 0, or -"
+            for name, line in (*table.time.items(), *table.memory_gb.items())
+            for text in line.split()
+            if _FIGURE.fullmatch(text) and isinstance(found := read_figure(text, 0), Printed) and found.low <= 0
+        ]
         if (table.speedup or table.time_saved) and table.reference is None:
             problems.append(
                 f"{at}: has speed-ups but no reference; set reference to the variant that they are relative to"

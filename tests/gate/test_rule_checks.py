@@ -77,7 +77,7 @@ class TestMeasured:
         assert problems(composer, "model=sd15", "model.weights=random", parity, "precision=bf16") == []
 
     def test_too_few_images_and_more_than_one_metric(self, composer: Composers) -> None:
-        rule = "+gate.rules={lossy: [{metric: fid, test: at_most, limit: 1}]}"
+        rule = "+gate.rules={lossy: [{metric: fid, test: at_most, limit: 1, confidence: null}]}"
         [said] = problems(composer, rule, "precision=bf16", "quality.prompt_count=24")
         assert "fid (gate.rules.lossy[0]): at least 2,000 images are needed, and 24 are drawn" in said
         features = f"quality.features=[emojiclip,'clip:{PACKAGED / 'clip'}']"
@@ -104,7 +104,7 @@ class TestMeasured:
             Rule("brightness", "equivalent", margin=0.1),
         ),
         (Rule("perceptual", margin=0.1), "test it with at_most", Rule("perceptual", "at_most", limit=0.1)),
-        (Rule("psnr_db", "equivalent", margin=1), "test it with at_least", Rule("psnr_db", "at_least", limit=40)),
+        (Rule("ssim", "equivalent", margin=1), "test it with at_least", Rule("ssim", "at_least", limit=0.9)),
         (Rule("ssim", "every", limit=0.9), "more of this metric is better", Rule("mse", "every", limit=0.1)),
         (
             Rule("clip_score", "rarely", limit=30, share=0.1),
@@ -116,6 +116,23 @@ class TestMeasured:
 )
 def test_a_test_that_cannot_judge_a_metric_is_refused(unfit: Rule, why: str, fit: Rule) -> None:
     with pytest.raises(UsageError, match=rf"lossy\[0\].metric={unfit.metric}: test={unfit.test}: .*{why}"):
+        require_rules(Gate("g", {"lossy": [unfit]}))
+    require_rules(Gate("g", {"lossy": [fit]}))
+
+
+@pytest.mark.parametrize(
+    ("unfit", "said", "fit"),
+    [
+        (
+            Rule("psnr_db", "at_least", limit=40),
+            "test mse, .* with at_most; 40 dB is limit=0.0001",
+            Rule("mse", "at_most", limit=0.0001),
+        ),
+        (Rule("fid", "at_most", limit=30), "confidence: null", Rule("fid", "at_most", limit=30, confidence=None)),
+    ],
+)
+def test_a_metric_without_an_interval_is_compared_as_it_is(unfit: Rule, said: str, fit: Rule) -> None:
+    with pytest.raises(UsageError, match=rf"lossy\[0\].metric={unfit.metric}: .*{said}"):
         require_rules(Gate("g", {"lossy": [unfit]}))
     require_rules(Gate("g", {"lossy": [fit]}))
 

@@ -101,6 +101,8 @@ class TestFigures:
             ({"time": {"nobody": "1"}}, "the study has no variant 'nobody'"),
             ({"time": {"a": "1 2"}}, "'a' has 2 figures for 1 cards"),
             ({"time": {"a": "fast"}}, "fast is not a number"),
+            ({"time": {"a": "<3"}}, "'a': <3: of times and memory ratios are computed"),
+            ({"memory_gb": {"b": "0.0"}}, "a number above 0"),
             ({"speedup": {"b": "2"}}, "has speed-ups but no reference"),
             ({"time_saved": {"b": "100"}, "reference": "a"}, "less than 100"),
         ],
