@@ -100,6 +100,11 @@ def _unfit(rule: Rule, family: Family) -> str:
         return "the test counts prompts that exceed a limit, and more of this metric is better; test it with at_least"
     if test in ("exact", "rarely", "every") and family.least > 1:
         return "the metric of all images has no value per prompt; test it with at_least, at_most or within"
+    return _without_interval(rule, family)
+
+
+def _without_interval(rule: Rule, family: Family) -> str:
+    """Returns why a metric without bounds cannot be held against the rule's limit, and what can; "" if it can."""
     if family.name == "psnr_db":
         same = "" if rule.limit is None else f"; {rule.limit:g} dB is limit={10 ** (-rule.limit / 10):.3g}"
         return f"identical images have none; test mse, from which it is computed, with at_most{same}"
