@@ -32,6 +32,7 @@ def test_every_option_and_every_key_is_explained() -> None:
         assert not unexplained, f"add a docstring below {', '.join(unexplained)}"
 
 
+@pytest.mark.slow
 def test_an_old_page_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ class TestTheCommand:
         assert "(at 99 % confidence, by MLPerf's early stopping)" in answer_of(strict)
         assert strict.figures[0].bound == "<", "100 requests are too few to show it"
 
+    @pytest.mark.slow
     def test_sends_a_disturbed_window_again_and_keeps_the_least_disturbed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -92,7 +92,11 @@ def wait_for_rounds(process: Process) -> Path:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_keeps_and_compares_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
