@@ -278,6 +278,11 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
         found = JobError(error.exit_code, error.problems)
     else:
         problem = os_problem(error, folder) if isinstance(error, OSError) else explained(error)
+        if type(error).__name__ == "UncompletedJobError":  # submitit's, within the job that it does not submit again
+            told = str(error).strip().rstrip(".")
+            problem = (
+                f"{told}: raise hydra.launcher.timeout_min or hydra.launcher.max_num_timeout, and resume the sweep"
+            )
         found = JobError(UnavailableError.exit_code, [problem])
     # An error.json would be mistaken for an error of the process that occupies the folder.
     if not isinstance(error, OccupiedError):

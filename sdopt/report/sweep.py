@@ -84,10 +84,10 @@ class Sweep:
             if summary.result.status in ("running", "crashed"):
                 why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
             # An all-default job has no candidates: its baseline is listed.
-            found += [
-                Job(job, self._label(job), row, self._name(job, row), row.because or why)
-                for row in summary.candidates or summary.rows
-            ]
+            for row in summary.candidates or summary.rows:
+                # What ended the job says more of a row than that it was not measured.
+                because = (row.because or why) if row.status is not Status.PENDING else (why or row.because)
+                found.append(Job(job, self._label(job), row, self._name(job, row), because))
         for job, error in self.errors.items():
             if job not in self.studies:
                 found.append(Job(job, self._label(job), None, "", "; ".join(error.problems), Status(error.status)))

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sdopt.record.files import JobError, read_result
-from sdopt.record.records import StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.sweep import Sweep
 from sdopt.report.terminal import shown
 from tests.command import ROOT
@@ -57,3 +57,10 @@ def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None
         reconfigure(variant, "workload", steps=7)
     names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
+
+
+def test_a_job_that_ended_early_says_why(jobs: dict[str, StudyResult]) -> None:
+    jobs["1"].status = "crashed"
+    jobs["1"].variant("deep cache").status = Status.PENDING
+    [row] = Sweep(Path(), {"1": jobs["1"]}, {"1": JobError(3, ["no more time"])}).jobs
+    assert row.because == "no more time"

@@ -135,4 +135,5 @@ class TestSlurm:
         ended = process.finish(300)
         assert ended.code == 3, ended.shown
         table = (ended.folder.parent / "sweep.md").read_text()
-        assert "Job not requeued because: timed-out too many times" in table
+        assert "Job not requeued because: timed-out too many times: raise hydra.launcher.timeout_min" in table
+        assert "defect" not in table
