@@ -198,6 +198,7 @@ with open(sys.argv[2], "w", newline="") as stream:
 """A metric by an interpreter that has nothing but Python: how many bytes the PNG of an image takes."""
 
 
+@pytest.mark.slow
 def test_another_interpreter_scores_what_a_run_exports(tmp_path: Path) -> None:
     work = ("workload.steps=2", "quality.metrics=true", "quality.prompt_count=4", "quality.features=[]")
     run = sdopt(tmp_path, "run", *SMOKE, *work, "layout=channels_last", "--export", "out")

@@ -62,6 +62,7 @@ class TestMemory:
         assert floors[0] < floors[1]
         assert floors[0] < floors[2]
 
+    @pytest.mark.slow
     def test_options_that_save_memory_do(self, planned: Planned) -> None:
         # The packaged model has the same parts, and is traced faster.
         usual = held(planned, model="emoji").floor

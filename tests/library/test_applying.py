@@ -330,7 +330,9 @@ class TestUndo:
     @pytest.mark.parametrize(
         "group",
         [
-            pytest.param(group, marks=[pytest.mark.slow] if group in ("attention", "compiler") else [])
+            pytest.param(
+                group, marks=[pytest.mark.slow] if group in ("attention", "caching", "compiler", "memory") else []
+            )
             for group in sorted({group for group, _ in optimization_options()} - {"environment"})
         ],
     )

@@ -182,6 +182,7 @@ def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> No
     assert (changed.code, "contents of its options" in changed.err) == (2, True), changed.err
 
 
+@pytest.mark.slow
 def test_other_commands_take_it_or_say_why_not(code: Path) -> None:
     planned = sdopt(code, "plan", "model=mine.py:make", "hardware=t4")
     assert (planned.code, "a function builds it" in planned.shown) == (2, True), planned.shown

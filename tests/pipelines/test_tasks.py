@@ -28,7 +28,7 @@ TASKS = ["img2img", "inpaint"]
 FIRST = ["img2img", pytest.param("inpaint", marks=pytest.mark.slow)]  # which draw their noise alike
 
 
-@pytest.fixture(params=["emoji", "xl"])
+@pytest.fixture(params=["emoji", pytest.param("xl", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> list[str]:
     """The reference model, and one with SDXL's pipeline."""
     if request.param == "emoji":

@@ -107,6 +107,7 @@ def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
     assert (folder / "before_after.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(tmp_path: Path) -> None:
     code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
     (tmp_path / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
