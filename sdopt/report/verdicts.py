@@ -219,7 +219,8 @@ def append_step_summary(summary: Summary) -> None:
         return
     try:
         with Path(target).open("ab") as stream:
-            room = _SUMMARY_BYTES - stream.tell()
+            # A terminal or a pipe, as /dev/stdout is, has no place to tell.
+            room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
             stream.write(_shortened(summary_markdown(summary) + "\n", room))

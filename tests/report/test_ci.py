@@ -1,5 +1,7 @@
 """What CI reads: JUnit XML, by the rules of Ant's schema and of Jenkins' written out, and GitHub's step summary."""
 
+import fcntl
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +118,15 @@ def test_a_summary_stays_below_githubs_limit(
     assert kept.count("Shortened, because GitHub") == 1
     assert kept.rstrip().splitlines()[-3].endswith("|")  # no row is cut
     assert "it is full" in capsys.readouterr().err
+
+
+def test_a_summary_may_be_shown_instead(result: StudyResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 2**20)
+    summarise(result, Path(f"/dev/fd/{writer}"), monkeypatch)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as shown:
+        assert shown.read() == summary_markdown(summary_of(result)) + "\n"
 
 
 @pytest.mark.parametrize("place", ["absent/summary.md", "."])
