@@ -61,9 +61,10 @@ class Forked:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the process alone."""
+        """Sends a signal to the process alone, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # the fork server buries it before it tells the exit code
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends the process at once."""
