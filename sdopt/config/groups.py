@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
 
 from sdopt.config.overrides import parsed_override
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME, cards, options_of
-from sdopt.config.typed import build_typed
+from sdopt.config.paths import CONF, CONFIG_NAME, SHEETS, cards, options_of
 from sdopt.errors import UsageError
 from sdopt.schema import Sheet
 
@@ -56,13 +56,11 @@ def default_choice(group: str) -> str:
 @cache
 def data_sheets() -> Mapping[str, Sheet]:
     """Returns the packaged data sheets, by option of the group `hardware`. Raises UsageError if a file is wrong."""
-    problems: list[str] = []
-    sheets = {
-        card: build_typed(f"{card}.sheet", OmegaConf.create(sheet), Sheet, problems) for card, sheet in cards().items()
-    }
-    if problems:
-        raise UsageError(problems)
-    return sheets
+    try:
+        return TypeAdapter(dict[str, Sheet]).validate_python(cards())
+    except ValidationError as error:
+        wrong = [".".join(map(str, each["loc"])) + f": {each['msg']}" for each in error.errors()]
+        raise UsageError([f"{SHEETS}: {problem}" for problem in wrong]) from error
 
 
 def require_overrides(overrides: Sequence[str]) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
+from sdopt.config.paths import cards
+from sdopt.config.typed import build_typed
 from sdopt.doctor import tables
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware import ceilings
@@ -62,6 +65,13 @@ def test_a_card_composes_and_asks_for_a_cuda_device(composer: type[HydraComposer
     hardware = composer([f"hardware={card}"]).current.hardware
     assert hardware.sheet == SHEETS[card]
     assert hardware.device == "cuda"
+
+
+def test_sheets_hold_nothing_that_a_sheet_of_ones_own_could_not() -> None:
+    problems: list[str] = []
+    typed = {card: build_typed(card, OmegaConf.create(sheet), Sheet, problems) for card, sheet in cards().items()}
+    assert not problems
+    assert typed == SHEETS
 
 
 def test_sheets_have_sources_and_what_a_plan_needs() -> None:
