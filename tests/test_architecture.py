@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 _TABLE = (ROOT / "sdopt" / "README.md").read_text().split("\n| room | what it does |\n|---|---|\n")[1].split("\n\n")[0]
@@ -60,21 +58,6 @@ def violations(path: Path, source: str) -> list[str]:
 def test_a_room_imports_only_rooms_below_it() -> None:
     found = [violation for path in FILES for violation in violations(path, (ROOT / path).read_text())]
     assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("sdopt/record/records.py", "from sdopt.study.run import run_study"),
-        ("sdopt/gate/judge.py", "def late():\n    from sdopt import report"),
-        ("sdopt/measure/trace.py", "import sdopt.worker.host"),
-        ("sdopt/study/run.py", "from ..report import table"),
-        ("sdopt/attic/chest.py", ""),
-    ],
-)
-def test_an_import_that_runs_upwards_is_found(path: str, source: str) -> None:
-    [found] = violations(Path(path), source)
-    assert path in found
 
 
 def test_every_room_of_the_table_is_there() -> None:

@@ -22,12 +22,10 @@ def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "b
     ("line", "choices"),
     [
         ("sdopt ru", ["run"]),
-        ("sdopt gate", ["gate"]),
         ("sdopt run layout=", ["layout=channels_last", "layout=contiguous"]),
         ("sdopt run precision=bf16 workload.st", ["workload.steps="]),
         ("sdopt run -m study=cum", ["study=cumulative"]),
         ("sdopt doctor layout=chan", ["layout=channels_last"]),
-        ("sdopt gpu-suite bud", ["budget_s="]),
         ("sdopt gpu-suite parts.noise.li", ["parts.noise.limit_s="]),
         ("sdopt train-reference denoiser.st", ["denoiser.steps="]),
         ("sdopt nothing layout=", []),

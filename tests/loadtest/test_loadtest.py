@@ -29,19 +29,17 @@ from tests.fakes import Fakes, failing
 from tests.serving.test_server import Client, during, served  # noqa: F401
 
 QUICK = ("load.requests=12", "load.limit_s=5", "load.lag_ms=60000")
-ONE = (*QUICK, "load.replicates=1", "serving=single")
 SMALL = [each for each in SMOKE if each.startswith(("hardware", "tracking", "workload.s"))]
 
 
-def load_test(cwd: Path, *arguments: str, fakes: Fakes | None = None) -> tuple[Finished, Fakes]:
+def load_test(cwd: Path, *arguments: str, fakes: Fakes) -> Finished:
     """Runs the command with fake workers."""
-    fakes = fakes or Fakes(render_s=0.02)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "sdopt.loadtest.command.WorkerProcess",
             lambda context, device, timeout_s, variant, log, scratch: fakes(variant, log, scratch, _none, _none),
         )
-        return sdopt(cwd, "load-test", *SMALL, *arguments), fakes
+        return sdopt(cwd, "load-test", *SMALL, *arguments)
 
 
 def _none(_: object) -> None:
@@ -49,28 +47,24 @@ def _none(_: object) -> None:
 
 
 class TestTheCommand:
-    def test_compares_policies(self, tmp_path: Path) -> None:
-        work = ("load.replicates=2", "load.rates=[40]", "load.interference=null")
-        found, fakes = load_test(tmp_path, *QUICK, *work)
-        assert found.code == 0, found.shown
-        assert len(fakes.started) == 4, "two policies, two processes of each"
+    def test_compares_policies_and_leaves_out_a_row_that_cannot_be_served(self, tmp_path: Path) -> None:
+        fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.02)
+        work = ("precision=bf16", "workload.batch_size=[1,2]", "load.replicates=2", "load.rates=[40]")
+        found = load_test(tmp_path, *QUICK, *work, "load.interference=null", fakes=fakes)
+        assert found.code == 3, found.shown
+        assert "precision=bf16, single: not measured to the end" in found.shown
+        assert len(fakes.started) == 6, "two policies, two processes of each; those that fail are tried once"
         [path] = (tmp_path / "outputs" / "load" / "load").glob("*/load.json")
-        record = json.loads(path.read_text())
-        assert [row["name"] for row in record["rows"]] == ["baseline, single", "baseline, greedy"]
-        for row in record["rows"]:
+        *measured, failed, failed_too = json.loads(path.read_text())["rows"]
+        assert [row["name"] for row in measured] == ["baseline, single", "baseline, greedy"]
+        for row in measured:
             assert [len(each["windows"]) for each in row["replicates"]] == [1, 1]
             assert row["service_s"]["1"] >= 0.02
+        assert failed["replicates"] == failed_too["replicates"] == []
         assert (path.parent / "load.md").is_file()
         assert (path.parent / "report.html").stat().st_size > 10_000
         assert "of the requests within 5 s" in found.shown
         assert max(len(seeds) for seeds, *_ in fakes.rendered) > 1
-
-    def test_a_row_that_cannot_be_served_is_left_out_and_said(self, tmp_path: Path) -> None:
-        fakes = Fakes({"precision=bf16": failing(Status.OUT_OF_MEMORY)}, render_s=0.01)
-        work = ("precision=bf16", "load.rates=[20]", "load.interference=null")
-        found, _ = load_test(tmp_path, *ONE, *work, fakes=fakes)
-        assert found.code == 3
-        assert "precision=bf16, single: not measured to the end" in found.shown
 
     def test_an_address_that_gives_no_image_is_no_slow_server(self, tmp_path: Path) -> None:
         found = sdopt(
@@ -127,7 +121,8 @@ class TestTheCommand:
                 return Interference(next(shares), 0.0)
 
         monkeypatch.setattr("sdopt.loadtest.run.InterferenceMeter", Meter)
-        found, _ = load_test(tmp_path, *ONE, "load.rates=[20,40]")
+        given = (*QUICK, "load.replicates=1", "serving=single", "load.rates=[20,40]")
+        found = load_test(tmp_path, *given, fakes=Fakes(render_s=0.02))
         assert found.code == 0, found.shown
         assert found.shown.count("other work took") == 4
         assert "disturbed by other work: 1 of 2 windows, by up to 20 % of the worker's processor time" in found.shown
@@ -136,20 +131,35 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["gate=default"], "gate=default: has no effect on a server"),
-            (["serving.queue=3"], "serving.queue=3: has no effect on a load test"),
-            (["load.policies=[fast]"], "load.policies: unknown policy 'fast'; choose from greedy, single, window"),
-            (["load.arrivals=nowhere"], "load.arrivals=nowhere: No such file"),
-            (["url=http://x"], "load.rates: must be given with load.url"),
-            (["url=http://x", "precision=bf16", "load.rates=[1]", "load.limit_s=1"], "precision=bf16: has no effect"),
-            (["precision=tf32"], "precision=tf32: TensorFloat-32 needs a CUDA device"),
-            (["load.early_stopping=true"], "load.requests=100: load.early_stopping needs 459 at least"),
-            (["experiment=mlperf_sdxl_server"], "workload.prompts=captions_source.tsv: "),
-            (["load.ladder=[0]"], "load.ladder=[0.0]: needs rates above 0"),
+            (
+                [
+                    *("hardware=cpu", "gate=default", "serving.queue=3", "load.policies=[fast]", "load.ladder=[0]"),
+                    *("load.arrivals=nowhere", "load.early_stopping=true"),
+                ],
+                [
+                    "gate=default: has no effect on a server",
+                    "serving.queue=3: has no effect on a load test",
+                    "load.policies: unknown policy 'fast'; choose from greedy, single, window",
+                    "load.ladder=[0.0]: needs rates above 0",
+                    "load.arrivals=nowhere: No such file",
+                    "load.requests=100: load.early_stopping needs 459 at least",
+                ],
+            ),
+            (
+                ["url=http://x", "precision=bf16"],
+                [
+                    "load.rates: must be given with load.url",
+                    "load.limit_s: must be given with load.url",
+                    "precision=bf16: has no effect with load.url",
+                ],
+            ),
+            (["hardware=cpu", "precision=tf32"], ["precision=tf32: TensorFloat-32 needs a CUDA device"]),
+            (["hardware=cpu", "experiment=mlperf_sdxl_server"], ["workload.prompts=captions_source.tsv: "]),
         ],
     )
-    def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:
-        refused(tmp_path, "load-test", *([] if "url" in arguments[0] else ["hardware=cpu"]), *arguments, says=said)
+    def test_mistakes_are_said_at_once(self, tmp_path: Path, arguments: list[str], said: list[str]) -> None:
+        found = refused(tmp_path, "load-test", *arguments, says=said[0])
+        assert [each for each in said if f"sdopt: {each}" not in found.err] == []
         assert not (tmp_path / "outputs").exists()
 
 

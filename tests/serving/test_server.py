@@ -208,11 +208,15 @@ def test_batches_are_formed_as_the_policy_says(
     served: Variant, tmp_path: Path, settings: dict[str, Any], batches: list[int]
 ) -> None:
     async def scenario(client: Client) -> None:
-        first = client.begin(0)
-        await asyncio.sleep(0.05)
-        await asyncio.gather(first, *(client.begin(seed) for seed in range(1, 6)))
+        # A window lets the first one wait for others, and nothing is held.
+        first = [] if settings.get("window_ms") else [await client.hold()]
+        others = [client.begin(seed) for seed in range(6 - len(first))]
+        if first:
+            await client.until_waiting(5)
+            client.gate.open()
+        await asyncio.gather(*first, *others)
 
-    fakes = during(scenario, served, tmp_path, Fakes(render_s=0.1), **settings)
+    fakes = during(scenario, served, tmp_path, **settings)
     assert [len(seeds) for seeds, *_ in fakes.rendered] == batches
 
 
@@ -386,7 +390,7 @@ def test_the_end_does_not_wait_for_ever(served: Variant, tmp_path: Path, monkeyp
 
 
 @serving()
-async def test_what_is_served_and_how(client: Client) -> None:
+async def test_what_is_served_and_how_with_a_page_that_loads_nothing_else(client: Client) -> None:
     await client.draw(1, n=2)
     [model] = json.loads((await client.get("/v1/models"))[1])["data"]
     assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == ("emoji", "served", 4, "greedy")
@@ -396,27 +400,24 @@ async def test_what_is_served_and_how(client: Client) -> None:
         assert line in text
     assert (await client.get("/docs"))[0] == 404
 
-
-@serving()
-async def test_the_page_loads_nothing_else(client: Client) -> None:
     async with client.session.get("/") as answer:
         page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
     assert not re.search(r"https?://|innerHTML|src=\"|@import|url\(", page)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "serving", "reason"),
-    [
-        (["workload.size=[32,64]"], {}, "workload.size=[32, 64]: a server draws images of one size"),
-        (["task=img2img", "workload.steps=2"], {}, "task=img2img: a server draws images from prompts alone"),
-        (["workload.images_per_prompt=2"], {}, "workload.images_per_prompt=2: a request names its number as n"),
-        (["memory=[precomputed_embeddings]"], {}, "memory.precomputed_embeddings: needs all prompts"),
-        (["workload.batch_size=[1,2]"], {"max_batch": 3}, "serving.max_batch=3: larger than any batch size"),
-        ([], {"window_ms": 5.0}, "serving.window_ms: has no effect on calls of one image"),
-        ([], {"queue": 3}, "serving.max_n=4: at most serving.queue=3"),
-    ],
-)
-def test_what_cannot_be_served(composer: Composers, overrides: list[str], serving: dict[str, Any], reason: str) -> None:
-    found = unservable(composer([*SMOKE, *overrides]).variant(None), Serving(**serving), CPU)
-    assert [each for each in found if each.startswith(reason)], found
+def test_what_cannot_be_served(composer: Composers) -> None:
+    work = ["workload.size=[32,64]", "workload.batch_size=[1,2]", "workload.images_per_prompt=2"]
+    chosen = ["task=img2img", "workload.steps=2", "memory=[precomputed_embeddings]"]
+    found = unservable(composer([*SMOKE, *work, *chosen]).variant(None), Serving(max_batch=3, queue=3), CPU)
+    for reason in (
+        "workload.size=[32, 64]: a server draws images of one size",
+        "task=img2img: a server draws images from prompts alone",
+        "workload.images_per_prompt=2: a request names its number as n",
+        "serving.max_batch=3: larger than any batch size",
+        "serving.max_n=4: at most serving.queue=3",
+        "memory.precomputed_embeddings: needs all prompts",
+    ):
+        assert [each for each in found if each.startswith(reason)], found
+    [window] = unservable(composer([*SMOKE]).variant(None), Serving(window_ms=5.0), CPU)
+    assert window.startswith("serving.window_ms: has no effect on calls of one image")

@@ -44,9 +44,11 @@ needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is
 class Store:
     """A local store, and the runs in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, images: bool = True) -> None:
         self.folder = folder
-        self.tracking = Tracking(uri=f"sqlite:///{folder}/mlflow.db", artifacts=str(folder / "artifacts"))
+        self.tracking = Tracking(
+            uri=f"sqlite:///{folder}/mlflow.db", artifacts=str(folder / "artifacts"), images=images
+        )
 
     @property
     def overrides(self) -> list[str]:
@@ -252,7 +254,7 @@ class TestPlaces:
 
     @pytest.fixture
     def own(self, tmp_path: Path) -> Store:
-        return Store(tmp_path / "a")
+        return Store(tmp_path / "a", images=False)
 
     def test_a_renamed_experiment_has_what_was_logged(self, own: Store, copied: Copied) -> None:
         first = log_study(*copied, own.tracking)
@@ -272,12 +274,12 @@ class TestPlaces:
         assert not log_study(*copied, own.tracking).new
 
     def test_a_database_finds_its_artifacts_where_it_is(self, own: Store, copied: Copied) -> None:
-        first = log_study(*copied, own.tracking)
+        first, study = log_study(*copied, own.tracking), copied[0].id
         before, moved = sorted(own.folder.rglob("*")), own.folder.with_name("moved")
         for there in (own.folder.with_name("copied"), moved):
             own.folder.rename(there) if there is moved else shutil.copytree(own.folder, there)
-            now = Store(there)
-            assert download_run(first.run, now.tracking)[0].id == copied[0].id
+            now = Store(there, images=False)
+            assert download_run(first.run, now.tracking)[0].id == study
             copied[0].id = uuid.uuid4().hex
             further = log_study(*copied, now.tracking)
             assert further.new
@@ -285,11 +287,10 @@ class TestPlaces:
             assert now.client.get_run(further.run).info.artifact_uri == where.as_uri()
             assert (where / "result.json").is_file()
             assert sorted(own.folder.rglob("*")) == ([] if there is moved else before)
-            copied[0].id = download_run(first.run, now.tracking)[0].id
 
     def test_artifacts_are_found_where_they_were_moved_to(self, own: Store, copied: Copied, tmp_path: Path) -> None:
         first = log_study(*copied, own.tracking)
-        elsewhere = Tracking(uri=own.tracking.uri, artifacts=str(tmp_path / "elsewhere"))
+        elsewhere = replace(own.tracking, artifacts=str(tmp_path / "elsewhere"))
         for ask in (lambda: require_store(elsewhere, "shared"), lambda: log_study(*copied, elsewhere)):
             with pytest.raises(
                 (UsageError, RefusedError), match=r"tracking\.artifacts=.*elsewhere would have no effect"
@@ -303,7 +304,7 @@ class TestPlaces:
 
     def test_a_folder_may_have_any_name_that_a_checkout_has(self, copied: Copied, tmp_path: Path) -> None:
         """SQLAlchemy takes %2F for a slash: a checkout of a branch in Jenkins has such a name."""
-        here = Store(tmp_path / "feature%2Fa b#c@d:e")
+        here = Store(tmp_path / "feature%2Fa b#c@d:e", images=False)
         here.folder.mkdir()
         logged = log_study(*copied, here.tracking)
         assert download_run(logged.run, here.tracking)[0].id == copied[0].id
@@ -315,6 +316,7 @@ class TestPlaces:
         require_store(own.tracking, "shared")
         own.client.create_experiment("there")
         monkeypatch.setattr("sdopt.tracking.store._PATIENCE_S", 0.1)
+        monkeypatch.setattr("sdopt.tracking.store._QUEUE", 1)
         with exclusive(own.folder / "mlflow.db.lock"):
             warning = require_store(replace(own.tracking, deadline_s=0.1), "shared")
         assert f"{own.tracking.uri}: another process holds it" in str(warning)
@@ -336,46 +338,35 @@ class TestPlaces:
     @pytest.mark.parametrize(
         ("tracking", "said"),
         [
-            (Tracking(tags={"a b!": "1"}), "not 'a b!'"),
-            (Tracking(tags={"sdopt.digest": "1"}), r"sdopt\.digest is sdopt's own"),
+            (Tracking(tags={"a b!": "1"}), r"tracking\.tags: .* not 'a b!'"),
+            (Tracking(tags={"sdopt.digest": "1"}), r"tracking\.tags: sdopt\.digest is sdopt's own"),
             (Tracking(uri="http://localhost:1", artifacts="mine"), r"tracking\.artifacts=mine: .* leave it out"),
-            (Tracking(uri="http://localhost:1/#/experiments/3"), "leave out what follows the #"),
-            (
-                Tracking(uri="sqlite:///a/b.db", artifacts="nothing://here"),
-                "artifacts cannot be kept in nothing://here",
+            (Tracking(uri="sqlite:///b.db", artifacts="nothing://here"), "tracking.uri=.* kept in nothing://here"),
+            *(
+                (Tracking(uri=uri), f"tracking.uri=.*{said}")
+                for uri, said in {
+                    "http://localhost:1/#/experiments/3": "leave out what follows the #",
+                    "./mlruns": "folders",
+                    "sqlite:///:memory:": "names no database",
+                    "": "names no database",
+                    "http://localhost:500O": "Port",
+                    "ftp://somewhere": "ftp",
+                    "mysql+nodriver://a:secret@with@at@somewhere/b?password=secret": "nodriver",
+                    "postgresql://a:***@somewhere/b": "password is not recorded",
+                    "uc:main": "registry of models",
+                    "databricks": "set DATABRICKS_HOST and DATABRICKS_TOKEN",
+                }.items()
             ),
         ],
     )
-    def test_what_has_no_effect_or_fails_later_is_refused_before_measuring(
+    def test_what_keeps_no_result_is_refused_before_measuring(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: Tracking, said: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(UsageError, match=said):
-            require_store(tracking, "shared")
-
-    @pytest.mark.parametrize(
-        ("uri", "said"),
-        [
-            ("./mlruns", "folders"),
-            ("sqlite:///:memory:", "names no database"),
-            ("", "names no database"),
-            ("http://localhost:500O", "Port"),
-            ("ftp://somewhere", "ftp"),
-            ("mysql+nodriver://a:secret@with@at@somewhere/b?password=secret", "nodriver"),
-            ("postgresql://a:***@somewhere/b", "password is not recorded"),
-            ("uc:main", "registry of models"),
-            ("databricks", "set DATABRICKS_HOST and DATABRICKS_TOKEN"),
-        ],
-    )
-    def test_what_keeps_no_result_is_refused_before_measuring(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, said: str
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
         with pytest.raises(UsageError, match=said) as caught:
-            require_store(Tracking(uri=uri), "shared")
-        assert "tracking.uri=" in str(caught.value)
+            require_store(tracking, "shared")
         assert "secret" not in str(caught.value)
-        assert list(tmp_path.iterdir()) == []
+        assert tracking.artifacts == "nothing://here" or list(tmp_path.iterdir()) == []
 
     def test_another_database_and_other_tables_are_refused(self, tmp_path: Path, own: Store) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:
@@ -517,21 +508,17 @@ class TestSync:
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
 
-    def test_a_result_in_a_folder_called_artifacts(self, copied: Copied, store: Store, tmp_path: Path) -> None:
-        copied[1].rename(tmp_path / "artifacts")
-        done = sdopt(tmp_path, "sync", ".", *store.overrides)
-        assert done.code == 0
-        assert done.out.startswith("artifacts: logged as ")
-
     def test_one_unreadable_result_does_not_keep_the_others_and_none_is_said(
         self, store: Store, copied: Copied, tmp_path: Path
     ) -> None:
-        result, _ = copied
-        broken = tmp_path / "outputs" / "runs" / "a broken one"
-        broken.mkdir(parents=True)
+        result, folder = copied
+        folder.rename(tmp_path / "artifacts")  # the name of what MLflow keeps
+        broken = tmp_path / "a broken one"
+        broken.mkdir()
         (broken / "result.json").write_text("{")
-        found = refused(tmp_path, "sync", "outputs", *store.overrides)
+        found = refused(tmp_path, "sync", ".", *store.overrides)
         assert "a broken one" in found.err
+        assert found.out.startswith("artifacts: logged as ")
         assert store.of_study(result)[0].info.status == "FINISHED"
         (tmp_path / "empty").mkdir()
         found = sdopt(tmp_path, "sync", "empty", *store.overrides)
