@@ -14,6 +14,7 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Interference
+from sdopt.report.tables import ranking, shapes_table
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL
@@ -138,16 +139,28 @@ class TestInterleaved:
         assert len(paths) == len(set(paths)) == 5 + 1  # no scores, so the control draws as well
         assert len({worker.log for worker in fakes.started}) == 6
 
-    def test_every_shape_is_called_first_warmed_up_and_timed(self, tmp_path: Path) -> None:
-        study = fake_study(["it"], {"workload": {"size": [32, 64]}}, rounds=2, warmup=2)
-        result, _ = run_fake(tmp_path, study)
+    def test_every_shape_is_called_first_warmed_up_timed_and_shown(self, tmp_path: Path) -> None:
+        def compiles(worker: FakeWorker, name: str) -> None:
+            first = 1, 3  # one warm-up call is between the first calls at each shape
+            worker.graphs = int(name == "time_once" and worker.requests.count(name) in first)
+
+        study = fake_study(["it"], {"workload": {"size": [32, 64]}}, rounds=2, warmup=2, stage_calls=1)
+        result, _ = run_fake(tmp_path, study, Fakes({"it": compiles}))
         for row in result.variants:
             [measured] = row.measurements
             for samples in measured.shapes:
                 found = len(samples.warmup_s), len(samples.discarded_s), len(samples.calls)
                 assert found == (1, 1, 2)
                 assert samples.cold_start_s
+                assert samples.memory
                 assert samples.evidence
+                compiled = (1, 0, 0.1) if row.name == "it" else (None, None, None)
+                assert (samples.graphs, samples.recompiles, samples.compile_s) == compiled
+            assert len(measured.stages_s["denoiser_step"]) == 1, "at the main shape"
+        assert all(edge.speedup for comparison in result.comparisons for edge in comparison.shapes)
+        assert not missing_of(result).variants, "to resume it measures nothing again"
+        assert "speed-up, 64×64, batch 1" in ranking(summary_of(result)).headings
+        assert known(shapes_table(summary_of(result))).rows[1][5] == "1 graph, 100 ms"
 
 
 class TestBlocks:
