@@ -17,8 +17,9 @@ from sdopt.record.samples import Interference
 from sdopt.report.tables import ranking, shapes_table
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
-from sdopt.study.designs import CONTROL
+from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.resume import merge_resumed, missing_of
+from sdopt.worker.machine import Machine
 from sdopt.worker.protocol import WorkerError
 from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake
 from tests.records import known
@@ -392,6 +393,27 @@ class TestMissing:
         result, _ = self.resumed(tmp_path, rounds=3)
         assert all(processes == [(0, 0, 2), (1, 0, 1)] for processes in calls_of(result).values())
         assert set(statuses(result).values()) == {"ok"}
+
+    def test_of_a_precision_whose_budget_was_spent_is_nothing_until_there_is_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def study(replicates: int, budget_s: float) -> tuple[Plan, StudyResult, Machine]:
+            return fake_study(rounds=2, replicates=replicates, precision=0.0001, budget_s=budget_s)
+
+        result, _ = run_fake(tmp_path, study(3, 1e-9))
+        assert len(result.sessions) == 1
+        assert known(result.precision).stopped == "protocol.budget_s=1e-09 was spent"
+        assert not missing_of(result).variants
+        plan, fresh, machine = study(5, 1e-9)
+        with pytest.raises(
+            UsageError, match=r"protocol\.replicates: cannot change in a study with protocol\.precision"
+        ):
+            merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
+        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"it": 4})
+        plan, fresh, machine = study(3, 9999)
+        run_fake(tmp_path, (plan, merge_resumed(result, fresh, plan, tmp_path, retry_failed=False), machine))
+        assert all([m[:2] for m in calls] == [(0, 0), (0, 1), (0, 2), (1, 3)] for calls in calls_of(result).values())
+        assert known(result.precision).stopped == ""
 
 
 class TestImages:
