@@ -1,19 +1,33 @@
 """One process serves several shapes: what a compiler makes at each, and which options do not suit several."""
 
+from typing import Any
+
 import pytest
 
 from sdopt.errors import UsageError
+from sdopt.measure.compilation import compilation
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE
 from tests.fixtures import CPU, Composers
+from tests.trial.options import Call, handle_calls
 
 
-def test_what_is_compiled_at_each_shape_is_counted(composer: Composers) -> None:
-    host = PipelineHost(composer([*SMOKE, "workload.size=[32,40]", "compiler=trace"]).variant(None), CPU)
+def test_a_worker_counts_graphs_and_traces_at_each_shape(composer: Composers) -> None:
+    """A stand-in for a compiler makes a graph for each image of a call; one image is no batch to slice."""
+    host = PipelineHost(composer([*SMOKE, "workload.batch_size=[1,2]", "memory=vae_slicing"]).variant(None), CPU)
     host.prepare()
-    for graphs in ([1, 1], [0, 0]):
-        assert [host.time_once(place).compiled.graphs for place in range(2)] == graphs
-    assert all(evidence.engaged for place in range(2) for evidence in host.prove(place).evidence)
+
+    def compiles(call: Call, arguments: dict[str, Any]) -> Any:
+        for _ in arguments["generator"]:
+            with compilation():
+                pass
+        return call(**arguments)
+
+    handle_calls(host._pipe, compiles)
+    for place in range(2):
+        assert host.time_once(place).compiled.graphs == 1 + place
+        [sliced] = [item for item in host.prove(place).evidence if item.axis == "memory.vae_slicing"]
+        assert sliced.engaged == bool(place)
 
 
 FIXED = "compiler.dynamic=false"
