@@ -1,94 +1,38 @@
 """Interference by cause: a neighbour on the same core, stolen time, pages from disk; off where the kernel is silent."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.measure.processes import started_by
 from sdopt.record.samples import Interference
-from tests.command import eventually
 from tests.records import known
-
-
-def burn(seconds: float = 60.0) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def neighbour() -> Iterator[None]:
-    """Another process that burns the same core; a shell starts it and ends, so that it is nobody's child."""
-    command = f"{sys.executable} -S -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    pid = int(subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:
     """Two processes on one core: each waits for half of the time, or for more on a machine that others use too."""
-    with one_core(), neighbour():
-        meter = InterferenceMeter(os.getpid())
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    # A shell starts the neighbour and ends, so that it is nobody's child.
+    command = f"{sys.executable} -S -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    pid = int(subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout)
+    try:
+        meter, end = InterferenceMeter(os.getpid()), time.perf_counter() + 0.3
         assert meter.off == ""
-        burn(0.3)
+        while time.perf_counter() < end:
+            pass
         found = known(meter.stop(0.3))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.sched_setaffinity(0, cores)
     assert found.waited > 0.3
     assert found.switched_out > 5
-
-
-def test_sleeping_waits_for_no_core() -> None:
-    with one_core(), neighbour():
-        meter = InterferenceMeter(os.getpid())
-        time.sleep(0.3)
-        found = known(meter.stop(0.3))
-    assert found.waited < 0.3
-
-
-def burn_in_a_child() -> None:
-    """Waits for a child that burns one core, in a process group of its own."""
-    os.setsid()
-    with one_core():
-        child = multiprocessing.get_context("fork").Process(target=burn, args=(10.0,))
-        child.start()
-        child.join()
-
-
-def test_what_a_process_started_counts_too() -> None:
-    program = multiprocessing.get_context("fork").Process(target=burn_in_a_child)
-    program.start()
-    pid = program.pid or 0
-    try:
-        assert eventually(lambda: bool(started_by(pid)))
-        with one_core(), neighbour():
-            meter = InterferenceMeter(pid)
-            time.sleep(0.5)
-            found = known(meter.stop(0.5))
-    finally:
-        os.killpg(pid, signal.SIGKILL)
-        program.join()
-    assert found.waited > 0.2
 
 
 class Kernel:
@@ -113,8 +57,10 @@ class Kernel:
             f"cpu1 {busy} 0 0 {idle} 0 0 0 {stolen} 0 0\nintr 5\n"
         )
 
-    def thread(self, tid: int, ran_ns: int = 0, waited_ns: int = 0, faults: int = 0, switches: int = 0) -> None:
-        task = self.root / "7" / "task" / str(tid)
+    def thread(
+        self, tid: int, ran_ns: int = 0, waited_ns: int = 0, faults: int = 0, switches: int = 0, pid: int = 7
+    ) -> None:
+        task = self.root / str(pid) / "task" / str(tid)
         task.mkdir(parents=True, exist_ok=True)
         (task / "schedstat").write_text(f"{ran_ns} {waited_ns} 9\n")
         (task / "stat").write_text(f"{tid} (a (name) ) R 1 1 1 0 -1 0 55 0 {faults} 0 1 1\n")
@@ -140,6 +86,15 @@ def test_counts_are_those_of_the_stretch_over_all_threads(kernel: Kernel) -> Non
     assert replace(found, cores=None) == Interference(round(0.75 / 2.25, 5), 0.2, 3, 7, 2400.5)
     assert found.cores is not None
     assert found.cores > 0
+
+
+def test_what_a_process_started_counts_too(kernel: Kernel) -> None:
+    kernel.thread(8, pid=8)
+    (kernel.root / "8" / "stat").write_text("8 (compiler) S 7 8 8")
+    meter = kernel.meter()
+    kernel.ticks(busy=200, stolen=0)
+    kernel.thread(8, ran_ns=SECOND, waited_ns=SECOND, pid=8)
+    assert known(meter.stop(seconds=2.0)).waited == 0.5
 
 
 def test_of_a_call_that_mostly_sleeps_it_is_a_share_of_the_calls_time(kernel: Kernel) -> None:

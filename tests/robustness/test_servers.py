@@ -110,7 +110,7 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     "knows nobody": (says(401, b"<html>401</html>"), "401, .* MLFLOW_TRACKING_USERNAME"),
     "asks to wait": (says(429, b"slow down", Retry_After="3600"), "429, .* wait"),
     "is elsewhere": (says(301, b"", Location="https://elsewhere.example"), "redirects"),
-    "drips": (drips, r"no complete answer within 1 s; .*tracking\.deadline_s"),
+    "drips": (drips, r"no complete answer within 0.3 s; .*tracking\.deadline_s"),
     "dies after the parent run": (dies_after_the_parent_run, "does not answer"),
 }
 
@@ -126,7 +126,7 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
 )
 def test_what_it_does_is_one_line(server: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_GRACE_S", 0.5)
-    tracking = Tracking(uri=server, images=False, deadline_s=1 if "within 1 s" in said else 3)
+    tracking = Tracking(uri=server, images=False, deadline_s=0.3 if "within 0.3 s" in said else 3)
     began = time.monotonic()
     for work in (
         lambda: log_study(read_result(RESULT), tmp_path, tracking),

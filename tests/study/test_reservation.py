@@ -60,6 +60,7 @@ def test_the_command_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.
             say(self, holder, machine)
             other.kill()
 
+        monkeypatch.setattr("sdopt.experiment._POLL_S", 0.02)
         monkeypatch.setattr(Experiment, "_say_waiting", waiting)
         with fake_workers():
             waited = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1")

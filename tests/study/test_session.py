@@ -14,10 +14,12 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Interference
+from sdopt.report.tables import ranking, shapes_table
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
-from sdopt.study.designs import CONTROL
+from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.resume import merge_resumed, missing_of
+from sdopt.worker.machine import Machine
 from sdopt.worker.protocol import WorkerError
 from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake
 from tests.records import known
@@ -138,16 +140,28 @@ class TestInterleaved:
         assert len(paths) == len(set(paths)) == 5 + 1  # no scores, so the control draws as well
         assert len({worker.log for worker in fakes.started}) == 6
 
-    def test_every_shape_is_called_first_warmed_up_and_timed(self, tmp_path: Path) -> None:
-        study = fake_study(["it"], {"workload": {"size": [32, 64]}}, rounds=2, warmup=2)
-        result, _ = run_fake(tmp_path, study)
+    def test_every_shape_is_called_first_warmed_up_timed_and_shown(self, tmp_path: Path) -> None:
+        def compiles(worker: FakeWorker, name: str) -> None:
+            first = 1, 3  # one warm-up call is between the first calls at each shape
+            worker.graphs = int(name == "time_once" and worker.requests.count(name) in first)
+
+        study = fake_study(["it"], {"workload": {"size": [32, 64]}}, rounds=2, warmup=2, stage_calls=1)
+        result, _ = run_fake(tmp_path, study, Fakes({"it": compiles}))
         for row in result.variants:
             [measured] = row.measurements
             for samples in measured.shapes:
                 found = len(samples.warmup_s), len(samples.discarded_s), len(samples.calls)
                 assert found == (1, 1, 2)
                 assert samples.cold_start_s
+                assert samples.memory
                 assert samples.evidence
+                compiled = (1, 0, 0.1) if row.name == "it" else (None, None, None)
+                assert (samples.graphs, samples.recompiles, samples.compile_s) == compiled
+            assert len(measured.stages_s["denoiser_step"]) == 1, "at the main shape"
+        assert all(edge.speedup for comparison in result.comparisons for edge in comparison.shapes)
+        assert not missing_of(result).variants, "to resume it measures nothing again"
+        assert "speed-up, 64×64, batch 1" in ranking(summary_of(result)).headings
+        assert known(shapes_table(summary_of(result))).rows[1][5] == "1 graph, 100 ms"
 
 
 class TestBlocks:
@@ -379,6 +393,27 @@ class TestMissing:
         result, _ = self.resumed(tmp_path, rounds=3)
         assert all(processes == [(0, 0, 2), (1, 0, 1)] for processes in calls_of(result).values())
         assert set(statuses(result).values()) == {"ok"}
+
+    def test_of_a_precision_whose_budget_was_spent_is_nothing_until_there_is_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def study(replicates: int, budget_s: float) -> tuple[Plan, StudyResult, Machine]:
+            return fake_study(rounds=2, replicates=replicates, precision=0.0001, budget_s=budget_s)
+
+        result, _ = run_fake(tmp_path, study(3, 1e-9))
+        assert len(result.sessions) == 1
+        assert known(result.precision).stopped == "protocol.budget_s=1e-09 was spent"
+        assert not missing_of(result).variants
+        plan, fresh, machine = study(5, 1e-9)
+        with pytest.raises(
+            UsageError, match=r"protocol\.replicates: cannot change in a study with protocol\.precision"
+        ):
+            merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
+        monkeypatch.setattr("sdopt.study.run.processes_needed", lambda result: {"it": 4})
+        plan, fresh, machine = study(3, 9999)
+        run_fake(tmp_path, (plan, merge_resumed(result, fresh, plan, tmp_path, retry_failed=False), machine))
+        assert all([m[:2] for m in calls] == [(0, 0), (0, 1), (0, 2), (1, 3)] for calls in calls_of(result).values())
+        assert known(result.precision).stopped == ""
 
 
 class TestImages:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -111,25 +111,20 @@ class TestCall:
 
 
 class TestKill:
-    @pytest.fixture
-    def sleeping(self, context: StartContext) -> Iterator[tuple[ChildProcess, list[str]]]:
+    def test_gives_up_after_a_limit_with_a_warning(
+        self, context: StartContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As of a process that waits within a driver, where no signal reaches it."""
         warnings: list[str] = []
         child = ChildProcess(context, sleeper, warn=warnings.append)
         child.receive()
-        yield child, warnings
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.kill(child.pid, 9)
-
-    def test_gives_up_after_a_limit_with_a_warning(
-        self, sleeping: tuple[ChildProcess, list[str]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As of a process that waits within a driver, where no signal reaches it."""
-        child, warnings = sleeping
         monkeypatch.setattr(child_module, "KILL_LIMIT_S", 0.2)
         with monkeypatch.context() as patched:
             patched.setattr(os, "killpg", lambda *_: None)
             begun = time.monotonic()
             child.kill()
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(child.pid, signal.SIGKILL)
         assert time.monotonic() - begun < 5
         assert warnings == [f"process {child.pid} was killed, but has not ended within 0.2 s; it is left running"]
         assert not child.alive

@@ -16,26 +16,22 @@ def test_timed_calls_are_given_what_the_quality_pass_draws(composer: Composers) 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "calls"),
+    ("overrides", "calls", "processes"),
     [
-        (["quality=none"], 0),
-        (["quality=none", "quality.prompt_count=2"], 2),
-        (["workload.prompts=[red apple,cat face]", "quality.prompt_count=9"], 2),
-        (["gate=default"], 96),
-        (["gate=default", "quality.prompt_count=20"], 20),
+        (["quality=none"], 0, 3),
+        (["quality=none", "quality.prompt_count=2"], 2, 3),
+        (["workload.prompts=[red apple,cat face]", "quality.prompt_count=9"], 2, 3),
+        (["gate=default"], 96, 3),
+        (["gate=default", "quality.prompt_count=20", "protocol.replicates=2"], 20, 2),
     ],
 )
-def test_as_many_are_drawn_as_metrics_or_a_gate_need(composer: Composers, overrides: list[str], calls: int) -> None:
-    drawn = draw_of(composer(overrides).variant(None))
-    assert drawn.calls == calls
-    assert drawn.prompts[:2] == timed_draw(composer(overrides).variant(None)).prompts[: min(calls, 2)]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "processes"), [([], 3), (["gate=default"], 3), (["gate=default", "protocol.replicates=2"], 2)]
-)
-def test_a_gate_says_how_many_processes(composer: Composers, overrides: list[str], processes: int) -> None:
-    assert composer(overrides).variant(None).protocol.replicates == processes
+def test_as_many_are_drawn_as_metrics_or_a_gate_need(
+    composer: Composers, overrides: list[str], calls: int, processes: int
+) -> None:
+    variant = composer(overrides).variant(None)
+    assert draw_of(variant).calls == calls
+    assert draw_of(variant).prompts[:2] == timed_draw(variant).prompts[: min(calls, 2)]
+    assert variant.protocol.replicates == processes
 
 
 def test_floors_change_the_order_of_computation_or_the_noise(composer: Composers) -> None:
@@ -46,6 +42,12 @@ def test_floors_change_the_order_of_computation_or_the_noise(composer: Composers
     assert [draw.batch_size for draw in draws["sampling"]] == [1]
     assert draws["sampling"][0].seed != 0
     assert list(draws)[-1] == "numerical"  # what may find no memory, and sets the number of threads, comes last
+    # The numerical one makes the change from the batch and the threads of timed calls, whichever are drawn with.
+    for threads, others in ((None, 1), (1, 2)):
+        floors = floor_draws(draw_of(variant, 12, threads), variant, 5, threads=2)
+        [numerical], [sampling] = floors["numerical"], floors["sampling"]
+        assert (numerical.batch_size, numerical.threads) == (1, others)
+        assert (sampling.batch_size, sampling.threads) == (12, threads)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +69,3 @@ def test_the_batch_suits_all_variants(composer: Composers, overrides: list[list[
     assert drawing_batch(variants, None, judged=True) is None
     for variant in variants:
         assert draw_of(variant, batch).batch_size == (batch or variant.workload.batch_size)
-
-
-def test_the_numerical_floor_makes_the_change_from_the_timed_batch_and_threads(composer: Composers) -> None:
-    variant = composer([]).variant(None)
-    floors = floor_draws(draw_of(variant, 12), variant, 5, threads=2)
-    [numerical], [sampling] = floors["numerical"], floors["sampling"]
-    assert (numerical.batch_size, numerical.threads) == (1, 1)
-    assert (sampling.batch_size, sampling.threads) == (12, None)
-    # Where images are drawn with fewer threads than timed calls have.
-    floors = floor_draws(draw_of(variant, 12, threads=1), variant, 5, threads=2)
-    assert [draw.threads for draws in floors.values() for draw in draws] == [1, 2]

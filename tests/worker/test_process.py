@@ -4,12 +4,11 @@ import gc
 import os
 import runpy
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +21,7 @@ from sdopt.scratch import CACHES
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.host import PipelineHost, changed_settings, describe_error, process_settings, variables
 from sdopt.worker.process import Worker, WorkerProcess, answers_of
-from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
+from sdopt.worker.protocol import Compiled, WorkerError
 from tests import sabotage
 from tests.command import eventually, has_ended, workers
 from tests.fixtures import CPU, Compose
@@ -77,13 +76,18 @@ def worker(start: Start) -> Worker:
 
 
 class TestWorker:
-    def test_is_a_group_of_its_own(self, worker: Worker) -> None:
+    def test_is_a_group_of_its_own_and_ends_when_told(self, worker: Worker) -> None:
         worker.ask(PipelineHost.hello)
         assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
         assert os.getsid(worker.pid) != os.getsid(0)
         server = psutil.Process(worker.pid).parent()
         assert server is not None
         assert server.ppid() == os.getpid()
+        worker.stop()
+        assert has_ended(worker.pid)
+        assert not worker.alive
+        worker.stop()
+        worker.kill()
 
     def test_answers_one_thing_after_the_other(self, worker: Worker) -> None:
         assert worker.ask(PipelineHost.prepare) > 0
@@ -96,35 +100,23 @@ class TestWorker:
         assert memory.headline is not None
 
     def test_works_beside_others(self, start: Start) -> None:
-        """Each answers for itself, also where another fails; and all can be asked again."""
-
-        def ask(workers: Sequence[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
-            return answers_of([partial(worker.begin, request) for worker in workers])
-
+        """Each answers for itself, also where another has ended; and all can be asked again."""
         workers = [start(f"log-{number}") for number in range(3)]
-        assert ask(workers, PipelineHost.hello) == [None] * 3
-        begun = workers[0].begin(PipelineHost.prepare)
-        loaded = ask(workers[1:], PipelineHost.prepare)
-        assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
+        requests = [partial(worker.begin, PipelineHost.hello) for worker in workers]
+        assert answers_of(requests) == [None] * 3
         os.kill(workers[1].pid, signal.SIGKILL)
         for _ in range(2):
-            assert [type(call) for call in ask(workers, PipelineHost.time_once)] == [TimedCall, WorkerError, TimedCall]
+            first, killed, last = answers_of(requests)
+            assert (first, type(killed), last) == (None, WorkerError, None)
 
-    def test_survives_a_request_that_fails(self, worker: Worker) -> None:
+    def test_survives_a_request_that_fails(self, worker: Worker, tmp_path: Path) -> None:
         with pytest.raises(WorkerError, match="AttributeError") as caught:
             worker.ask(PipelineHost.time_once)  # before there is a pipeline
         assert caught.value.status is Status.FAILED
         assert caught.value.reason.startswith("AttributeError: ")
+        assert "Traceback" in (tmp_path / "log").read_text()
         assert worker.alive
         assert worker.ask(PipelineHost.prepare) > 0
-
-    def test_ends_when_told(self, worker: Worker) -> None:
-        worker.ask(PipelineHost.hello)
-        worker.stop()
-        assert has_ended(worker.pid)
-        assert not worker.alive
-        worker.stop()
-        worker.kill()
 
     @pytest.mark.parametrize(("device", "may_be_memory"), [(CPU, False), (CARD, True)])
     def test_says_which_signal_ended_it(self, start: Start, device: Device, may_be_memory: bool) -> None:
@@ -167,13 +159,6 @@ class TestOptionThatGoesWrong:
         assert caught.value.status is status
         assert caught.value.reason.startswith(reason)
         assert "\n" not in caught.value.reason
-
-    def test_says_so_in_the_log_with_a_traceback(self, start: Start, tmp_path: Path) -> None:
-        with pytest.raises(WorkerError):
-            start(option=sabotage.RaisesInApply()).ask(PipelineHost.prepare)
-        log = (tmp_path / "log").read_text()
-        assert "Traceback" in log
-        assert "a part\nis missing" in log
 
     def test_what_it_says_in_any_way_is_in_the_log_and_what_it_started_ends(self, start: Start, tmp_path: Path) -> None:
         others = workers()
