@@ -162,28 +162,22 @@ class TestDryRun:
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize(
-        ("arguments", "reason"),
-        [(["attention=cudnn"], "needs a CUDA"), (["-m", "workload.steps=0,1"], "workload.steps=0: must be at least 1")],
-    )
-    def test_ends_as_the_command_itself_would(self, tmp_path: Path, arguments: list[str], reason: str) -> None:
-        assert reason in refused(tmp_path, "run", *SMOKE, "dry_run=true", *arguments).err
+    def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
+        (tmp_path / "mine" / "empty").mkdir(parents=True)
+        planned = refused(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "dry_run=true", "hydra.sweep.dir=mine")
+        assert "workload.steps=0: must be at least 1" in planned.err
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
-        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        (tmp_path / "mine").mkdir()
+        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", "hydra.run.dir=mine")
+        assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
         # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
         assert re.search(r"time: unknown; memory: about \d\d MiB per process \(no earlier run", planned.shown)
         known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown
-
-    def test_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
-        (tmp_path / "mine" / "empty").mkdir(parents=True)
-        for flags, key in (((), "hydra.run.dir"), (("-m",), "hydra.sweep.dir")):
-            planned = sdopt(tmp_path, "run", *flags, *SMOKE, "precision=bf16", "dry_run=true", f"{key}=mine")
-            assert planned.code == 0
-        assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
 
 class TestConflicts:
@@ -198,7 +192,7 @@ class TestConflicts:
     def test_of_the_baseline_leave_nothing_to_compare_with(self, tmp_path: Path) -> None:
         finished = refused(
             tmp_path,
-            *("run", *SMOKE, "study=explicit"),
+            *("run", *SMOKE, "study=explicit", "dry_run=true"),
             "study.variants={first: ['attention=cudnn'], second: ['precision=bf16']}",
         )
         assert finished.err.startswith("sdopt: the baseline 'first' cannot run: attention=cudnn: ")
@@ -246,16 +240,19 @@ class TestObjective:
 
 
 class TestSweep:
-    def test_a_job_that_cannot_run_is_skipped(self, sweep: Finished, sweep_folder: Path) -> None:
+    def test_has_a_folder_for_each_job_and_a_table_and_skips_what_cannot_run(
+        self, sweep: Finished, sweep_folder: Path
+    ) -> None:
         assert sweep.code == 0, sweep.err
+        about_all = {"sweep.md", "report.md", "report.html", "multirun.yaml"}
+        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2"} | about_all
+        assert (sweep_folder / "1" / "images").is_dir()
         baseline, math_, cudnn = (read_result(sweep_folder / str(number)) for number in range(3))
         assert [row.name for row in baseline.variants] == ["baseline", "repeated baseline"]
         assert math_.variant("attention=math").status is Status.OK
         assert cudnn.variant("attention=cudnn").status is Status.SKIPPED
         assert cudnn.variant("attention=cudnn").reason.startswith("the cudnn kernel needs a CUDA device")
         assert all(row.measurements == [] for row in cudnn.variants)
-
-    def test_has_a_table_of_its_jobs(self, sweep: Finished, sweep_folder: Path) -> None:
         lines = (sweep_folder / "sweep.md").read_text().splitlines()
         rows = [line.split(" | ") for line in lines if line.startswith("| ")]
         assert [(row[0], row[1], row[3]) for row in rows[1:]] == [
@@ -265,11 +262,6 @@ class TestSweep:
         ]
         assert "×" in rows[2][2]
         assert lines[0].strip("*") in sweep.shown
-
-    def test_has_a_folder_for_each_job(self, sweep_folder: Path) -> None:
-        about_all = {"sweep.md", "report.md", "report.html", "multirun.yaml"}
-        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2"} | about_all
-        assert (sweep_folder / "1" / "images").is_dir()
 
     def test_with_a_typo_runs_nothing(self, tmp_path: Path) -> None:
         finished = refused(tmp_path, "run", "-m", *SMOKE, "attention=math,nope")
