@@ -4,6 +4,7 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,16 @@ from sdopt.config.composer import composer_of, tracking_of
 from sdopt.config.groups import optimization_options
 from sdopt.config.own import serving_config
 from sdopt.config.paths import CONF
+from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.options import Optimization
 from sdopt.options.compiler import Eager, Inductor
 from sdopt.options.memory import VaeTiling
 from sdopt.reference import MODEL
 from sdopt.schema import Protocol, Workload
-from tests.command import refused
 from tests.fixtures import Composers
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
 FILES = {
     "mlperf_sdxl_server": ["workload.prompts=packaged"],
     "mlperf_sdxl": ["workload.prompts=packaged", "workload.latents=null"],
@@ -44,58 +44,53 @@ def problems(composer: Composers, *overrides: str) -> list[str]:
 
 
 class TestEveryFile:
-    # Options of optimizations are composed by the walk over their pairs, presets and policies below, and cards beside
-    # their sheets.
-    @pytest.mark.parametrize(("group", "option"), [each for each in OPTIONS if each[0] not in APART])
     def test_composes_and_parses_or_names_what_must_be_given(
-        self, composer: Composers, inputs: dict[str, list[str]], group: str, option: str
+        self, composer: Composers, inputs: dict[str, list[str]]
     ) -> None:
-        content = OmegaConf.load(CONF / group / f"{option}.yaml")
-        missing = [f"{group}.{key!s}" for key in content if OmegaConf.is_missing(content, key)]
-        if missing:
-            found = problems(composer, f"{group}={option}")
-            assert [problem.partition(":")[0] for problem in found] == missing
-            return
-        run = composer(inputs[option] if group == "task" else [f"{group}={option}"]).current
-        if group in run.choices:
-            assert run.choices[group] == option
+        """One option of each group at a time; those of optimizations, presets and cards have walks of their own."""
+        whole: dict[str, list[str]] = {}
+        for group, option in [each for each in OPTIONS if each[0] not in APART]:
+            content = OmegaConf.load(CONF / group / f"{option}.yaml")
+            if missing := [f"{group}.{key!s}" for key in content if OmegaConf.is_missing(content, key)]:
+                found = problems(composer, f"{group}={option}")
+                assert [problem.partition(":")[0] for problem in found] == missing
+            elif group == "quality":  # gates that judge images want its metrics
+                composer([f"quality={option}"])
+            else:
+                whole.setdefault(group, []).append(option)
+        for options in zip_longest(*whole.values()):
+            chosen = {group: option for group, option in zip(whole, options, strict=True) if option is not None}
+            task = inputs[chosen.pop("task", "txt2img")]
+            run = composer([*task, *(f"{group}={option}" for group, option in chosen.items())]).current
+            assert run.choices["scheduler"] == chosen.get("scheduler", run.choices["scheduler"])
 
-    @pytest.mark.parametrize("name", [option for group, option in OPTIONS if group == "serving"])
-    def test_a_policy_of_a_server_is_what_it_says(self, name: str) -> None:
-        serving, others = serving_config([f"serving={name}", "precision=bf16"])
-        assert serving.policy.startswith(name)
-        assert others == ["precision=bf16"]
+    def test_a_policy_of_a_server_is_what_it_says(self) -> None:
+        for name in [option for group, option in OPTIONS if group == "serving"]:
+            serving, others = serving_config([f"serving={name}", "precision=bf16"])
+            assert serving.policy.startswith(name)
+            assert others == ["precision=bf16"]
 
     def test_are_all_looked_at(self) -> None:
         """A group within a group would need a walk that goes deeper; data sheets are no options by themselves."""
         assert {path.parent.name for path in CONF.glob("*/*/**/*.yaml")} == {"sheets"}
         assert len(OPTIONS) > 30
 
-    @pytest.mark.parametrize("name", EXPERIMENTS)
-    def test_a_preset_makes_a_plan_and_begins_with_the_command_that_runs_it(
-        self, composer: Composers, name: str
-    ) -> None:
-        lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
-        of_load = "load" in OmegaConf.load(CONF / "experiment" / f"{name}.yaml")
-        given = FILES.get(name, [])
-        command = "# sdopt load-test" if of_load else "# sdopt run"
-        assert [f"experiment={name}" in line for line in lines[:2] if line.startswith(command)] == [True]
-        if of_load:
-            assert problems(composer, f"experiment={name}", *given)[0].startswith("load: this preset is one of")
-        job = composer([f"experiment={name}", *given, *(["~load"] if of_load else [])])
-        plan = job.current.study.plan(job)
-        assert len({variant.name for variant in plan.variants}) == len(plan.variants)
-        for edge in plan.edges:
-            assert edge.credit != "nothing" or name == "noise"  # whose variants are all the same
-
-    @pytest.mark.parametrize("name", FILES)
-    def test_a_preset_without_its_files_names_their_keys(
-        self, composer: Composers, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        others = ["~load"] if name.endswith("server") else []
-        with pytest.raises(UsageError, match=r"workload\.prompts=captions_source\.tsv: "):
-            composer([f"experiment={name}", *others]).variant("it")
+    def test_a_preset_makes_a_plan_and_begins_with_the_command_that_runs_it(self, composer: Composers) -> None:
+        for name in [option for group, option in OPTIONS if group == "experiment"]:
+            file = CONF / "experiment" / f"{name}.yaml"
+            of_load = "load" in OmegaConf.load(file)
+            chosen = [f"experiment={name}", *FILES.get(name, [])]
+            command = "# sdopt load-test" if of_load else "# sdopt run"
+            lines = [line for line in file.read_text().splitlines()[:2] if line.startswith(command)]
+            assert [f"experiment={name}" in line for line in lines] == [True]
+            if of_load:
+                assert problems(composer, *chosen)[0].startswith("load: this preset is one of")
+                chosen.append("~load")
+            job = composer(chosen)
+            plan = job.current.study.plan(job)
+            assert len({variant.name for variant in plan.variants}) == len(plan.variants)
+            for edge in plan.edges:
+                assert edge.credit != "nothing" or name == "noise"  # whose variants are all the same
 
     def test_every_key_of_the_schema_is_in_its_default_file(self) -> None:
         """A reader finds each key, with its default, in `conf/`."""
@@ -139,62 +134,62 @@ class TestMistakes:
         assert len(found) == len(expected)
 
     @pytest.mark.parametrize(
-        ("override", "problem"),
+        "expected",
         [
-            ("workload.size=65", "workload.size=65: must be at least 8 and at most 16384 and a multiple of 8"),
-            (
-                "workload.size=[64,65]",
-                "workload.size=[64, 65]: must be at least 8 and at most 16384 and a multiple of 8",
-            ),
-            ("workload.size=[]", "workload.size=[]: must name at least one"),
-            ("workload.negative_prompt=1.50", "workload.negative_prompt=1.5: must be text; write it in quotes"),
-            ("study.name=true", "study.name=True: must be text; write it in quotes"),
-            ("+gate.rules.exact=null", "gate.rules.exact: must be a list, not None"),
-            ("workload.size=[64,null]", "workload.size: "),
-            ("workload.size=64px", "workload.size=64px: must be a whole number"),
-            ("workload.batch_size=null", "workload.batch_size: "),
-            ("workload.batch_size=[1,0]", "workload.batch_size=[1, 0]: must be at least 1"),
-            ("workload.batch_size=[2,2]", "workload.batch_size=[2, 2]: names one twice"),
-            ("workload.batch_size=[1,two]", "workload.batch_size: Value 'two'"),
-            ("workload.prompts=nowhere.txt", "workload.prompts=nowhere.txt: cannot be read"),
-            ("workload.prompts=[]", "workload.prompts=[]: holds no prompt"),
-            ("scheduler.class_name=DDIM", "scheduler.class_name=DDIM: unknown scheduler; diffusers has: "),
-            (
-                "scheduler.class_name=StableDiffusionPipeline",
-                "scheduler.class_name=StableDiffusionPipeline: unknown scheduler",
-            ),
-            ("model.name=sd99", "model.name=sd99: packaged models are emoji"),
-            ("model.name=/x", "model.name=/x: must be a name, not a path"),
-            ("model.weights=path", "model.path: "),
-            ("+scheduler.options.etaa=1", "scheduler.options.etaa"),
-            ("precision=[bf16,fp16]", "precision=[bf16,fp16]: both set precision; choose one of them"),
-            ("memory=null", "memory=null: memory=[] chooses nothing; choose one of "),
-            (
-                "+memory.vae_tiling.tile_size=64",
-                "memory.vae_tiling: this option is not chosen; choose it with memory=[vae_tiling]",
-            ),
-            # A value that is not there, and a section that must be.
-            ("+extra=???", "extra"),
-            ("+extra.deep=???", "extra.deep"),
-            ("objective=${nope}", "objective"),
-            ("workload.seed=${nope}", "workload.seed"),
+            {
+                "workload.size=65": "workload.size=65: must be at least 8 and at most 16384 and a multiple of 8",
+                "workload.batch_size=null": "workload.batch_size: ",
+                "workload.negative_prompt=1.50": "workload.negative_prompt=1.5: must be text; write it in quotes",
+                "study.name=true": "study.name=True: must be text; write it in quotes",
+                "model.name=sd99": "model.name=sd99: packaged models are emoji",
+                "scheduler.class_name=DDIM": "scheduler.class_name=DDIM: unknown scheduler; diffusers has: ",
+                "+extra=???": "extra: ",
+            },
+            {
+                "workload.size=[64,65]": "workload.size=[64, 65]: must be at least 8 and at most 16384 and a multiple",
+                "workload.batch_size=[1,0]": "workload.batch_size=[1, 0]: must be at least 1",
+                "workload.seed=${nope}": "workload.seed: ",
+                "model.name=/x": "model.name=/x: must be a name, not a path",
+                "scheduler.class_name=StableDiffusionPipeline": "scheduler.class_name=StableDiffusionPipeline: unknown",
+                "+extra.deep=???": "extra.deep: ",
+            },
+            {
+                "workload.size=[]": "workload.size=[]: must name at least one",
+                "workload.batch_size=[2,2]": "workload.batch_size=[2, 2]: names one twice",
+                "model.weights=path": "model.path: ",
+                "+gate.rules.exact=null": "gate.rules.exact: must be a list, not None",
+                "+scheduler.options.etaa=1": "scheduler.options.etaa",
+                "+memory.vae_tiling.tile_size=64": "memory.vae_tiling: this option is not chosen; choose it with "
+                "memory=[vae_tiling]",
+            },
+            {
+                "workload.size=[64,null]": "workload.size: ",
+                "workload.batch_size=[1,two]": "workload.batch_size: Value 'two'",
+            },
+            {"objective=${nope}": "objective: "},
+            {"workload.size=64px": "workload.size=64px: must be a whole number"},
+            {"workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"},
+            {"workload.prompts=[]": "workload.prompts=[]: holds no prompt"},
             # A group is chosen in one way.
-            ("+precision@x=bf16", "precision"),
-            ("precision@x=bf16", "precision"),
-            ("++precision=bf16", "precision"),
-            ("+precision=bf16", "precision"),
-            ("~precision", "precision"),
-            ("precision=[]", "precision"),
+            {"precision=[bf16,fp16]": "precision=[bf16,fp16]: both set precision; choose one of them"},
+            {"precision=[]": "precision: nothing is chosen"},
+            {
+                "memory=null": "memory=null: memory=[] chooses nothing; choose one of ",
+                "workload=null": "workload=null: a group cannot be empty",
+                "~precision": "~precision: a group cannot be empty",
+                "+precision@x=bf16": "+precision@x=bf16: an option has its own place",
+                "precision@x=bf16": "precision@x=bf16: an option has its own place",
+                "++precision=bf16": "++precision=bf16: this group has a default",
+                "+precision=bf16": "+precision=bf16: this group has a default",
+            },
         ],
+        ids=lambda expected: next(iter(expected)),
     )
-    def test_beyond_types(self, composer: Composers, override: str, problem: str) -> None:
-        [found] = problems(composer, override)
-        assert problem in found.partition(": ")[0] or found.startswith(problem)
-        assert "Multiple values" not in found
-
-    @pytest.mark.parametrize("override", ["workload=null", "~workload"])
-    def test_a_section_must_be_chosen(self, composer: Composers, override: str) -> None:
-        assert "workload" in problems(composer, override)[0]
+    def test_beyond_types(self, composer: Composers, expected: dict[str, str]) -> None:
+        found = problems(composer, *expected)
+        for start in expected.values():
+            assert [problem for problem in found if problem.startswith(start)], f"{start} is not in {found}"
+        assert len(found) == len(expected)
 
     def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
@@ -215,7 +210,6 @@ class TestThreads:
         [
             (["model=emoji"], 1),
             (["model=emoji", "hardware.threads=2"], 2),
-            (["model=emoji", "model.threads=null"], None),
             (["model=sd15", "model.weights=random"], None),
         ],
     )
@@ -233,9 +227,8 @@ class TestReplacedGroups:
     @pytest.mark.parametrize(
         ("job", "overrides", "compiler"),
         [
-            ("compiler=inductor compiler.mode=max-autotune", None, Inductor("max-autotune")),
-            ("compiler=inductor compiler.mode=max-autotune", "compiler=eager", Eager()),
-            ("compiler='inductor' ++compiler.mode='max-autotune'", "compiler=eager", Eager()),  # the same overrides
+            ("compiler=inductor compiler.mode=max-autotune", "", Inductor("max-autotune")),
+            ("compiler='inductor' ++compiler.mode='max-autotune'", "compiler=eager", Eager()),
             (
                 "compiler=inductor compiler.mode=max-autotune",
                 "compiler=inductor compiler.fullgraph=true",
@@ -249,10 +242,10 @@ class TestReplacedGroups:
         ],
     )
     def test_drop_what_was_said_of_their_keys(
-        self, composer: Composers, job: str, overrides: str | None, compiler: Optimization
+        self, composer: Composers, job: str, overrides: str, compiler: Optimization
     ) -> None:
         made = composer([*job.split(), "workload.steps=3"])
-        variant = made.variant("it", [] if overrides is None else overrides.split())
+        variant = made.variant("it", overrides.split())
         assert variant.optimizations["compiler"] == compiler
         assert variant.workload.steps == 3
         assert made.variant("plain", plain=True).optimizations["compiler"] == Eager()
@@ -262,7 +255,6 @@ class TestOptionsThatCombine:
     @pytest.mark.parametrize(
         ("chosen", "axes"),
         [
-            ([], []),
             (["memory=[]"], []),
             (["memory=vae_slicing"], ["memory.vae_slicing"]),
             (["memory=[vae_slicing,vae_tiling]"], ["memory.vae_slicing", "memory.vae_tiling"]),
@@ -284,27 +276,23 @@ class TestOptionsThatCombine:
         changed = job.variant("other", ["memory=vae_tiling", "memory.vae_tiling.tile_size=128"])
         assert changed.optimizations["memory.vae_tiling"] == VaeTiling(128)
 
-    def test_of_a_preset(self, composer: Composers, tmp_path: Path) -> None:
-        text = (
-            "defaults:\n- override /memory: [vae_slicing, vae_tiling]\n- override /precision: bf16\n"
-            "memory:\n  vae_tiling:\n    tile_size: 64\n"
-        )
-        path = TestPresets.preset(tmp_path, text)
-        job = composer(["experiment=mine", "study=leave_one_out"], path)
-        baseline, full, *left = job.current.study.plan(job).variants
-        assert full.optimizations["memory.vae_tiling"] == VaeTiling(64)
-        assert not any(axis.startswith("memory") for axis in baseline.optimizations)
-        kept = {variant.name: [a for a in variant.optimizations if a.startswith("memory")] for variant in left}
-        assert kept == {
-            "without precision=bf16": ["memory.vae_slicing", "memory.vae_tiling"],
-            "without memory=vae_slicing": ["memory.vae_tiling"],
-            "without memory=vae_tiling": ["memory.vae_slicing"],
-        }
-        assert left[1].optimizations["memory.vae_tiling"] == VaeTiling(64)
-
 
 class TestPresets:
     """A preset of the user's own, found through the search path."""
+
+    TEXT = """\
+defaults:
+- override /memory: [vae_slicing, vae_tiling]
+- override /compiler: inductor
+- override /precision: bf16
+memory:
+  vae_tiling:
+    tile_size: 64
+compiler:
+  mode: max-autotune
+workload:
+  steps: 4
+"""
 
     @staticmethod
     def preset(folder: Path, text: str) -> list[str]:
@@ -312,31 +300,35 @@ class TestPresets:
         (folder / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
         return [f"hydra.searchpath=[file://{folder}]"]
 
-    def test_that_chooses_an_optimization_and_a_key_of_it_has_a_plain_baseline(
+    def test_that_chooses_options_and_keys_of_them_has_a_plain_baseline(
         self, composer: Composers, tmp_path: Path
     ) -> None:
-        text = (
-            "defaults:\n- override /compiler: inductor\n- override /precision: bf16\n"
-            "compiler:\n  mode: max-autotune\nworkload:\n  steps: 4\n"
-        )
-        path = self.preset(tmp_path, text)
+        path = self.preset(tmp_path, self.TEXT)
         job = composer(["experiment=mine"], path)
         plan = job.current.study.plan(job)
         assert plan.baseline.optimizations == composer([]).current.optimizations
         assert plan.baseline.workload.steps == 4
         assert plan.variants[1].optimizations["compiler"] == Inductor("max-autotune")
-        assert plan.edges[0].credit == "precision=bf16, compiler=inductor(mode=max-autotune)"
+        assert plan.edges[0].credit.startswith("precision=bf16, compiler=inductor(mode=max-autotune)")
         given = composer(["experiment=mine", "precision=fp16", "workload.steps=2"], path).current
         assert (given.choices["precision"], given.workload.steps) == ("fp16", 2)
 
-    def test_that_changes_a_key_of_it_can_be_left_out(self, composer: Composers, tmp_path: Path) -> None:
-        text = (
-            "defaults:\n- override /compiler: inductor\n- override /precision: bf16\ncompiler:\n  mode: max-autotune\n"
-        )
-        job = composer(["experiment=mine", "study=leave_one_out"], self.preset(tmp_path, text))
-        left = {variant.name: variant for variant in job.current.study.plan(job).variants}
-        assert left["without compiler=inductor"].optimizations["compiler"] == Eager()
-        assert left["without precision=bf16"].optimizations["compiler"] == Inductor("max-autotune")
+    def test_that_changes_keys_of_options_can_be_left_out_one_by_one(self, composer: Composers, tmp_path: Path) -> None:
+        job = composer(["experiment=mine", "study=leave_one_out"], self.preset(tmp_path, self.TEXT))
+        baseline, full, *others = job.current.study.plan(job).variants
+        assert full.optimizations["memory.vae_tiling"] == VaeTiling(64)
+        assert not any(axis.startswith("memory") for axis in baseline.optimizations)
+        left = {variant.name: variant.optimizations for variant in others}
+        both = ["memory.vae_slicing", "memory.vae_tiling"]
+        assert {name: [axis for axis in options if axis.startswith("memory")] for name, options in left.items()} == {
+            "without precision=bf16": both,
+            "without compiler=inductor": both,
+            "without memory=vae_slicing": ["memory.vae_tiling"],
+            "without memory=vae_tiling": ["memory.vae_slicing"],
+        }
+        assert left["without memory=vae_slicing"]["memory.vae_tiling"] == VaeTiling(64)
+        assert left["without compiler=inductor"]["compiler"] == Eager()
+        assert left["without precision=bf16"]["compiler"] == Inductor("max-autotune")
 
     def test_may_refer_to_its_own_name(self, composer: Composers, tmp_path: Path) -> None:
         path = self.preset(tmp_path, "defaults:\n- /steps_of: ${experiment}\n")
@@ -345,22 +337,18 @@ class TestPresets:
         assert composer(["experiment=mine"], path).current.workload.steps == 7
 
 
-class TestNames:
-    @pytest.mark.parametrize(
-        ("overrides", "name"),
-        [
-            ([], "as composed"),
-            (["workload.steps=3"], "as composed"),
-            (["precision=bf16"], "precision=bf16"),
-            (["attention=math", "precision=bf16"], "precision=bf16, attention=math"),
-            (["compiler=inductor", "compiler.mode=max-autotune"], "compiler=inductor(mode=max-autotune)"),
-            (["layout.memory_format=channels_last"], "layout=contiguous(memory_format=channels_last)"),
-            (["attention=sliced", "attention.slice_size=1"], "attention=sliced(slice_size=1)"),
-            (["attention=sliced", "attention.slice_size=null"], "attention=sliced"),
-        ],
-    )
-    def test_say_what_is_chosen_beyond_the_defaults(self, composer: Composers, overrides: list[str], name: str) -> None:
-        assert composer(overrides).variant(None).name == name
+def test_names_say_what_is_chosen_beyond_the_defaults(composer: Composers) -> None:
+    made = composer([])
+    for overrides, name in (
+        ("", "as composed"),
+        ("workload.steps=3", "as composed"),
+        ("attention=math precision=bf16", "precision=bf16, attention=math"),
+        ("compiler=inductor compiler.mode=max-autotune", "compiler=inductor(mode=max-autotune)"),
+        ("layout.memory_format=channels_last", "layout=contiguous(memory_format=channels_last)"),
+        ("attention=sliced attention.slice_size=1", "attention=sliced(slice_size=1)"),
+        ("attention=sliced attention.slice_size=null", "attention=sliced"),
+    ):
+        assert made.variant(None, overrides.split()).name == name
 
 
 SHADING = """
@@ -374,72 +362,67 @@ class Shading(Optimization):
 """
 
 
-@pytest.fixture
-def shading(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder with a user's own module, and a folder `conf` with its option; the module's name is the test's own."""
-    module = request.node.name.partition("[")[0]
-    (tmp_path / f"{module}.py").write_text(SHADING)
-    (tmp_path / "conf" / "shading").mkdir(parents=True)
-    (tmp_path / "conf" / "shading" / "mine.yaml").write_text(f"_target_: {module}.Shading\nfactor: 2.0\n")
-    return tmp_path
-
-
-@pytest.mark.usefixtures("shading")
 class TestOwnOptions:
     @pytest.fixture
-    def own(self, composer: Composers, shading: Path, monkeypatch: pytest.MonkeyPatch) -> Composers:
-        monkeypatch.syspath_prepend(shading)
+    def shading(self, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder with an option of a user's own module, which is on the path; its name is the test's own."""
+        module = request.node.name.partition("[")[0]
+        (tmp_path / f"{module}.py").write_text(SHADING)
+        (tmp_path / "conf" / "shading").mkdir(parents=True)
+        (tmp_path / "conf" / "shading" / "mine.yaml").write_text(f"_target_: {module}.Shading\nfactor: 2.0\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        return tmp_path / "conf"
 
-        class Own(composer):  # type: ignore[misc, valid-type]
-            def __init__(self, overrides: list[str]) -> None:
-                super().__init__(overrides, [f"hydra.searchpath=[file://{shading / 'conf'}]"])
-
-        return Own
-
-    def test_are_part_of_the_name_and_not_of_the_baseline(self, own: Composers) -> None:
-        job = own(["+shading=mine", "shading.factor=3", "precision=bf16"])
-        plan = job.current.study.plan(job)
+    def test_are_part_of_the_name_and_not_of_the_baseline(self, shading: Path) -> None:
+        with composer_of(["+shading=mine", "shading.factor=3", "precision=bf16"], shading) as job:
+            plan = job.current.study.plan(job)
         assert plan.variants[1].name == "precision=bf16, shading=mine(factor=3.0)"
         assert "shading" not in plan.baseline.optimizations
         assert plan.edges[0].credit == "precision=bf16, shading=mine(factor=3.0)"
-        for chosen in ("shading=mine", "+shading=mine"):
-            assert own([]).variant("it", [chosen]).overrides == ("+shading=mine",), "as Hydra takes it"
 
-    def test_are_checked_against_their_own_fields(self, own: Composers) -> None:
-        assert problems(own, "+shading=mine", "shading.factor=0") == ["shading.factor=0.0: must be above 0"]
-        [found] = problems(own, "+shading=mine", "+shading.faktor=2")
-        assert found == "shading.faktor: unknown key; the keys are factor"
-        [found] = problems(own, "+shading=mine", "shading.factor=[1]")
-        assert found.startswith("shading.factor: ")
+    def test_are_chosen_with_a_plus_or_without_and_lie_in_a_folder_of_any_name(self, shading: Path) -> None:
+        with composer_of([], shading.rename(shading.parent / "mine, [2024] (v1)")) as composer:
+            for chosen in ("shading=mine", "+shading=mine"):
+                assert composer.variant("it", [chosen]).overrides == ("+shading=mine",), "as Hydra takes it"
+
+    def test_are_checked_against_their_own_fields(self, shading: Path) -> None:
+        wrong = ["shading.factor=0", "+shading.faktor=2"]
+        with pytest.raises(UsageError) as caught, composer_of(["+shading=mine", *wrong], shading):
+            pass
+        assert caught.value.problems == [
+            "shading.factor=0.0: must be above 0",
+            "shading.faktor: unknown key; the keys are factor",
+        ]
 
     @pytest.mark.parametrize(
         ("module", "reason"),
         [
             ("class Shading:\n    pass\n", "must be a dataclass derived from Optimization"),
-            ("Shading = 3\n", "must be|cannot be imported"),
-            ("import nowhere_to_be_found\n", "nowhere_to_be_found"),
-            ("def Shading(:\n", "invalid syntax"),
-            ("raise RuntimeError('no licence')\n", "no licence"),
-            ("", "Shading"),
+            ("Shading = 3\n", "must be a dataclass derived from Optimization"),
+            ("import nowhere_to_be_found\n", "cannot be imported .*nowhere_to_be_found"),
+            ("def Shading(:\n", "cannot be imported .*invalid syntax"),
+            ("raise RuntimeError('no licence')\n", "cannot be imported .*no licence"),
+            ("", "cannot be imported .*Shading"),
             ("import torch\n" + SHADING.replace("factor: float", "dtype: torch.dtype\n    factor: float"), "dtype"),
             (SHADING.replace("factor: float = bounded(2.0, gt=0)", "factor: float\n    other: int"), "other"),
         ],
     )
-    def test_a_module_that_is_wrong_is_named(self, own: Composers, shading: Path, module: str, reason: str) -> None:
+    def test_a_module_that_is_wrong_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, reason: str
+    ) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
         name = f"wrong_{abs(hash(module))}"
-        (shading / f"{name}.py").write_text(module)
-        [found] = problems(own, "+shading=mine", f"shading._target_={name}.Shading")
-        assert found.startswith("shading")
-        assert re.search(reason, found)
+        (tmp_path / f"{name}.py").write_text(module)
+        found: list[str] = []
+        build_typed("shading", OmegaConf.create({"_target_": f"{name}.Shading", "factor": 2.0}), Optimization, found)
+        assert re.match(rf"shading.*{reason}", found[0])
 
-    @pytest.mark.parametrize("name", ["precision/bf16", "experiment/quickstart", "config"])
-    @pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
-    def test_of_a_packaged_name_would_be_passed_over(self, shading: Path, way: str, name: str) -> None:
-        file = shading / "conf" / f"{name}.yaml"
+    @pytest.mark.parametrize(("way", "name"), [("--config-dir", "config"), ("hydra.searchpath", "precision/bf16")])
+    def test_of_a_packaged_name_would_be_passed_over(self, tmp_path: Path, way: str, name: str) -> None:
+        file = tmp_path / f"{name}.yaml"
         file.parent.mkdir(exist_ok=True)
         packaged = (CONF / f"{name}.yaml").read_text()
-        own = f"{shading}/conf"
-        path = [way, own] if way == "--config-dir" else [f"{way}=[file://{own}]"]
+        path = [way, str(tmp_path)] if way == "--config-dir" else [f"{way}=[file://{tmp_path}]"]
 
         def composed() -> Command:
             return Command.of(CommandLine.of([*path, "precision=bf16"]))
@@ -449,11 +432,6 @@ class TestOwnOptions:
         file.write_text(packaged + "\nmine: 3\n")
         with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
             composed()
-
-    def test_lie_in_a_folder_of_any_name(self, shading: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(shading)
-        with composer_of(["+shading=mine"], (shading / "conf").rename(shading / "mine, [2024] (v1)")) as composer:
-            assert "shading" in composer.current.optimizations
 
 
 def test_tracking_alone_can_be_composed() -> None:
@@ -474,26 +452,29 @@ def test_what_is_given_twice_is_refused(words: str, said: str) -> None:
         Command.of(CommandLine.of(words.split()))
 
 
-@pytest.mark.parametrize("kind", ["cuda", "gpu"])
-def test_a_kind_of_device_is_no_card(kind: str, composer: Composers) -> None:
+def test_a_kind_of_device_is_no_card(composer: Composers) -> None:
     with pytest.raises(UsageError, match=r"unknown option; hardware=auto takes the GPU .*hardware\.device="):
-        composer([f"hardware={kind}"])
+        composer(["hardware=gpu"])
 
 
 class TestSwappedNodes:
     """A variant of options is put together from nodes; Hydra would compose the same of all overrides."""
 
     @pytest.mark.parametrize(
-        ("job", "overrides"),
+        ("job", "overrides", "plain"),
         [
-            ([], ["compiler=inductor", "compiler.mode=max-autotune"]),
-            (["compiler=inductor", "compiler.mode=max-autotune"], ["compiler=inductor"]),
-            (["memory=vae_tiling", "memory.vae_tiling.tile_size=64"], ["memory=vae_tiling", "memory=vae_slicing"]),
-            (["precision=bf16", "memory=[vae_slicing]"], ["memory=[]", "workload.steps=3"]),
-            (["experiment=quickstart"], ["attention=math"]),
+            ([], ["compiler=inductor", "compiler.mode=max-autotune"], False),
+            (["compiler=inductor", "compiler.mode=max-autotune"], ["precision=bf16"], True),
+            (
+                ["memory=vae_tiling", "memory.vae_tiling.tile_size=64"],
+                ["memory=vae_tiling", "memory=vae_slicing"],
+                False,
+            ),
+            (["precision=bf16", "memory=[vae_slicing]"], ["memory=[]", "workload.steps=3"], False),
+            (["precision=bf16", "memory=[vae_slicing]"], ["memory=[]", "workload.steps=3"], True),
+            (["experiment=quickstart"], ["attention=math"], False),
         ],
     )
-    @pytest.mark.parametrize("plain", [False, True])
     def test_are_what_hydra_composes(
         self, composer: Composers, job: list[str], overrides: list[str], plain: bool
     ) -> None:
@@ -507,31 +488,32 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(VersionBase.instance(), "version_base", Version("1.1"))
     JobRuntime().set("name", "mine")
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda port: tracking_of([f"tracking.uri=http://localhost:{port}"]).uri, range(1, 9)))
-    assert found == [f"http://localhost:{port}" for port in range(1, 9)]
+        found = list(threads.map(lambda port: tracking_of([f"tracking.uri=http://localhost:{port}"]).uri, range(1, 5)))
+    assert found == [f"http://localhost:{port}" for port in range(1, 5)]
     assert VersionBase.instance().version_base == Version("1.1")
     assert JobRuntime().get("name") == "mine"
 
 
-def test_an_option_in_a_folder_that_was_not_named_is_found_for_the_user(tmp_path: Path) -> None:
+def test_an_option_in_a_folder_that_was_not_named_is_found_for_the_user(
+    composer: Composers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     for suffix, said in (("yml", "mine.yml must be named .yaml"), ("yaml", "one with `sdopt run --config-dir conf …`")):
         (tmp_path / "conf" / "experiment" / f"mine.{suffix}").write_text("")
-        done = refused(tmp_path, "run", "experiment=mine", "dry_run=true")
-        assert "experiment=mine: unknown option; " in done.err
-        assert said in done.err
+        [found] = problems(composer, "experiment=mine")
+        assert found.startswith("experiment=mine: unknown option; ")
+        assert said in found
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("protocol: {rounds: 7}", "experiment: a file of this group must begin with the line `# @package _global_`"),
-        ("# mine\n# @package _global_\nprotocol: {rounds: 7}", "must begin with the line `# @package _global_`"),
         ("defaults: [override /precision: bf16]", "write `- override /precision: …`"),
         ("# @package _global_\ndefaults: [/precision: bf16]", "write `- override /precision: …`"),
         ("# @package _global_\ndefaults: [override precision: bf16]", "write `- override /precision: …`"),
         ("# @package _global_\nprecision: bf16", "by `- override /precision: bf16`"),
-        ("# @package _global_\nattention: null", "by `- override /attention: …`"),
     ],
 )
 def test_a_preset_that_is_written_otherwise_says_how(content: str, said: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from sdopt.config.command import CommandLine
 from sdopt.config.models import with_own_models
@@ -112,13 +112,6 @@ class TestFamilies:
                 family_of(path)
         else:
             assert family_of(path) == ("sd21_base" if noise else "sd21")
-
-    def test_for_inpainting_only_is_said(self, composer: Composers, file: Path, tmp_path: Path) -> None:
-        path = tmp_path / "inpainting.safetensors"
-        first = {"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(96, 17, 3, 3)}
-        save_file(load_file(file) | first, path)
-        with pytest.raises(UsageError, match="a model for inpainting only, which sdopt does not run"):
-            composer([f"model={path}"])
 
     def test_settings_are_read_from_a_pipeline_and_a_size_may_be_a_pair(self) -> None:
         assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}

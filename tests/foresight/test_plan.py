@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,9 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
 from sdopt.foresight.plan import Prediction, learn, names_of, plan, predict, ranks, text_of
+from sdopt.foresight.software import software_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.schema import Shape
 from tests.test_architecture import ROOT
 
 SHEETS = data_sheets()
@@ -20,57 +23,57 @@ SHEETS = data_sheets()
 UNET, WEIGHTS = (2 * millions * 1e6 / 2**30 for millions in (859.52, 859.52 + 83.65 + 123.06))
 """GiB of the published networks of SD 1.5 in float16: the denoiser, and all of them."""
 
+USUAL = ("model=emoji", "precision=fp16", "workload.size=512")
+"""The packaged model at the size of the figures: it has the parts of SD 1.5, and is traced in a third of the time."""
+
 Planned = Callable[..., Prediction]
 
 
 @pytest.fixture(scope="module")
 def planned() -> Planned:
-    """Predicts one variant on one card, and beside it on all others, since tracing its networks takes longest."""
+    """Predicts one variant on one card, and beside it on some others, since tracing its networks takes longest."""
+    cards = {card: SHEETS[card] for card in ("t4", "rtx3060", "rtx4090", "rtx5090", "mi300x")}
     kept: dict[tuple[str, ...], dict[str, Prediction]] = {}
 
     def made(card: str, *overrides: str) -> Prediction:
         if overrides not in kept:
             with composer_of(list(overrides)) as composer:
                 variant = composer.variant(None)
-            kept[overrides] = {found.card: found for found in predict([variant], SHEETS)}
+            kept[overrides] = {found.card: found for found in predict([variant], cards)}
         return kept[overrides][card]
 
     return made
-
-
-def held(planned: Planned, *overrides: str, model: str = "sd15") -> Footprint:
-    return planned("rtx4090", f"model={model}", "precision=fp16", *overrides).memory
 
 
 class TestMemory:
     def test_of_known_pipelines(self, planned: Planned) -> None:
         """Weights by the parameters of the published networks; activations as a run on a card has them."""
         denoiser, decoder, scores = 0.13, 0.38, 1.05
-        usual = held(planned)
+        sd15 = ("model=sd15", "precision=fp16")
+        usual = planned("rtx4090", *sd15).memory
         assert usual.floor == pytest.approx(WEIGHTS + decoder + CUDA_CONTEXT_GIB, abs=0.02)
         assert usual.floor < usual.likely
         full = planned("rtx4090", "model=sd15").memory
         assert full.floor - CUDA_CONTEXT_GIB == pytest.approx(2 * (usual.floor - CUDA_CONTEXT_GIB), rel=0.01)
-        alone = held(planned, "memory=[model_offload]")
+        alone = planned("rtx4090", *sd15, "memory=[model_offload]").memory
         assert alone.floor == pytest.approx(UNET + denoiser + CUDA_CONTEXT_GIB, abs=0.02)
-        for option in ("vanilla", "math"):
-            split = held(planned, f"attention={option}")
-            assert split.floor == pytest.approx(WEIGHTS + scores + CUDA_CONTEXT_GIB, abs=0.05)
+        split = planned("rtx4090", *sd15, "attention=math").memory
+        assert split.floor == pytest.approx(WEIGHTS + scores + CUDA_CONTEXT_GIB, abs=0.05)
 
     def test_grows_with_batch_and_size(self, planned: Planned) -> None:
-        floors = [held(planned, *more).floor for more in ((), ("workload.batch_size=4",), ("workload.size=1024",))]
-        assert floors[0] < floors[1]
-        assert floors[0] < floors[2]
+        usual = planned("rtx4090", *USUAL).memory.floor
+        assert usual < planned("rtx4090", *USUAL, "workload.batch_size=2").memory.floor
+        assert usual < planned("rtx4090", "model=emoji", "precision=fp16", "workload.size=768").memory.floor
 
     @pytest.mark.slow
     def test_options_that_save_memory_do(self, planned: Planned) -> None:
-        # The packaged model has the same parts, and is traced faster.
-        usual = held(planned, model="emoji").floor
+        def floor(*overrides: str) -> float:
+            return planned("rtx4090", "model=emoji", "precision=fp16", *overrides).memory.floor
+
         for option in ("tiny_vae", "model_offload", "sequential_offload", "group_offload", "layerwise_casting"):
-            assert held(planned, f"memory=[{option}]", model="emoji").floor < usual, option
+            assert floor(f"memory=[{option}]") < floor(), option
         for option, work in (("vae_tiling", "workload.size=128"), ("vae_slicing", "workload.batch_size=4")):
-            plain = held(planned, work, model="emoji").floor
-            assert held(planned, f"memory=[{option}]", work, model="emoji").floor < plain, option
+            assert floor(f"memory=[{option}]", work) < floor(work), option
 
     def test_says_whether_it_fits(self) -> None:
         need = Footprint(10.0, 11.0)
@@ -79,35 +82,37 @@ class TestMemory:
 
 class TestStates:
     def test_known_extrapolated_and_refused(self, planned: Planned) -> None:
-        sd15 = ("model=sd15", "precision=fp16")
-        assert planned("rtx4090", *sd15).state == "known"
-        assert planned("rtx5090", *sd15).state == "extrapolated"
-        card = planned("mi300x", *sd15)
+        assert planned("rtx4090", *USUAL).state == "known"
+        assert planned("rtx5090", *USUAL).state == "extrapolated"
+        card = planned("mi300x", *USUAL)
         assert card.state == "refused"
         assert math.isnan(card.seconds)
         assert "CDNA3" in card.reason
 
+    def test_what_there_are_no_figures_of_is_refused(self) -> None:
+        with composer_of([]) as composer:
+            for option in ("precision=int8_torchao", "caching=first_block", "grad_mode=enabled", "compiler=openvino"):
+                reason = software_of(composer.variant(None, [option]), (2, 1))
+                assert isinstance(reason, str)
+                assert reason.startswith(f"{option}: there are no figures")
+
     @pytest.mark.parametrize(
-        "overrides",
+        ("overrides", "reason"),
         [
-            ("precision=int8_torchao",),
-            ("precision=fp16", "caching=first_block"),
-            ("precision=fp16", "grad_mode=enabled"),
-            ("precision=fp16", "compiler=openvino"),
-            ("precision=fp16", "workload.batch_size=64", "workload.size=1024", "attention=vanilla"),
+            (("workload.batch_size=64", "attention=vanilla"), "it would spill or run out of memory"),
+            (("compiler=openvino",), "an OpenVINO model runs on a CPU"),
         ],
     )
-    def test_what_there_are_no_figures_of_is_refused(self, planned: Planned, overrides: tuple[str, ...]) -> None:
-        found = planned("rtx3060", "model=sd15", *overrides)
+    def test_what_cannot_run_is_refused(self, planned: Planned, overrides: tuple[str, ...], reason: str) -> None:
+        found = planned("rtx3060", *USUAL, *overrides)
         assert found.state == "refused"
-        assert found.reason
+        assert reason in found.reason
         assert "no time" in text_of(found)
 
     def test_more_steps_take_longer_and_offloading_longer_yet(self, planned: Planned) -> None:
-        sd15 = ("model=sd15", "precision=fp16")
-        usual, longer = (planned("rtx3060", *sd15, f"workload.steps={steps}") for steps in (20, 40))
+        usual, longer = planned("rtx3060", *USUAL), planned("rtx3060", *USUAL, "workload.steps=50")
         assert usual.seconds < longer.seconds
-        moved = planned("rtx3060", *sd15, "workload.steps=20", "memory=[sequential_offload]")
+        moved = planned("rtx3060", *USUAL, "memory=[sequential_offload]")
         assert moved.high > usual.high
         assert moved.high / moved.low > usual.high / usual.low
 
@@ -119,7 +124,7 @@ class TestStates:
     def test_what_steps_leave_out_is_counted_and_extrapolated(
         self, planned: Planned, caching: str, least: float, most: float
     ) -> None:
-        model = ("model=sd15", "precision=fp16", "workload.steps=30")
+        model = (*USUAL, "workload.steps=30")
         usual, cached = planned("t4", *model), planned("t4", *model, f"caching={caching}")
         assert least < cached.seconds / usual.seconds < most
         assert cached.state == "extrapolated"
@@ -127,18 +132,18 @@ class TestStates:
 
     def test_half_the_batch_twice_is_no_less_work(self, planned: Planned) -> None:
         # With its scores written to memory, the denoiser needs more of it than the decoder.
-        model = ("model=sd15", "precision=fp16", "attention=vanilla")
+        model = (*USUAL, "attention=vanilla")
         usual, halved = planned("t4", *model), planned("t4", *model, "memory=[sequential_guidance]")
         assert halved.seconds > 0.95 * usual.seconds
-        assert halved.memory.floor < usual.memory.floor - 0.4
+        assert halved.memory.floor < usual.memory.floor - 0.2
 
     def test_ranks_have_chances(self, planned: Planned) -> None:
-        found = [planned(card, "model=sd15", "precision=fp16") for card in ("t4", "rtx4090", "mi300x")]
+        found = [planned(card, *USUAL) for card in ("t4", "rtx4090", "mi300x")]
         ordered = list(ranks(found))
         assert [each.card for each, _ in ordered] == ["rtx4090", "t4"]
-        assert ordered[0][1] > 0.9
+        assert ordered[0][1] > 0.5
         assert names_of(found) == ["t4", "rtx4090", "mi300x"]
-        other = planned("t4", "model=sd15", "precision=fp16", "workload.size=1024")
+        other = replace(found[0], shape=Shape(1024, 1))
         assert names_of([found[0], other]) == ["t4 512×512, batch 1", "t4 1024×1024, batch 1"]
 
 
@@ -154,15 +159,14 @@ def test_a_measured_run_changes_components_and_not_the_card() -> None:
 
 class TestCommand:
     def test_prints_a_table_and_the_command(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["model=sd15", "precision=fp16", "plan.hardware=[t4,rtx4090,mi300x]"]) == 0
+        assert main([*USUAL, "plan.hardware=[t4,rtx4090,mi300x]"]) == 0
         shown = capsys.readouterr().out
-        assert "sdopt run model=sd15" in shown
+        assert f"sdopt run {' '.join(USUAL)}" in shown
         assert "rtx4090" in shown
         assert "CDNA3" in shown
 
     def test_prices_per_1000_images(self, capsys: pytest.CaptureFixture[str]) -> None:
-        command = ["model=sd15", "precision=fp16", "hardware=t4", "hardware.price_per_hour=0.5", "--json"]
-        assert main(command) == 0
+        assert main([*USUAL, "hardware=t4", "hardware.price_per_hour=0.5", "--json"]) == 0
         [row] = json.loads(capsys.readouterr().out)
         assert row["price_per_1000_images"] == pytest.approx(row["seconds"] * 1000 / 3600 * 0.5)
 
@@ -184,8 +188,7 @@ class TestCommand:
 
 
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
-    sd15 = ("model=sd15", "precision=fp16", "hardware=rtx4090")
-    old, new = (plan(*sd15, f"plan.torch={torch}").iloc[0] for torch in ("2.1", "2.10"))
+    old, new = (plan(*USUAL, "hardware=rtx4090", f"plan.torch={torch}").iloc[0] for torch in ("2.1", "2.10"))
     assert old["seconds"] > 1.03 * new["seconds"]
     assert new["high"] / new["low"] > old["high"] / old["low"]
     assert "since 2.4" in new["evidence"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
-from tests.command import SMOKE, Process, refused, sdopt, start
+from tests.command import SMOKE, Finished, Process, refused, sdopt, start
 from tests.fakes import fake_workers
 from tests.runners import slurm
 
@@ -18,35 +19,32 @@ SWEEP = ("run", "-m", *SMOKE, "hydra.sweep.dir=outputs/sweep")
 SLURM = ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "hydra.launcher.partition=all")
 
 
-@pytest.fixture
-def faked() -> Iterator[None]:
+def test_a_sweep_that_is_submitted_again_measures_what_is_missing(
+    sweep: Finished, sweep_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "sweep"
+    shutil.copytree(sweep_folder, folder)
+    shutil.rmtree(folder / "2")
+    files = [folder / f"{job}" / "result.json" for job in range(3)]
+    before = [file.read_bytes() for file in files[:2]]
+    again = ("run", "-m", *SMOKE, "hydra.sweep.dir=sweep")
     with fake_workers():
-        yield
+        found = sdopt(tmp_path, *again, "attention=default,math,vanilla")
+    assert found.code == 0, found.shown
+    assert found.out.count("already complete") == 2
+    assert [file.read_bytes() for file in files[:2]] == before
+    assert read_result(files[2]).variant("attention=vanilla").status is Status.OK
 
-
-@pytest.mark.usefixtures("faked")
-def test_a_sweep_that_is_submitted_again_measures_what_is_missing(tmp_path: Path) -> None:
-    first = sdopt(tmp_path, *SWEEP, "attention=math")
-    assert first.code == 0
-    file = tmp_path / "outputs" / "sweep" / "0" / "result.json"
-    measured = file.read_bytes()
-    again = sdopt(tmp_path, *SWEEP, "attention=math,vanilla")
-    assert again.code == 0, again.shown
-    assert again.out.count("already complete") == 1
-    assert file.read_bytes() == measured
-    assert read_result(file.parents[1] / "1").variant("attention=vanilla").status is Status.OK
-
-    assert "cannot continue the study" in refused(tmp_path, *SWEEP, "attention=vanilla").err
-    assert file.read_bytes() == measured
-
-    moved = json.loads(measured)
+    moved = json.loads(before[1])
     moved["environment"]["host"] = "another"
-    file.write_text(json.dumps(moved))
-    elsewhere = sdopt(tmp_path, *SWEEP, "attention=math")
-    assert elsewhere.code == 0, elsewhere.shown
-    assert "measured on another before; starts over" in elsewhere.err
-    assert read_result(file).id != moved["id"]
-    assert (file.parent / "result.another.json").is_file()
+    files[1].write_text(json.dumps(moved))
+    with fake_workers():
+        other = refused(tmp_path, *again, "attention=vanilla,math")
+    assert "cannot continue the study" in other.err
+    assert files[0].read_bytes() == before[0]
+    assert "measured on another before; starts over" in other.err
+    assert read_result(files[1]).id != moved["id"]
+    assert (files[1].parent / "result.another.json").is_file()
 
 
 @pytest.mark.slow

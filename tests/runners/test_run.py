@@ -13,7 +13,11 @@ from rich.console import Console
 
 from sdopt import __version__
 from sdopt.cli import COMMANDS
+from sdopt.config.command import CommandLine
+from sdopt.config.composed import Command
 from sdopt.config.paths import CONF
+from sdopt.errors import UsageError
+from sdopt.foresight.cpu import Machine
 from sdopt.launching import summarise_sweep
 from sdopt.locks import lock_folder
 from sdopt.record.files import read_result
@@ -60,20 +64,14 @@ class TestInformation:
 
 
 MISTAKES = {
-    "an unknown option": ["attention=nope"],
     "no override": ["precision"],
     "no value": ["precision="],
     "a broken list": ["workload.prompts=[red"],
     "an unknown flag": ["--gpu"],
     "a missing folder of groups": ["--config-dir", "/nowhere"],
     "a missing folder on the search path": ["hydra.searchpath=[file:///nowhere]"],
-    "a search path that is none": ["hydra.searchpath=[nowhere]"],
     "a pattern of options without -m": ["precision=glob(*)"],
-    "an unknown experiment": ["experiment=nope"],
-    "a device that is not there": ["hardware.device=cuda:99"],
-    "a device that does not exist": ["hardware.device=tpu"],
     "an interpolation in a path": ["study.name=${nope}"],
-    "a conflict": ["attention=cudnn"],
     "a variable for processes that have started": ["+hydra.job.env_set.X=1"],
     "the folder of a sweep": ["hydra.sweep.dir=mine"],
     "a key within null": ["+hydra.sweeper.params.override=1"],
@@ -81,39 +79,46 @@ MISTAKES = {
 }
 
 
+def mistake(*words: str) -> str:
+    """What is wrong with a command line, found when it is composed; `tests/test_guard.py` holds how that ends it."""
+    with pytest.raises(UsageError) as caught:
+        Command.of(CommandLine.of([*SMOKE, *words]))
+    [problem] = caught.value.problems
+    return problem
+
+
 class TestMistakes:
     @pytest.mark.parametrize("kind", MISTAKES)
-    def test_are_exit_code_2_without_a_traceback(self, tmp_path: Path, kind: str) -> None:
-        finished = refused(tmp_path, "run", *SMOKE, *MISTAKES[kind])
+    def test_name_the_key_or_the_value(self, kind: str) -> None:
+        problem = mistake(*MISTAKES[kind])
         key, _, value = MISTAKES[kind][-1].lstrip("+~-").partition("=")
-        assert key.partition(".")[0] in finished.err or (value and value.strip("${}") in finished.err)
-        assert not list(tmp_path.rglob("result.json"))
+        assert key.partition(".")[0] in problem or (value and value.strip("${}") in problem)
+
+    @pytest.mark.parametrize("device", ["cuda:99", "tpu"])
+    def test_a_device_that_is_not_there_is_one(self, tmp_path: Path, device: str) -> None:
+        refused(tmp_path, "run", *SMOKE, f"hardware.device={device}", says=device)
 
     @pytest.mark.parametrize(
-        ("arguments", "meant"),
+        ("words", "said"),
         [
-            (["precison=bf16"], "precision"),
-            (["-m", "workload.stepz=3"], "workload.steps"),
-            (["experimnt=mine"], "experiment"),
+            (["precison=bf16"], "precison: unknown key; did you mean precision"),
+            (["-m", "workload.stepz=3"], "workload.stepz: unknown key; did you mean workload.steps"),
+            (["experimnt=mine"], "experimnt: unknown key; did you mean experiment"),
+            (
+                ["study.options=[precision:bf16]"],
+                "study.options: the chosen study has no such key; choose study=cumulative or study=factorial",
+            ),
+            (["study.options=[precision=bf16]"], "study.options: in a list, write precision:bf16 instead of "),
+            (
+                ["study.variants={a: [precision=bf16]}"],
+                "study.variants: in a list, write precision:bf16 instead of ",
+            ),
         ],
     )
-    def test_a_key_that_is_near_is_suggested(self, tmp_path: Path, arguments: list[str], meant: str) -> None:
-        finished = refused(tmp_path, "run", *SMOKE, *arguments)
-        assert f"{arguments[-1].partition('=')[0]}: unknown key; did you mean {meant}" in finished.err
-        assert "append" not in finished.err
-
-    @pytest.mark.parametrize(
-        ("wrong", "said"),
-        [
-            ("study.options=[precision:bf16]", "choose study=cumulative or study=factorial or study=one_at_a_time"),
-            ("study.options=[precision=bf16]", "in a list, write precision:bf16 instead of precision=bf16"),
-            ("study.variants={a: [precision=bf16]}", "in a list, write precision:bf16 instead of precision=bf16"),
-        ],
-    )
-    def test_of_a_study_name_the_key_and_the_way_out(self, tmp_path: Path, wrong: str, said: str) -> None:
-        finished = refused(tmp_path, "run", *SMOKE, wrong)
-        assert finished.err.startswith(f"sdopt: {wrong.partition('=')[0]}: ")
-        assert said in finished.err
+    def test_name_the_way_out(self, words: list[str], said: str) -> None:
+        problem = mistake(*words)
+        assert problem.startswith(said)
+        assert "append" not in problem
 
 
 class TestFolder:
@@ -121,9 +126,8 @@ class TestFolder:
         """Hydra replaces it before sdopt runs, and then another study would be resumed."""
         assert sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "hydra.run.dir=mine").code == 0
         record = (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text()
-        for more in ([], ["dry_run=true"]):
-            done = refused(tmp_path, "run", *SMOKE, "attention=math", "hydra.run.dir=mine", *more)
-            assert "mine: holds a result; continue it with `sdopt run resume=mine`" in done.err
+        done = refused(tmp_path, "run", *SMOKE, "attention=math", "hydra.run.dir=mine")
+        assert "mine: holds a result; continue it with `sdopt run resume=mine`" in done.err
         assert (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text() == record
         assert sdopt(tmp_path, "run", "resume=mine", "protocol.rounds=3").code == 0
 
@@ -137,10 +141,16 @@ class TestFolder:
 
 
 class TestDryRun:
+    @pytest.fixture(autouse=True)
+    def known_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its rates, which take two seconds to measure, are those of no machine."""
+        for module in ("cpu", "plan"):
+            monkeypatch.setattr(f"sdopt.foresight.{module}.measure_machine", lambda _threads: Machine(*[1e11] * 6))
+
     def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
         finished = sdopt(
             tmp_path,
-            *("run", *SMOKE, "dry_run=true", "study=explicit", "workload.size=[64,72]", "workload.batch_size=[1,2]"),
+            *("run", *SMOKE, "dry_run=true", "study=explicit", "workload.batch_size=[1,2]"),
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=deepspeed']}",
         )
         assert finished.code == 0
@@ -149,31 +159,25 @@ class TestDryRun:
         for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
             assert shown in finished.out
         assert "rates of typical layers, measured here just now" in finished.shown
-        assert "timed at 64×64, batch 1; 64×64, batch 2; 72×72, batch 1; 72×72, batch 2" in finished.shown
+        assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize(
-        ("arguments", "reason"),
-        [(["attention=cudnn"], "needs a CUDA"), (["-m", "workload.steps=0,1"], "workload.steps=0: must be at least 1")],
-    )
-    def test_ends_as_the_command_itself_would(self, tmp_path: Path, arguments: list[str], reason: str) -> None:
-        assert reason in refused(tmp_path, "run", *SMOKE, "dry_run=true", *arguments).err
+    def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
+        (tmp_path / "mine" / "empty").mkdir(parents=True)
+        planned = refused(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1", "dry_run=true", "hydra.sweep.dir=mine")
+        assert "workload.steps=0: must be at least 1" in planned.err
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
-        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        (tmp_path / "mine").mkdir()
+        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", "hydra.run.dir=mine")
+        assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
         # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
         assert re.search(r"time: unknown; memory: about \d\d MiB per process \(no earlier run", planned.shown)
         known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown
-
-    def test_leaves_a_folder_as_it_was(self, tmp_path: Path) -> None:
-        (tmp_path / "mine" / "empty").mkdir(parents=True)
-        for flags, key in (((), "hydra.run.dir"), (("-m",), "hydra.sweep.dir")):
-            planned = sdopt(tmp_path, "run", *flags, *SMOKE, "precision=bf16", "dry_run=true", f"{key}=mine")
-            assert planned.code == 0
-        assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "mine"]
 
 
 class TestConflicts:
@@ -188,7 +192,7 @@ class TestConflicts:
     def test_of_the_baseline_leave_nothing_to_compare_with(self, tmp_path: Path) -> None:
         finished = refused(
             tmp_path,
-            *("run", *SMOKE, "study=explicit"),
+            *("run", *SMOKE, "study=explicit", "dry_run=true"),
             "study.variants={first: ['attention=cudnn'], second: ['precision=bf16']}",
         )
         assert finished.err.startswith("sdopt: the baseline 'first' cannot run: attention=cudnn: ")
@@ -236,16 +240,19 @@ class TestObjective:
 
 
 class TestSweep:
-    def test_a_job_that_cannot_run_is_skipped(self, sweep: Finished, sweep_folder: Path) -> None:
+    def test_has_a_folder_for_each_job_and_a_table_and_skips_what_cannot_run(
+        self, sweep: Finished, sweep_folder: Path
+    ) -> None:
         assert sweep.code == 0, sweep.err
+        about_all = {"sweep.md", "report.md", "report.html", "multirun.yaml"}
+        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2"} | about_all
+        assert (sweep_folder / "1" / "images").is_dir()
         baseline, math_, cudnn = (read_result(sweep_folder / str(number)) for number in range(3))
         assert [row.name for row in baseline.variants] == ["baseline", "repeated baseline"]
         assert math_.variant("attention=math").status is Status.OK
         assert cudnn.variant("attention=cudnn").status is Status.SKIPPED
         assert cudnn.variant("attention=cudnn").reason.startswith("the cudnn kernel needs a CUDA device")
         assert all(row.measurements == [] for row in cudnn.variants)
-
-    def test_has_a_table_of_its_jobs(self, sweep: Finished, sweep_folder: Path) -> None:
         lines = (sweep_folder / "sweep.md").read_text().splitlines()
         rows = [line.split(" | ") for line in lines if line.startswith("| ")]
         assert [(row[0], row[1], row[3]) for row in rows[1:]] == [
@@ -255,11 +262,6 @@ class TestSweep:
         ]
         assert "×" in rows[2][2]
         assert lines[0].strip("*") in sweep.shown
-
-    def test_has_a_folder_for_each_job(self, sweep_folder: Path) -> None:
-        about_all = {"sweep.md", "report.md", "report.html", "multirun.yaml"}
-        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2"} | about_all
-        assert (sweep_folder / "1" / "images").is_dir()
 
     def test_with_a_typo_runs_nothing(self, tmp_path: Path) -> None:
         finished = refused(tmp_path, "run", "-m", *SMOKE, "attention=math,nope")

@@ -96,9 +96,7 @@ class TestCompare:
         assert found["hardware.threads"] == ("1", "7")
 
     def test_a_sweep_is_none(self, sweep_folder: Path, finished: Finished, tmp_path: Path) -> None:
-        folder = tmp_path / "sweep"
-        shutil.copytree(sweep_folder, folder)
-        shown = refused(tmp_path, "compare", str(folder), str(finished.folder))
+        shown = refused(tmp_path, "compare", str(sweep_folder), str(finished.folder))
         assert "name the folder of one of its jobs" in shown.err
 
 

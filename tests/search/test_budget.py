@@ -123,11 +123,17 @@ def searched(
     return search
 
 
-@pytest.mark.parametrize("noise", [0.001, 0.2])
 @pytest.mark.parametrize(
-    ("budget_s", "options", "slow", "pace"),
-    # The last two find out that studies take less or more than what their calls and starts do.
-    [(240, 6, 2, 1.0), (240, 12, 0, 1.0), (240, 12, 2, 1.0), (600, 20, 3, 1.0), (600, 12, 0, 0.7), (600, 12, 0, 2.0)],
+    ("budget_s", "options", "slow", "pace", "noise"),
+    [
+        (240, 6, 2, 1.0, 0.2),
+        (240, 12, 0, 1.0, 0.001),
+        (240, 12, 2, 1.0, 0.2),
+        (600, 20, 3, 1.0, 0.001),
+        # These find out that studies take less or more than what their calls and starts do.
+        (600, 12, 0, 0.7, 0.2),
+        (600, 12, 0, 2.0, 0.001),
+    ],
 )
 def test_spends_its_budget_and_no_more_and_tries_each_option_alone_first(
     budget_s: float, options: int, slow: int, pace: float, noise: float

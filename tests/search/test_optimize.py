@@ -88,9 +88,7 @@ OPTIMIZE = (
 def test_a_winner_is_a_sentence_a_picture_and_a_program(tmp_path: Path) -> None:
     with fake_workers(Fakes(seconds={"precision=bf16": 0.05})):
         found = sdopt(tmp_path, *OPTIMIZE, "layout=channels_last")
-        again = sdopt(tmp_path, *OPTIMIZE, "layout=channels_last", "search.budget_s=9000")
     assert found.code == 0, found.shown
-    assert "more time does not extend it: search.title=… begins another one" in again.shown
     assert "precision=bf16 is" in found.shown
     assert "2 combinations" in found.shown
     [folder] = (tmp_path / "outputs" / "searches").iterdir()

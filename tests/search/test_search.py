@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import create_engine, text
 
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.record.comparisons import BreakEven
 from sdopt.record.files import read_result, write_result
@@ -21,6 +22,7 @@ from sdopt.report.terminal import shown
 from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import FINAL, Entry, Fate, SearchRecord, blocks_of, markdown_of, page_of
+from sdopt.search.space import Candidate
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.ratios import compare
 from tests.command import SMALL, Finished, refused, sdopt
@@ -38,6 +40,7 @@ SEARCH = (
     *(each for each in SMALL if not each.startswith(("tracking", "protocol.replicates"))),
     *("gate=none", "protocol.replicates=3", "protocol.rounds=1", "protocol.warmup=0"),
 )
+CANDIDATE = Candidate("layout=channels_last", ("layout=channels_last",))
 COMBINATIONS = {"layout=channels_last", "precision=bf16", "layout=channels_last, precision=bf16"}
 
 
@@ -90,19 +93,6 @@ class TestSearch:
         assert searched.finished.code == (0 if record["winner"] else 3)
         assert record["sentence"] in searched.finished.shown
 
-    def test_ends_where_the_baseline_fails_and_says_why(self, tmp_path: Path) -> None:
-        for _again in range(2):
-            with fake_workers(Fakes({"baseline": failing(Status.OUT_OF_MEMORY)})):
-                ended = sdopt(tmp_path, *SEARCH, "tracking=none")
-            assert ended.code == 3
-            assert "screen-00: the baseline failed: out_of_memory in prepare" in ended.err
-            assert "Keep the baseline" not in ended.shown
-        [folder] = (tmp_path / "outputs" / "searches").iterdir()
-        assert {str(row.status) for row in read_result(folder / "screen-00").candidates} == {"interrupted"}
-        with fake_workers():
-            sdopt(tmp_path, *SEARCH, "tracking=none")
-        assert {str(row.status) for row in read_result(folder / "screen-00").candidates} == {"ok"}
-
     def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(self, searched: Searched) -> None:
         screened, judged = read_result(searched.folder / "screen-00"), read_result(searched.folder / FINAL)
         assert judged.config.workload.prompt_start == 24  # a race would have shown so many
@@ -141,8 +131,9 @@ class TestSearch:
             retime(measurement.shapes[0], [0.1 * seconds for seconds in measurement.shapes[0].latency_s])
         compare(judged)
         write_result(judged, searched.folder / FINAL)
-        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
+        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none", "search.budget_s=9000")
         assert again.code == 0
+        assert "more time does not extend it: search.title=… begins another one" in again.shown
         assert f"{finalist.name} is " in again.shown
         assert "× faster (" in again.shown
         record = json.loads((searched.folder / "search.json").read_text())
@@ -159,19 +150,36 @@ class TestSearch:
         assert "do not belong together" in refused(searched.finished.cwd, *SEARCH, "tracking=none").shown
 
 
+def test_a_study_whose_baseline_fails_says_why_and_is_measured_again_by_the_next_call(tmp_path: Path) -> None:
+    screen = ["protocol.replicates:1", "protocol.rounds:1", "protocol.warmup:0"]
+    studies = Studies([*SMALL], replace(search_file(), screen=screen), None, tmp_path)
+    with (
+        fake_workers(Fakes({"baseline": failing(Status.OUT_OF_MEMORY)})),
+        pytest.raises(UnavailableError, match="screen-00: the baseline failed: out_of_memory in prepare"),
+    ):
+        studies.measure("screen-00", [CANDIDATE])
+    assert [row.status for row in read_result(tmp_path / "screen-00").candidates] == [Status.INTERRUPTED]
+    with fake_workers():
+        result = studies.measure("screen-00", [CANDIDATE])
+    assert [row.status for row in result.candidates] == [Status.OK]
+
+
 def test_a_gate_that_wants_more_prompts_than_are_left_is_refused(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"prompt {number}" for number in range(40)))
-    done = refused(tmp_path, "search", "search.groups=[layout]", f"workload.prompts={prompts}", "tracking=none")
-    assert "the gate judges 96 prompts that the search has not seen" in done.shown
-    assert "name a file of at least 120" in done.shown
-    assert not list(tmp_path.rglob("result.json"))
+    studies = Studies([f"workload.prompts={prompts}"], search_file(), None, tmp_path)
+    with pytest.raises(UsageError, match=r"the gate judges 96 prompts that .* name a file of at least 120"):
+        studies.require_final([CANDIDATE])
 
 
-def test_a_dry_run_shows_the_space_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdopt.search.command.foreseen", lambda *_: ["seconds on this machine"])
     dry = sdopt(tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none")
     assert dry.code == 0
     assert "channels_last, contiguous" in dry.shown
+    assert "seconds on this machine" in dry.shown
     assert not list(tmp_path.iterdir())
 
 
@@ -180,12 +188,11 @@ def test_a_dry_run_shows_the_space_and_leaves_nothing(tmp_path: Path) -> None:
     [
         ([], False),  # the packaged model at 25 steps
         (["workload.steps=4"], True),
-        (["scheduler=euler"], True),
         (["workload.steps=4", "gate=none"], False),
         (["workload.steps=4", f"gate.calibration={FOLDER / 'emoji-25.json'}"], False),
     ],
 )
-def test_only_where_it_is_needed(
+def test_a_search_calibrates_only_where_it_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], measured: bool
 ) -> None:
     asked: list[str] = []

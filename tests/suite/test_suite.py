@@ -119,30 +119,19 @@ def test_a_call_lists_what_cannot_run_ends_with_3_and_names_what_is_left(called:
     assert "large: not run (needs at least 80000 s" in called.shown
 
 
-def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
-    """Studies that are measured: one, then all three; then the options once more, with intervals."""
-    tiny = f"[{TINY}]"
+def test_options_that_were_proven_are_measured_once_more_with_intervals(tmp_path: Path) -> None:
     command = (
-        *("gpu-suite", "device=cpu", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
-        f"+parts.options={{kind: options, limit_s: 200, options: [layout,attention:flash], overrides: {tiny}}}",
-        f"+parts.study={{kind: study, limit_s: 200, overrides: {tiny}}}",
+        *("gpu-suite", "device=cpu", "budget_s=600", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
+        f"+parts.options={{kind: options, limit_s: 200, options: [layout,attention:flash], overrides: [{TINY}]}}",
     )
-    first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "+parts.study.least_s=9000")
-    assert first.code == 3
-    before = record_of(first)
-    assert [entry.ending for entry in before.entries] == [Ending.DONE, Ending.DONE, Ending.NOT_RUN]
-    options = known(before.entry("options"))
-    states = {finding.name: finding.state for finding in options.findings}
+    first = sdopt(tmp_path, *command, "only=[noise,options]")
+    assert first.code == 0, first.shown
+    states = {finding.name: finding.state for finding in entry(first, "options").findings}
     assert states["layout=channels_last"] == "proven"
-    second = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600")
-    assert second.code == 0, second.shown
-    after = record_of(second)
-    assert [entry.ending for entry in after.entries] == [Ending.DONE] * 3
-    assert after.entry("options") == options, "not measured once more"
     precise = ("intervals=true", 'precise=["protocol.replicates=3"]')
-    third = sdopt(tmp_path, *command, "only=[noise,options]", "budget_s=600", *precise)
-    assert third.code == 0, third.shown
-    again = entry(third, "options_intervals")
+    second = sdopt(tmp_path, *command, "only=[options]", *precise)
+    assert second.code == 0, second.shown
+    again = entry(second, "options_intervals")
     assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
     assert not any(state != "proven" and f"{option}]" in str(again.command) for option, state in states.items())
 
