@@ -314,15 +314,8 @@ class TestUndo:
         assert not any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
         assert np.array_equal(drawn(pipe, num_inference_steps=5), before)
 
-    @pytest.mark.parametrize(
-        "group",
-        [
-            pytest.param(
-                group, marks=[pytest.mark.slow] if group in ("attention", "caching", "compiler", "memory") else []
-            )
-            for group in sorted({group for group, _ in optimization_options()} - {"environment"})
-        ],
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("group", sorted({group for group, _ in optimization_options()} - {"environment"}))
     def test_restores_each_bit_or_says_what_is_lost(self, pipe: StableDiffusionPipeline, group: str) -> None:
         small: dict[str, Any] = {"height": 32, "width": 32}
         before, undone, lost = drawn(pipe, **small), list[str](), set[str]()
