@@ -119,12 +119,13 @@ class TestFolder:
         assert saved["text_encoder"] == ["diffusers", ENCODER]
         assert torch.equal(latents(load(tmp_path), "a fox"), latents(pipe, "a fox"))
 
-    @pytest.mark.parametrize("name", ["altdiffusion", "folder"])
-    def test_is_checked_before_anything_is_loaded(self, composer: Composers, alt: Path, name: str) -> None:
-        model = composer([f"model={name}", "model.weights=path", f"model.path={alt}"]).current.model
-        require_parts(model)
+    def test_is_checked_before_anything_is_loaded(self, composer: Composers, alt: Path) -> None:
         networks = networks_of(load(alt)).values()
-        assert count_weights(model) == sum(weight.numel() for network in networks for weight in network.parameters())
+        weights = sum(weight.numel() for network in networks for weight in network.parameters())
+        for name in ("altdiffusion", "folder"):
+            model = composer([f"model={name}", "model.weights=path", f"model.path={alt}"]).current.model
+            require_parts(model)
+            assert count_weights(model) == weights
 
     def test_of_another_kind(self, composer: Composers) -> None:
         found = problem(composer, "model=altdiffusion", "model.weights=path", f"model.path={EMOJI}")
@@ -153,38 +154,25 @@ class TestCalls:
     def test_count_their_operations(self, session: Load, chosen: list[str], variant: Compose) -> None:
         counted = operations_of(session(*chosen)._pipe, variant(*chosen))
         emoji = operations_of(session()._pipe, variant("workload.size=64"))
-        # The same decoder at the same size; per token a layer has 4·32² products of attention and 2·32·64 others.
         assert counted["vae_decoder"] == emoji["vae_decoder"]
+        # Per token a layer has 4·32² products of attention and 2·32·64 others.
         assert counted["text_encoder"] > 2 * LENGTH * 2 * 2 * (4 * 32**2 + 2 * 32 * 64) / 1e12
         assert counted["denoiser"] > 0
 
-    @pytest.mark.parametrize(
-        ("task", "calls"),
-        [
-            (["workload.steps=2"], {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}),
-            (
-                ["img2img", "workload.steps=4", "task.strength=0.5"],
-                {"text_encoder": 2, "vae_encoder": 1, "denoiser": 2, "vae_decoder": 1},
-            ),
-        ],
-    )
-    def test_run_their_stages(
-        self, session: Load, chosen: list[str], inputs: dict[str, list[str]], task: list[str], calls: dict[str, int]
-    ) -> None:
-        given = [*inputs.get(task[0], task[:1]), *task[1:]]
-        assert calls_of(session(*chosen, *given)) == calls
+    def test_run_their_stages(self, session: Load, chosen: list[str], inputs: dict[str, list[str]]) -> None:
+        calls = {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}
+        assert calls_of(session(*chosen, "workload.steps=2")) == calls
+        half = session(*chosen, *inputs["img2img"], "workload.steps=4", "task.strength=0.5")
+        assert calls_of(half) == calls | {"vae_encoder": 1}
 
     def test_cannot_inpaint(self, variant: Compose, chosen: list[str], inputs: dict[str, list[str]]) -> None:
         [found] = variant(*chosen, *inputs["inpaint"]).conflicts(CPU)
         assert found.startswith("task=inpaint: diffusers has no inpainting with AltDiffusion")
 
-    @pytest.mark.parametrize(
-        "option", ["precision=bf16", "attention=vanilla", "caching=deepcache", "memory=precomputed_embeddings"]
-    )
-    def test_prove_their_options(self, session: Load, chosen: list[str], option: str) -> None:
-        steps = ["workload.steps=4"] if option.startswith("caching") else []
-        found = session(*chosen, option, *steps).prove().evidence
-        assert all(evidence.engaged for evidence in found), found
+    def test_prove_their_options(self, session: Load, chosen: list[str]) -> None:
+        options = ["precision=bf16", "attention=vanilla", "caching=deepcache", "memory=precomputed_embeddings"]
+        found = session(*chosen, *options, "workload.steps=4").prove().evidence
+        assert len([evidence for evidence in found if evidence.engaged]) == len(found) >= len(options), found
 
     def test_of_a_programs_own_pipeline(self, alt: Path) -> None:
         pipe = load(alt)
