@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sdopt.config.composer import HydraComposer
 from sdopt.library import optimize, prove, undo
 from sdopt.pipelines.catalog import PACKAGED, missing_alt_diffusion
 from sdopt.pipelines.components import count_weights, require_parts
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import networks_of
 from sdopt.pipelines.weights import SENTENCEPIECE, lacking_vocabulary
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.schema import Model
 from tests.fixtures import CPU, Compose, Load, operations_of
+from tests.pipelines.loaded import latents, load, problem
 from tests.pipelines.single_file import edit
-from tests.pipelines.test_models import problem
 from tests.pipelines.test_tasks import calls_of
 
 Composers = type[HydraComposer]
@@ -79,48 +79,43 @@ def gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "diffusers.pipelines.deprecated.alt_diffusion.modeling_roberta_series", None)
 
 
-def load(folder: Path, task: Task | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    model = Model("altdiffusion", "path", str(folder))
-    return load_pipeline(model, Scheduler(), task or Task(), "cpu", {"dtype": dtype})
+def model_in(folder: Path) -> Model:
+    return Model("altdiffusion", "path", str(folder))
 
 
-def latents(pipe: Any, prompt: str) -> torch.Tensor:
-    noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
-    found: torch.Tensor = pipe(prompt, num_inference_steps=2, latents=noise, output_type="latent").images
-    return found
+@pytest.fixture(scope="module")
+def pipe(alt: Path) -> Any:
+    """A test that changes it changes it back."""
+    return load(model_in(alt))
 
 
 class TestFolder:
-    def test_has_the_weights_that_were_saved(self, alt: Path) -> None:
-        from safetensors.torch import load_file
-
-        encoder = load(alt).text_encoder
+    def test_has_the_weights_that_were_saved(self, alt: Path, pipe: Any) -> None:
+        encoder = pipe.text_encoder
         saved = load_file(alt / "text_encoder" / "model.safetensors")
         assert saved.keys() == encoder.state_dict().keys()
         assert all(torch.equal(tensor, saved[name]) for name, tensor in encoder.state_dict().items())
         assert not encoder.training
         # Buffers are not saved: what is computed wrongly for them spoils the states without a message.
         assert encoder.roberta.embeddings.token_type_ids.eq(0).all()
-        assert load(alt, dtype=torch.bfloat16).text_encoder.dtype == torch.bfloat16
+        assert load(model_in(alt), dtype=torch.bfloat16).text_encoder.dtype == torch.bfloat16
 
-    def test_draws_what_the_prompt_says(self, alt: Path) -> None:
-        pipe = load(alt)
+    def test_draws_what_the_prompt_says(self, pipe: Any) -> None:
         fox, boat, chinese = (latents(pipe, prompt) for prompt in ("a fox", "a boat", "狐"))
         assert torch.equal(fox, latents(pipe, "a fox"))
         assert fox.isfinite().all()
         assert not torch.equal(fox, boat)
         assert not torch.equal(fox, chinese)
 
-    def test_that_diffusers_has_saved_anew_is_the_same(self, alt: Path, tmp_path: Path) -> None:
+    def test_that_diffusers_has_saved_anew_is_the_same(self, pipe: Any, tmp_path: Path) -> None:
         """The index then names another library, in which diffusers does not find the text encoder either."""
-        pipe = load(alt)
         pipe.save_pretrained(tmp_path)
         saved = json.loads((tmp_path / "model_index.json").read_text())
         assert saved["text_encoder"] == ["diffusers", ENCODER]
-        assert torch.equal(latents(load(tmp_path), "a fox"), latents(pipe, "a fox"))
+        assert torch.equal(latents(load(model_in(tmp_path)), "a fox"), latents(pipe, "a fox"))
 
-    def test_is_checked_before_anything_is_loaded(self, composer: Composers, alt: Path) -> None:
-        networks = networks_of(load(alt)).values()
+    def test_is_checked_before_anything_is_loaded(self, composer: Composers, alt: Path, pipe: Any) -> None:
+        networks = networks_of(pipe).values()
         weights = sum(weight.numel() for network in networks for weight in network.parameters())
         for name in ("altdiffusion", "folder"):
             model = composer([f"model={name}", "model.weights=path", f"model.path={alt}"]).current.model
@@ -174,8 +169,7 @@ class TestCalls:
         found = session(*chosen, *options, "workload.steps=4").prove().evidence
         assert len([evidence for evidence in found if evidence.engaged]) == len(found) >= len(options), found
 
-    def test_of_a_programs_own_pipeline(self, alt: Path) -> None:
-        pipe = load(alt)
+    def test_of_a_programs_own_pipeline(self, pipe: Any) -> None:
         before = latents(pipe, "a fox")
         assert prove(optimize(pipe, attention="vanilla"), "a fox", height=32, width=32).engaged
         assert torch.equal(latents(undo(pipe), "a fox"), before)

@@ -15,10 +15,11 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.loading import load_pipeline, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loading import name_of, sampling_problems, sampling_remarks
 from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.schema import Model, Scheduler
 from tests.fixtures import CPU, Compose
+from tests.pipelines.loaded import load
 from tests.pipelines.single_file import edit
 from tests.pipelines.test_weights import single  # noqa: F401
 
@@ -116,7 +117,7 @@ def marked(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:  # 
 
 
 def test_marks_are_taken_over_and_said(marked: Model) -> None:
-    pipe: Any = load_pipeline(marked, DDIM, Task(), "cpu", {"dtype": torch.float32})
+    pipe = load(marked)
     wanted = DDIMScheduler.from_pretrained(
         EMOJI, subfolder="scheduler", prediction_type="epsilon", rescale_betas_zero_snr=True
     )
@@ -188,7 +189,7 @@ def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None
         return Model(weights="path", path=str(file))
 
     skipping = saying("2", load_file(str(marked.path)))
-    pipes: list[Any] = [load_pipeline(m, DDIM, Task(), "cpu", {"dtype": torch.float32}) for m in (marked, skipping)]
+    pipes = [load(model) for model in (marked, skipping)]
     ids = pipes[0].tokenizer(["a red apple"], padding="max_length", return_tensors="pt").input_ids
     whole = pipes[0].text_encoder(ids, output_hidden_states=True).hidden_states[-2]
     norm = getattr(pipes[0].text_encoder, "text_model", pipes[0].text_encoder).final_layer_norm
@@ -201,7 +202,7 @@ def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None
 
 def test_an_option_overrides_a_mark(marked: Model) -> None:
     chosen = Scheduler(options={"prediction_type": "v_prediction", "rescale_betas_zero_snr": False})
-    pipe: Any = load_pipeline(marked, chosen, Task(), "cpu", {"dtype": torch.float32})
+    pipe = load(marked, chosen)
     assert pipe.scheduler.config.prediction_type == "v_prediction"
     assert not pipe.scheduler.config.rescale_betas_zero_snr
     assert not sampling_remarks(marked, chosen)
@@ -218,7 +219,7 @@ def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> Non
 def test_a_program_s_own_pipeline_keeps_its_family() -> None:
     from diffusers import EDMEulerScheduler
 
-    pipe: Any = load_pipeline(Model(), DDIM, Task(), "cpu", {"dtype": torch.float32})
+    pipe = load(Model())
     pipe.scheduler = EDMEulerScheduler()
     with pytest.raises(ConflictError, match="has other noise levels than the model's own EDMEulerScheduler"):
         plan_for(pipe, {"scheduler": "ddim"}, (), (), None)

@@ -17,11 +17,11 @@ from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.families import family_of
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, _files
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.reference import TINY_AUTOENCODER
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.schema import Model
 from tests.command import SMOKE, refused
+from tests.pipelines.loaded import load
 from tests.pipelines.single_file import edit, original_layout, original_names
 
 EMOJI = PACKAGED / "emoji"
@@ -52,10 +52,6 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def original(single: Path) -> Tensors:
     """The tensors of that file."""
     return dict(load_file(single))
-
-
-def load(model: Model) -> Any:
-    return load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
 
 
 def check(path: Path, variant: str | None = None) -> None:
@@ -143,8 +139,7 @@ class TestFolder:
         checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
         edit(folder / "model_index.json", image_encoder=vision, safety_checker=checker, requires_safety_checker=True)
         check(folder)
-        model = Model(weights="path", path=str(folder), name="folder")
-        pipe = load(model)
+        pipe = load(Model("folder", "path", str(folder)))
         assert pipe.image_encoder is pipe.safety_checker is None
 
 
