@@ -93,15 +93,20 @@ class TestOptimize:
         assert "memory=vae_slicing: NO EFFECT: " in str(report)
 
     @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
-    @pytest.mark.parametrize("kind", ["pil", "np", "latent"])
-    def test_broken_images_are_said_though_options_took_effect(self, pipe: StableDiffusionPipeline, kind: str) -> None:
+    def test_broken_images_are_said_though_options_took_effect(self, pipe: StableDiffusionPipeline) -> None:
+        small: dict[str, Any] = {"height": 32, "width": 32}
         sdopt.optimize(pipe, layout="channels_last")
-        assert not sdopt.prove(pipe, output_type=kind).broken
-        network = pipe.unet if kind == "latent" else pipe.vae.decoder
-        network.conv_out.bias.data[:] = float("nan")
-        report = sdopt.prove(pipe, output_type=kind)
-        assert report.engaged
-        assert str(report).startswith("IMAGES BROKEN: they are black" if kind == "pil" else "IMAGES BROKEN: they hold")
+        for kind in ("pil", "np", "latent"):
+            assert not sdopt.prove(pipe, output_type=kind, **small).broken
+        for network, kind, said in (
+            (pipe.vae.decoder, "pil", "they are black"),
+            (pipe.vae.decoder, "np", "they hold"),
+            (pipe.unet, "latent", "they hold"),
+        ):
+            network.conv_out.bias.data[:] = float("nan")
+            report = sdopt.prove(pipe, output_type=kind, **small)
+            assert report.engaged
+            assert str(report).startswith(f"IMAGES BROKEN: {said}")
 
     def test_prompts_are_encoded_beforehand(self, pipe: StableDiffusionPipeline) -> None:
         before = drawn(pipe)
@@ -115,13 +120,14 @@ class TestOptimize:
         with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
             pipe("a green tree", negative_prompt="grey")
 
-    @pytest.mark.parametrize("prompt", ["a red apple", ["a red apple", "a green tree"]])
-    def test_calls_take_a_negative_prompt(self, pipe: StableDiffusionPipeline, prompt: str | list[str]) -> None:
-        negative: Any = "grey" if isinstance(prompt, str) else ["grey", "dark"]
-        before = drawn(pipe, prompt, negative_prompt=negative)
-        assert not np.array_equal(drawn(pipe, prompt), before)
+    def test_calls_take_a_negative_prompt(self, pipe: StableDiffusionPipeline) -> None:
+        prompts: list[Any] = ["a red apple", ["a red apple", "a green tree"]]
+        calls = list(zip(prompts, ["grey", ["grey", "dark"]], strict=True))
+        before = [drawn(pipe, prompt, negative_prompt=negative) for prompt, negative in calls]
+        assert not np.array_equal(drawn(pipe, prompts[0]), before[0])
         sdopt.optimize(pipe, grad_mode="no_grad")
-        assert np.array_equal(drawn(pipe, prompt, negative_prompt=negative), before)
+        for (prompt, negative), images in zip(calls, before, strict=True):
+            assert np.array_equal(drawn(pipe, prompt, negative_prompt=negative), images)
 
     def test_a_call_without_guidance_has_no_half_to_leave_out(self, pipe: StableDiffusionPipeline) -> None:
         prompts = ["a red apple", "a green tree"]
@@ -143,7 +149,7 @@ class TestOptimize:
         """Inductor compiles when a module runs first, records a CUDA graph when it runs next, and then replays it."""
         runs: list[None] = []
         sdopt.optimize(pipe, compiler="trace").unet.register_forward_hook(lambda *_: runs.append(None))
-        [found] = sdopt.prove(pipe).evidence
+        [found] = sdopt.prove(pipe, height=32, width=32).evidence
         assert found.facts["graphs"] == 1
         assert found.facts["graphs_run"] == found.facts["calls"]
         assert len(runs) == 3 * found.facts["calls"]
@@ -152,9 +158,8 @@ class TestOptimize:
         sdopt.optimize(pipe, grad_mode="inference_mode").save_pretrained(tmp_path)
         assert type(StableDiffusionPipeline.from_pretrained(tmp_path)) is StableDiffusionPipeline
 
-    @pytest.mark.parametrize(
-        ("overrides", "groups", "error", "words"),
-        [
+    def test_what_cannot_be_is_said_before_anything_changes(self, pipe: StableDiffusionPipeline) -> None:
+        cases: list[tuple[tuple[str, ...], dict[str, Any], type[Exception], str]] = [
             ((), {}, UsageError, "name an option"),
             ((), {"attention": "nothing"}, UsageError, "nothing"),
             (("attention.wrong=1",), {"attention": "sliced"}, UsageError, "attention.wrong"),
@@ -164,30 +169,16 @@ class TestOptimize:
             (("workload.steps=3",), MATH, UsageError, "workload.steps=3: a pipeline takes only options"),
             (("precision=bf16",), MATH, UsageError, 'no option of precision is named: add precision="b'),
             (("lora.scale=2",), MATH, UsageError, 'lora.scale=2: no option of lora is named: add lora="…'),
-            (
-                (),
-                {"experiment": "fastest"},
-                UsageError,
-                "experiment=fastest: no key of an option",
-            ),
             (("resume=x",), MATH, UsageError, "resume=x: no key of an option"),
             ((), {"scheduler": "lcm"}, ConflictError, "scheduler=lcm: needs a model distilled to a few steps"),
             ((), {"scheduler": "plms", "compiler": "whole_step"}, ConflictError, "PNDMScheduler uses earlier"),
-        ],
-    )
-    def test_what_cannot_be_is_said_before_anything_changes(
-        self,
-        pipe: StableDiffusionPipeline,
-        overrides: tuple[str, ...],
-        groups: dict[str, Any],
-        error: type[Exception],
-        words: str,
-    ) -> None:
-        with pytest.raises(error, match=words):
-            sdopt.optimize(pipe, *overrides, **groups)
-        with pytest.raises(UsageError, match="no options were applied"):
-            sdopt.prove(pipe)
-        assert type(pipe.scheduler) is DDIMScheduler
+        ]
+        for overrides, groups, error, words in cases:
+            with pytest.raises(error, match=words):
+                sdopt.optimize(pipe, *overrides, **groups)
+            with pytest.raises(UsageError, match="no options were applied"):
+                sdopt.prove(pipe)
+            assert type(pipe.scheduler) is DDIMScheduler
 
     def test_a_scheduler_is_that_of_a_measured_variant(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, "+scheduler.options.timestep_spacing=trailing", scheduler="euler")
@@ -301,20 +292,16 @@ class TestOptimize:
             sdopt.optimize(pipe, precision="bf16", compiler="aot")
         assert "load it again" in refused.value.__notes__[0]
 
-    @pytest.mark.parametrize(
-        ("groups", "method"),
-        [
-            ({"memory": ["precomputed_embeddings"]}, "load_lora_weights"),
-            ({"memory": ["precomputed_embeddings"]}, "load_textual_inversion"),
-            ({"precision": "int8_sdnq"}, "load_lora_weights"),
-        ],
-    )
-    def test_what_has_to_come_before_an_option_is_refused_after_it(
-        self, pipe: StableDiffusionPipeline, groups: dict[str, Any], method: str
-    ) -> None:
-        sdopt.optimize(pipe, **groups, prompts=["a red apple"] if "memory" in groups else ())
+    def test_what_has_to_come_before_an_option_is_refused_after_it(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=["a red apple"])
+        for method in (pipe.load_lora_weights, pipe.load_textual_inversion):
+            with pytest.raises(UsageError, match="before"):
+                method("anything.safetensors")
+        sdopt.optimize(sdopt.undo(pipe), precision="int8_sdnq")
         with pytest.raises(UsageError, match="before"):
-            getattr(pipe, method)("anything.safetensors")
+            pipe.load_lora_weights("anything.safetensors")
+        with pytest.raises(UsageError, match="the weights of unet were changed"):
+            sdopt.undo(pipe)
 
 
 class TestUndo:
@@ -327,15 +314,8 @@ class TestUndo:
         assert not any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
         assert np.array_equal(drawn(pipe, num_inference_steps=5), before)
 
-    @pytest.mark.parametrize(
-        "group",
-        [
-            pytest.param(
-                group, marks=[pytest.mark.slow] if group in ("attention", "caching", "compiler", "memory") else []
-            )
-            for group in sorted({group for group, _ in optimization_options()} - {"environment"})
-        ],
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("group", sorted({group for group, _ in optimization_options()} - {"environment"}))
     def test_restores_each_bit_or_says_what_is_lost(self, pipe: StableDiffusionPipeline, group: str) -> None:
         small: dict[str, Any] = {"height": 32, "width": 32}
         before, undone, lost = drawn(pipe, **small), list[str](), set[str]()
@@ -490,12 +470,13 @@ def test_what_fails_leaves_nothing_behind(
 
 
 def test_options_of_sdopt_leave_the_process_as_it_was(pipe: StableDiffusionPipeline) -> None:
-    before, drawn_so_far = settings(), states()
+    before, drawn_so_far, images = settings(), states(), drawn(pipe)
     chosen: dict[str, Any] = {"lora": "loaded", "attention": "math", "layout": "channels_last", "caching": "tome"}
     sdopt.optimize(pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", **chosen)
     assert differences(before) == set()
     assert states() == drawn_so_far, "peft draws numbers, and then replaces them"
     assert sdopt.prove(pipe, height=16, width=16).process == ()
+    assert np.array_equal(drawn(sdopt.undo(pipe)), images)
 
 
 def test_what_the_program_changes_stays() -> None:

@@ -7,12 +7,10 @@ import torch
 from PIL import Image
 
 import sdopt
-from sdopt.errors import ConflictError, UsageError
+from sdopt.errors import UsageError
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
-from tests.command import SMOKE, Finished
-from tests.command import sdopt as run
-from tests.fakes import fake_workers
+from tests.command import Finished
 from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # noqa: F401
 
 
@@ -58,12 +56,3 @@ def test_by_the_id_of_a_run(logged: Store, finished: Finished) -> None:  # noqa:
     assert pipe.unet.dtype is torch.bfloat16
     with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
         sdopt.load(parent.info.run_id, tracking_uri=logged.tracking.uri)
-
-
-def test_one_that_encodes_prompts_beforehand_is_told_them(tmp_path: Path) -> None:
-    with fake_workers():
-        found = run(tmp_path, "run", *SMOKE, "memory=[precomputed_embeddings]")
-    with pytest.raises(ConflictError, match=r"memory=precomputed_embeddings: name the prompts .* prompts=\[…\]"):
-        sdopt.load(found.folder, found.result.variants[1].name)
-    pipe = sdopt.load(found.folder, found.result.variants[1].name, prompts=["a red apple"])
-    assert pipe("a red apple", output_type="np").images.shape == (1, 32, 32, 3)

@@ -27,19 +27,29 @@ def edit(file: Path, **values: Any) -> None:
 
 def original_layout(pipe: Any, path: Path) -> None:
     """Writes a `StableDiffusionPipeline` with a text encoder of CLIP's, as SD 1.x has it, of any depth and width."""
+    tensors = _without_text(pipe.unet, pipe.vae) | _clip(pipe.text_encoder, "cond_stage_model")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _without_text(unet: Any, vae: Any) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a denoiser and of a VAE."""
     tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in pipe.unet.state_dict().items():
-        tensors["model.diffusion_model." + _denoiser_name(name, pipe.unet.config)] = tensor
-    levels = len(pipe.vae.config.block_out_channels)
-    for name, tensor in pipe.vae.state_dict().items():
+    for name, tensor in unet.state_dict().items():
+        tensors["model.diffusion_model." + _denoiser_name(name, unet.config)] = tensor
+    levels = len(vae.config.block_out_channels)
+    for name, tensor in vae.state_dict().items():
         renamed = _autoencoder_name(name, levels)
         # Attention of the VAE was written as convolutions of one pixel.
         tensors["first_stage_model." + renamed] = (
             tensor[:, :, None, None] if ".attn_1." in renamed and tensor.ndim == 2 else tensor
         )
-    for name, tensor in pipe.text_encoder.state_dict().items():
-        tensors["cond_stage_model.transformer.text_model." + name.removeprefix("text_model.")] = tensor
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return tensors
+
+
+def _clip(text_encoder: Any, prefix: str) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a text encoder of CLIP's."""
+    tensors = text_encoder.state_dict().items()
+    return {f"{prefix}.transformer.text_model.{name.removeprefix('text_model.')}": each for name, each in tensors}
 
 
 def _denoiser_name(name: str, config: Any) -> str:
@@ -104,27 +114,17 @@ def original_names(folder: Path) -> dict[str, list[int]]:
     """Returns the names and shapes of the tensors of a published model's single file, by its architecture's folder."""
     parts = json.loads((folder / "model_index.json").read_text())
     xl = "text_encoder_2" in parts
-    networks: dict[str, Any] = {
-        name: empty_network(folder / name, *parts[name]) for name in ("unet", "vae", "text_encoder")
-    }
-    found: dict[str, list[int]] = {}
-    for name, tensor in networks["unet"].state_dict().items():
-        found["model.diffusion_model." + _denoiser_name(name, networks["unet"].config)] = list(tensor.shape)
-    levels = len(networks["vae"].config.block_out_channels)
-    for name, tensor in networks["vae"].state_dict().items():
-        renamed = _autoencoder_name(name, levels)
-        by_pixel = ".attn_1." in renamed and tensor.ndim == 2
-        found["first_stage_model." + renamed] = [*tensor.shape, *([1, 1] if by_pixel else [])]
-    text = networks["text_encoder"]
+    networks: list[Any] = [empty_network(folder / name, *parts[name]) for name in ("unet", "vae", "text_encoder")]
+    unet, vae, text = networks
+    tensors, open_clip = _without_text(unet, vae), dict[str, list[int]]()
     if text.config.hidden_size == 1024:
-        return found | _open_clip(text, "cond_stage_model.model.")
-    prefix = "conditioner.embedders.0" if xl else "cond_stage_model"
-    for name, tensor in text.state_dict().items():
-        found[f"{prefix}.transformer.text_model.{name.removeprefix('text_model.')}"] = list(tensor.shape)
+        open_clip = _open_clip(text, "cond_stage_model.model.")
+    else:
+        tensors |= _clip(text, "conditioner.embedders.0" if xl else "cond_stage_model")
     if xl:
         second = empty_network(folder / "text_encoder_2", *parts["text_encoder_2"])
-        found |= _open_clip(second, "conditioner.embedders.1.model.")
-    return found
+        open_clip = _open_clip(second, "conditioner.embedders.1.model.")
+    return {name: list(tensor.shape) for name, tensor in tensors.items()} | open_clip
 
 
 def _open_clip(network: Any, prefix: str) -> dict[str, list[int]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from huggingface_hub import HfApi
 from huggingface_hub.hf_api import ModelInfo
 
@@ -20,12 +19,12 @@ from sdopt.errors import UsageError
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_folder
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.features import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.schema import Model
 from tests.command import SMOKE, refused, sdopt, start
+from tests.pipelines.loaded import load
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MINE = "model.hub_id=somebody/small-emoji"
@@ -136,8 +135,7 @@ class TestCache:
         assert hub_folder(model, fetch=False) == hub_folder(model, fetch=True)
         fetch_models([model, model])
         assert download_bytes(model) == 0
-        loaded = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
-        assert loaded.unet.config.in_channels == 8
+        assert load(model).unet.config.in_channels == 8
         [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
         file.unlink()
         with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)"):

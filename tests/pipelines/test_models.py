@@ -12,23 +12,21 @@ from safetensors.torch import save_file
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
-from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import networks_of
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
 from sdopt.pipelines.sampling import scheduler_class
 from sdopt.pipelines.weights import load_tokenizer
 from sdopt.record.records import Status
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.schema import Model
 from tests.command import sdopt
 from tests.fixtures import Compose, operations_of
+from tests.pipelines.loaded import latents, load, problem
 from tests.pipelines.single_file import edit
 
 Composers = type[HydraComposer]
 EMOJI = PACKAGED / "emoji"
 FULL = ("sd15", "sd21", "sd21_base", "sdxl")
-TEXT = "a red fox asleep in fresh snow"
 
 
 def parameters(name: str, component: str) -> int:
@@ -36,23 +34,6 @@ def parameters(name: str, component: str) -> int:
     network = empty_network(ARCHITECTURES / name / component, library, class_name)
     assert all(parameter.is_meta for parameter in network.parameters())
     return sum(parameter.numel() for parameter in network.parameters())
-
-
-def load(dtype: torch.dtype = torch.float32, **model: Any) -> Any:
-    return load_pipeline(Model(**model), Scheduler(), Task(), "cpu", {"dtype": dtype})
-
-
-def problem(composer: Composers, *overrides: str) -> str:
-    with pytest.raises(UsageError) as caught:
-        composer(list(overrides))
-    [found] = caught.value.problems
-    return found
-
-
-def latents(pipe: Any, steps: int = 2) -> torch.Tensor:
-    noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
-    found: torch.Tensor = pipe(TEXT, num_inference_steps=steps, latents=noise, output_type="latent").images
-    return found
 
 
 HALF_LARGEST = torch.finfo(torch.float16).max
@@ -131,21 +112,23 @@ class TestTokenizer:
         assert max(max(row) for row in ids) == 49407
 
 
+@pytest.fixture(scope="module")
+def random_pipe() -> Any:
+    """The reference model's architecture with random weights, in single precision."""
+    return load(Model(weights="random"))
+
+
 class TestRandomWeights:
-    def test_are_the_same_in_every_type_and_every_time(self) -> None:
-        single, again, half = (
-            load(dtype, weights="random") for dtype in (torch.float32, torch.float32, torch.bfloat16)
-        )
+    def test_are_the_same_in_every_type_and_every_time(self, random_pipe: Any) -> None:
+        half = load(Model(weights="random"), dtype=torch.bfloat16)
         for name in ("unet", "vae", "text_encoder"):
             theirs = dict(getattr(half, name).named_parameters())
-            other = dict(getattr(again, name).named_parameters())
-            for key, parameter in getattr(single, name).named_parameters():
-                assert torch.equal(parameter, other[key])
+            for key, parameter in getattr(random_pipe, name).named_parameters():
                 assert theirs[key].dtype == torch.bfloat16
                 assert torch.equal(parameter.bfloat16(), theirs[key])
 
-    def test_keep_the_scale_of_what_passes(self) -> None:
-        pipe = load(weights="random")
+    def test_keep_the_scale_of_what_passes(self, random_pipe: Any) -> None:
+        pipe = random_pipe
         layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].ff.net[2]
         states = torch.randn(64, layer.in_features)
         assert layer(states).std().item() == pytest.approx(1, rel=0.1)
@@ -154,22 +137,18 @@ class TestRandomWeights:
         two = [pipe.unet.conv_in.weight.flatten()[:500], pipe.unet.conv_out.weight.flatten()[:500]]
         assert not torch.equal(*two)
 
-    def test_stay_far_from_what_float16_overflows_at_for_fifty_steps(self) -> None:
+    def test_see_the_prompt(self, random_pipe: Any) -> None:
+        """A pipeline that ignored it would hide what an option does to the text encoder."""
+        fox, boat = (latents(random_pipe, text, steps=1) for text in ("fox", "boat"))
+        assert (fox - boat).abs().mean() > 1e-3
+
+    def test_stay_far_from_what_float16_overflows_at(self, random_pipe: Any) -> None:
         """In float32, whose layers are fast on a CPU: what each of them puts out is seen."""
-        largest = largest_outputs(pipe := load(weights="random"))
-        found = latents(pipe, steps=50)
+        largest = largest_outputs(pipe := random_pipe)
+        found = latents(pipe, steps=10)
         assert found.abs().max() < 1000
         pipe.vae.decode(found / pipe.vae.config.scaling_factor)
         assert 1 < max(largest.values()) < HALF_LARGEST / 10
-
-    def test_see_the_prompt(self) -> None:
-        """A pipeline that ignored it would hide what an option does to the text encoder."""
-        pipe = load(weights="random")
-        noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
-        fox, boat = (
-            pipe(text, num_inference_steps=1, latents=noise, output_type="latent").images for text in ("fox", "boat")
-        )
-        assert (fox - boat).abs().mean() > 1e-3
 
 
 @pytest.fixture(scope="session")
@@ -199,7 +178,7 @@ def small_xl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_text_encoders_pool_at_the_end_of_the_text(small_xl: Path) -> None:
-    pipe = load(name="folder", weights="path", path=str(small_xl))
+    pipe = load(Model("folder", "path", str(small_xl)))
     ids = pipe.tokenizer_2(["fox", "a fox asleep"], padding="max_length", max_length=77, return_tensors="pt").input_ids
     ends = (ids == 49407).int().argmax(dim=1)
     assert 0 < ends[0] < ends[1] < 76
@@ -217,8 +196,7 @@ class TestFolders:
         assert "try model.variant=fp16" in problem(composer, *chosen)
         model = composer([*chosen, "model.variant=fp16"]).current.model
         assert model.variant == "fp16"
-        pipe = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
-        assert torch.equal(latents(pipe), latents(load()))
+        assert torch.equal(latents(load(model)), latents(load(Model())))
         wrong = ("model=folder", f"model.path={EMOJI}", "model.variant=fp16")
         assert "try model.variant=null" in problem(composer, *wrong)
 
@@ -285,7 +263,7 @@ def test_every_scheduler_finds_what_a_perfect_denoiser_predicts(
 @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
 def test_activations_are_far_from_the_limit_of_half_precision(name: str) -> None:
     """Every module's output, in the first steps and for latents as large as fifty of them can make: see `_draw`."""
-    pipe = load(torch.bfloat16, name=name, weights="random")
+    pipe = load(Model(name, "random"), dtype=torch.bfloat16)
     largest = largest_outputs(pipe)
     noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0)).bfloat16()
     size = {"height": 64, "width": 64, "output_type": "latent", "guidance_scale": 7.5}

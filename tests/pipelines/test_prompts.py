@@ -10,7 +10,7 @@ from diffusers import StableDiffusionPipeline
 
 import sdopt
 from sdopt.config.composer import HydraComposer
-from sdopt.errors import UsageError
+from sdopt.errors import ConflictError, UsageError
 from sdopt.pipelines.prompts import negative_prompts, remarks_on_length, remarks_on_prompts, resolve_prompts
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
@@ -336,6 +336,8 @@ def test_of_a_measured_variant(result: StudyResult, tmp_path: Path) -> None:
     assert any("negative_prompt='grey, \"dull\"'" in line for line in lines_of(other, baseline))
     baseline.overrides += [f"{KEY}='grey'", "memory=[precomputed_embeddings]", "workload.guidance_scale=3"]
     write_result(result, tmp_path)
+    with pytest.raises(ConflictError, match=r"memory=precomputed_embeddings: name the prompts .* prompts=\[…\]"):
+        sdopt.load(tmp_path, "baseline")
     pipe = sdopt.load(tmp_path, "baseline", prompts=PROMPTS)
     seen = calls_of(pipe)
     call = {"output_type": "latent", "num_inference_steps": 1}

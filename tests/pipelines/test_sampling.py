@@ -15,11 +15,13 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.loading import load_pipeline, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loading import name_of, sampling_problems, sampling_remarks
 from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.schema import Model, Scheduler
 from tests.fixtures import CPU, Compose
-from tests.pipelines.single_file import edit, original_layout
+from tests.pipelines.loaded import load
+from tests.pipelines.single_file import edit
+from tests.pipelines.test_weights import single  # noqa: F401
 
 EMOJI = PACKAGED / "emoji"
 DDIM = Scheduler()
@@ -107,17 +109,15 @@ def test_marks_of_a_file(tmp_path: Path, names: list[str], metadata: dict[str, s
 
 
 @pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def marked(single: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:  # noqa: F811
     """The reference model in one file that asks for noise prediction with zero terminal signal-to-noise ratio."""
     path = tmp_path_factory.mktemp("marked") / "emoji.safetensors"
-    original_layout(load_pipeline(Model(), DDIM, Task(), "cpu", {"dtype": torch.float32}), path)
-    tensors = load_file(path) | {"ztsnr": torch.zeros(0)}
-    save_file(tensors, path, {"modelspec.prediction_type": "epsilon"})
+    save_file(load_file(single) | {"ztsnr": torch.zeros(0)}, path, {"modelspec.prediction_type": "epsilon"})
     return Model(weights="path", path=str(path))
 
 
 def test_marks_are_taken_over_and_said(marked: Model) -> None:
-    pipe: Any = load_pipeline(marked, DDIM, Task(), "cpu", {"dtype": torch.float32})
+    pipe = load(marked)
     wanted = DDIMScheduler.from_pretrained(
         EMOJI, subfolder="scheduler", prediction_type="epsilon", rescale_betas_zero_snr=True
     )
@@ -183,25 +183,26 @@ def test_a_name_that_says_few_steps_is_told(names: str, told: bool) -> None:
 
 
 def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None:
-    def saying(layer: str) -> Model:
+    def saying(layer: str, tensors: dict[str, torch.Tensor]) -> Model:
         file = tmp_path / f"layer_{layer}.safetensors"
-        save_file(load_file(str(marked.path)), file, {"modelspec.encoder_layer": layer})
+        save_file(tensors, file, {"modelspec.encoder_layer": layer})
         return Model(weights="path", path=str(file))
 
-    pipes: list[Any] = [load_pipeline(m, DDIM, Task(), "cpu", {"dtype": torch.float32}) for m in (marked, saying("2"))]
+    skipping = saying("2", load_file(str(marked.path)))
+    pipes = [load(model) for model in (marked, skipping)]
     ids = pipes[0].tokenizer(["a red apple"], padding="max_length", return_tensors="pt").input_ids
     whole = pipes[0].text_encoder(ids, output_hidden_states=True).hidden_states[-2]
     norm = getattr(pipes[0].text_encoder, "text_model", pipes[0].text_encoder).final_layer_norm
     assert torch.equal(pipes[1].text_encoder(ids)[0], norm(whole))
-    assert "(clip skip)" in sampling_remarks(saying("2"), DDIM)[-1]
-    assert not sampling_problems(saying("2"), DDIM)
+    assert "(clip skip)" in sampling_remarks(skipping, DDIM)[-1]
+    assert not sampling_problems(skipping, DDIM)
     for layer in ("0", "4", "last"):
-        assert "modelspec.encoder_layer" in sampling_problems(saying(layer), DDIM)[0]
+        assert "modelspec.encoder_layer" in sampling_problems(saying(layer, {"a": torch.zeros(1)}), DDIM)[0]
 
 
 def test_an_option_overrides_a_mark(marked: Model) -> None:
     chosen = Scheduler(options={"prediction_type": "v_prediction", "rescale_betas_zero_snr": False})
-    pipe: Any = load_pipeline(marked, chosen, Task(), "cpu", {"dtype": torch.float32})
+    pipe = load(marked, chosen)
     assert pipe.scheduler.config.prediction_type == "v_prediction"
     assert not pipe.scheduler.config.rescale_betas_zero_snr
     assert not sampling_remarks(marked, chosen)
@@ -218,7 +219,7 @@ def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> Non
 def test_a_program_s_own_pipeline_keeps_its_family() -> None:
     from diffusers import EDMEulerScheduler
 
-    pipe: Any = load_pipeline(Model(), DDIM, Task(), "cpu", {"dtype": torch.float32})
+    pipe = load(Model())
     pipe.scheduler = EDMEulerScheduler()
     with pytest.raises(ConflictError, match="has other noise levels than the model's own EDMEulerScheduler"):
         plan_for(pipe, {"scheduler": "ddim"}, (), (), None)

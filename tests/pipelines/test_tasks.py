@@ -24,7 +24,6 @@ from tests.fixtures import Compose, Load, operations_of
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
 Inputs = dict[str, list[str]]
-TASKS = ["img2img", "inpaint"]
 FIRST = ["img2img", pytest.param("inpaint", marks=pytest.mark.slow)]  # which draw their noise alike
 
 
@@ -55,28 +54,23 @@ def calls_of(session: PipelineHost) -> dict[str, int]:
 
 
 class TestTasks:
-    @pytest.mark.parametrize("task", TASKS)
-    def test_run_their_stages(self, session: Load, inputs: Inputs, model: list[str], task: str) -> None:
-        loaded = session(*model, *inputs[task], "workload.steps=4", "task.strength=0.5")
-        encoded = {"img2img": 1, "inpaint": 2}[task]
-        assert {"vae_encoder": encoded, "denoiser": 2, "vae_decoder": 1}.items() <= calls_of(loaded).items()
-        samples = loaded.time_stages().stages_s
-        assert len(samples["denoiser_step"]) == 2
-        assert samples["vae_encoder"][0] > 0
-
-    @pytest.mark.parametrize("task", TASKS)
-    def test_operations_are_those_of_the_call(
-        self, session: Load, inputs: Inputs, model: list[str], task: str, variant: Compose
+    def test_run_their_stages_and_count_their_operations(
+        self, session: Load, inputs: Inputs, model: list[str], variant: Compose
     ) -> None:
-        overrides = [*model, *inputs[task], "workload.steps=4", "task.strength=0.5"]
-        loaded = session(*overrides)
-        whole = operations_of(loaded._pipe, variant(*overrides))
-        plain = session(*model, "workload.steps=2")
-        text = operations_of(plain._pipe, variant(*model, "workload.steps=2"))
-        assert whole["denoiser"] == pytest.approx(text["denoiser"])
+        text = operations_of(session(*model)._pipe, variant(*model, "workload.steps=2"))
         assert text["vae_encoder"] == 0
-        assert whole["vae_encoder"] > 0
-        assert (whole["text_encoder"], whole["vae_decoder"]) == (text["text_encoder"], text["vae_decoder"])
+        for task, encoded in (("img2img", 1), ("inpaint", 2)):
+            overrides = [*model, *inputs[task], "workload.steps=4", "task.strength=0.5"]
+            loaded = session(*overrides)
+            assert {"vae_encoder": encoded, "denoiser": 2, "vae_decoder": 1}.items() <= calls_of(loaded).items()
+            samples = loaded.time_stages().stages_s
+            assert set(samples) >= {"text_encoder", "vae_encoder", "denoiser_step", "vae_decoder"}
+            assert len(samples["denoiser_step"]) == 2
+            assert samples["vae_encoder"][0] > 0
+            whole = operations_of(loaded._pipe, variant(*overrides))
+            assert whole["denoiser"] == pytest.approx(text["denoiser"])
+            assert whole["vae_encoder"] > 0
+            assert (whole["text_encoder"], whole["vae_decoder"]) == (text["text_encoder"], text["vae_decoder"])
 
     @pytest.mark.parametrize("task", FIRST)
     def test_noise_is_an_images_own_whatever_the_batch(
@@ -106,16 +100,15 @@ class TestTasks:
 
     def test_image_to_image_begins_with_the_image(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
         """The less strength, the nearer to the input."""
-        given = np.asarray(session(*inputs["img2img"], "task.strength=1")._inputs[0]["image"][0]).astype(float)
         distance = []
-        for strength in (0.1, 0.5, 1):
+        for strength in (0.1, 1):
             loaded = session(
                 *inputs["img2img"], "workload.steps=10", "workload.guidance_scale=1", f"task.strength={strength}"
             )
+            given = np.asarray(loaded._inputs[0]["image"][0]).astype(float)
             [made] = images(loaded, tmp_path / str(strength))
             distance.append(np.abs(made - given).mean())
-        assert distance == sorted(distance)
-        assert distance[0] < 0.6 * distance[2]
+        assert distance[0] < 0.6 * distance[1]
 
     def test_inpainting_keeps_what_is_not_masked(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
         loaded = session(*inputs["inpaint"], "workload.steps=10", "workload.size=64")
@@ -214,18 +207,6 @@ class TestConfiguration:
         assert job.variant("other", inputs["img2img"]).other_work(job.variant("plain"))
 
 
-def test_a_study_of_a_task(tmp_path: Path, inputs: Inputs) -> None:
-    work = ("task.strength=0.6", "workload.steps=4", "grad_mode=enabled")
-    finished = sdopt(tmp_path, "run", *SMOKE, *inputs["inpaint"], *work)
-    assert finished.code == 0, finished.err
-    result = finished.result
-    assert [row.status for row in result.variants] == [Status.OK] * 3, [row.reason for row in result.variants]
-    for row in result.variants:
-        assert len(row.images) == 1
-        assert (row.tflop_per_image or 0) > 0
-        assert set(row.measurements[0].stages_s) == {"text_encoder", "vae_encoder", "denoiser_step", "vae_decoder"}
-
-
 @pytest.mark.slow
 def test_sdxl_is_studied_as_the_others_are(tmp_path: Path, small_xl: Path) -> None:  # noqa: F811
     finished = sdopt(
@@ -253,10 +234,9 @@ def saved(folder: Path, latents: object, name: str = "latents.pt") -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["latents.pt", "latents.safetensors"])
-def test_one_latent_serves_all_images(tmp_path: Path, session: Load, name: str) -> None:
+def test_one_latent_serves_all_images(tmp_path: Path, session: Load) -> None:
     latent = torch.randn(1, *SHAPE)
-    path = saved(tmp_path, latent, name)
+    path = saved(tmp_path, latent, "latents.safetensors")
     made = session(OWN, f"workload.latents={path}", "workload.batch_size=2", "workload.prompt_count=3")
     for number in range(2):
         drawn = made._prompts_and_noise(number, timed_draw(made._variant))["latents"]
@@ -267,13 +247,11 @@ def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
     """Images of a prompt stand together; the last batch of three prompts in twos is filled up with the first."""
     latents = torch.randn(7, *SHAPE)
     path = saved(tmp_path, latents)
-    made = session(
-        OWN,
-        *(f"workload.latents={path}", "workload.images_per_prompt=2"),
-        *("workload.prompt_count=3", "workload.batch_size=2"),
-    )
-    torch.testing.assert_close(made._prompts_and_noise(0, timed_draw(made._variant))["latents"], latents[[0, 1, 2, 3]])
-    torch.testing.assert_close(made._prompts_and_noise(1, timed_draw(made._variant))["latents"], latents[[4, 5, 0, 1]])
+    work = ("workload.images_per_prompt=2", "workload.prompt_count=3", "workload.batch_size=2")
+    made = session(OWN, f"workload.latents={path}", *work)
+    for number, images in enumerate(([0, 1, 2, 3], [4, 5, 0, 1])):
+        drawn = made._prompts_and_noise(number, timed_draw(made._variant))["latents"]
+        torch.testing.assert_close(drawn, latents[images])
 
 
 def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:

@@ -136,23 +136,12 @@ def test_held_out_pictures_are_one_of_each_concept_which_stays_known(dataset: Da
     assert not np.array_equal(every, hold_out_pictures(dataset, 1.0, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("label", "group", "allowed"),
-    [
-        ("red apple", 4, True),
-        ("keycap: 2", 8, False),
-        ("person walking: facing right", 1, False),
-        ("left-facing fist", 1, False),
-        ("leftwards hand", 1, False),
-        ("four o'clock", 5, False),
-        ("four-thirty", 5, False),
-        ("alarm clock", 5, False),
-        ("bright star", 5, True),
-    ],
-)
-def test_only_what_means_the_same_in_a_mirror_is_mirrored(label: str, group: int, allowed: bool) -> None:
-    record = Record("1F34E", label, ("fruit",), group, "noto", False, "red")
-    assert may_be_mirrored(record) is allowed
+def test_only_what_means_the_same_in_a_mirror_is_mirrored() -> None:
+    sided = ["person walking: facing right", "left-facing fist", "leftwards hand"]
+    sided += ["four o'clock", "four-thirty", "alarm clock"]
+    labels = {"red apple": 4, "keycap: 2": 8, "bright star": 5} | dict.fromkeys(sided, 1)
+    records = [Record("1F34E", label, ("fruit",), group, "noto", False, "red") for label, group in labels.items()]
+    assert {record.label for record in records if may_be_mirrored(record)} == {"red apple", "bright star"}
 
 
 def place(colours: list[tuple[float, float, float]], seed: int = 0) -> Tensor:
