@@ -1,6 +1,7 @@
 """The options of the group `caching`: what they leave out, what they prove, and that no image depends on the last."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -23,33 +24,72 @@ from sdopt.options.compiler.aot import digest
 from sdopt.options.compiler.base import Tensors
 from sdopt.options.skipping import DeepCache, FirstBlock
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from tests.fixtures import CPU, Load
-from tests.options.hosts import evidence, image
+from tests.fixtures import CPU, Compose, Load
+from tests.options.hosts import evidence, forward_is_its_own, image, proved
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
 STEPS = "workload.steps=10"
-SIX = "workload.steps=6"
-"""Of the fewest that each option takes over in: a count of operations goes through every step."""
-needs_tomesd = pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
 needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
-EVERY = [pytest.param(option, marks=needs_tomesd if option == "tome" else ()) for option in OPTIONS]
 
 
 def slow(name: str) -> Any:
     """A case that differs little from those that are run each time."""
-    return pytest.param(name, marks=[pytest.mark.slow, *([needs_tomesd] if name == "tome" else [])])
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+def no_broadcast(host: Any) -> None:
+    for layer in host._pipe.unet.modules():
+        if hasattr(layer, "_diffusers_hook"):
+            layer._diffusers_hook.remove_hook("pyramid_attention_broadcast")
+
+
+def no_merging(host: Any) -> None:
+    import tomesd
+
+    tomesd.remove_patch(host._pipe)
+
+
+def guided_always(host: Any) -> None:
+    host._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: True)
+
+
+UNDONE: dict[str, list[Callable[[Any], None]]] = {
+    **{option: [forward_is_its_own] for option in ("deepcache", "first_block", "spectrum")},
+    "guidance_interval": [guided_always, forward_is_its_own],
+    "pyramid_attention": [no_broadcast],
+    "tome": [no_merging],
+}
+FACTS: dict[str, dict[str, Any]] = {
+    "deepcache": {"whole": 4, "outer": 6, "runs_of_the_first_layer": 10, "runs_of_the_middle": 4},
+    "spectrum": {"whole": 7, "forecast": 3, "runs_of_the_first_layer": 7, "runs_of_the_middle": 7},
+    # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8. There are 7 layers.
+    "pyramid_attention": {"self_attention": 7 * 7, "cross_attention": 6 * 7},
+    "guidance_interval": {"guided": 7, "unguided": 3, "batches": [1, 2]},
+}
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, np.ndarray]:
+    """The images of ten steps without an option."""
+    return {}
 
 
 class TestEveryOption:
-    @pytest.mark.parametrize("option", EVERY)
-    def test_proves_itself_and_no_image_depends_on_the_last(self, session: Load, option: str) -> None:
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_proves_itself_until_it_is_undone_and_no_image_depends_on_the_last(
+        self, session: Load, kept: dict[str, np.ndarray], option: str
+    ) -> None:
+        if option == "tome":
+            pytest.importorskip("tomesd")
         loaded = session(f"caching={option}", STEPS)
         assert loaded._variant.conflicts(CPU) == []
         assert loaded._variant.contract is Contract.LOSSY
         assert loaded._variant.optimizations["caching"].claims == {"latency"}
         assert isinstance(loaded._pipe.unet, UNet2DConditionModel)
         whole = image(loaded)
-        assert 0 < np.abs(whole - image(session(STEPS))).mean() < 0.2
+        if not kept:
+            kept[STEPS] = image(session(STEPS))
+        assert 0 < np.abs(whole - kept[STEPS]).mean() < 0.2
 
         def stop(_pipe: Any, step: int, *_: Any) -> dict[str, Any]:
             if step == 4:
@@ -59,17 +99,29 @@ class TestEveryOption:
         with pytest.raises(InterruptedError):
             loaded._call(callback_on_step_end=stop)
         assert np.array_equal(image(loaded), whole), "nor on one that broke off"
-        for item in loaded.prove().evidence:
-            assert item.engaged, item
+        found = proved(loaded, "caching")
+        assert found.engaged, found
+        assert FACTS.get(option, {}).items() <= found.facts.items(), found
+        for undo in UNDONE[option]:
+            undo(loaded)
+            assert not evidence(loaded, "caching").engaged
+
+    def test_a_scheduler_that_calls_the_denoiser_once_more_is_counted(self, session: Load) -> None:
+        found = proved(session("caching=deepcache", "scheduler=plms", "workload.steps=4"), "caching")
+        assert found.engaged, found
+        assert {"whole": 2, "outer": 3}.items() <= found.facts.items()
 
     @pytest.mark.parametrize(
         "option", ["deepcache", *map(slow, ("spectrum", "pyramid_attention", "guidance_interval"))]
     )
-    def test_operations_saved_are_those_of_a_call_that_really_runs(self, session: Load, option: str) -> None:
-        """With attention as two matrix products, which are counted on a CPU as well."""
+    def test_operations_saved_are_those_of_a_call_that_really_runs(
+        self, session: Load, variant: Compose, option: str
+    ) -> None:
+        """With attention as two matrix products, which are counted on a CPU as well, and as few steps as save some."""
+        fewest = variant(f"caching={option}").optimizations["caching"].traced_calls
         found = []
         for chosen in ("none", option):
-            loaded = session(f"caching={chosen}", SIX, "attention=vanilla")
+            loaded = session(f"caching={chosen}", f"workload.steps={fewest}", "attention=vanilla")
             with FlopCounterMode(display=False) as counter:
                 loaded._call(output_type="latent")
             found.append((counter.get_total_flops() / 1e12, loaded.count_operations()))
@@ -149,18 +201,18 @@ class TestDeepCache:
 
         unet = small_unet(name)
         scheduler = DDIMScheduler()
-        scheduler.set_timesteps(5)
+        scheduler.set_timesteps(4)
         numbers = [0, 1] if name == "emoji" else [0, 1, 2, 3, 5]  # it takes each block to have two layers
         for number in numbers:
             helper = DeepCacheSDHelper(SimpleNamespace(unet=unet, scheduler=scheduler))
             helper.set_params(cache_interval=3, cache_branch_id=number)
             helper.enable()
-            expected = predictions(_Positional(unet), 5, 16)
+            expected = predictions(_Positional(unet), 4, 16)
             helper.disable()
             del unet.forward
             unet.forward = cached = DeepCache(unet, 3, *_branches(unet.config)[number])
             cached.begin()
-            for mine, theirs in zip(predictions(unet, 5, 16), expected, strict=True):
+            for mine, theirs in zip(predictions(unet, 4, 16), expected, strict=True):
                 assert torch.equal(mine, theirs), number
             del unet.forward
 
@@ -240,20 +292,21 @@ class TestSpectrum:
 
 
 @pytest.mark.parametrize("option", ["first_block", "spectrum"])
-@pytest.mark.parametrize("guidance", ["workload.guidance_scale=4.5", "workload.guidance_scale=1"])
-def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str, guidance: str) -> None:
-    work = [f"caching={option}", guidance, "workload.steps=12"]
+def test_an_image_of_a_batch_is_that_drawn_alone(session: Load, option: str) -> None:
+    work = [f"caching={option}", "workload.guidance_scale=4.5", STEPS]
     [alone] = image(session(*work))
     assert np.abs(image(session(*work, "workload.batch_size=3"))[0] - alone).max() < 1e-3
 
 
 @pytest.mark.parametrize(
-    ("option", "graphs"), [("deepcache", 2), pytest.param("first_block", 3, marks=pytest.mark.slow), ("spectrum", 1)]
+    ("option", "graphs", "steps"),
+    [("deepcache", 2, 4), pytest.param("first_block", 3, 10, marks=pytest.mark.slow), ("spectrum", 1, 6)],
 )
-def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int) -> None:
+def test_is_traced_to_fixed_graphs(session: Load, option: str, graphs: int, steps: int) -> None:
     """What decides which of them a step runs lies outside of them: the images are those of eager code."""
-    eager = image(session(f"caching={option}", STEPS))
-    loaded = session(f"caching={option}", "compiler=trace", STEPS)
+    work = f"workload.steps={steps}"
+    eager = image(session(f"caching={option}", work))
+    loaded = session(f"caching={option}", "compiler=trace", work)
     assert np.array_equal(image(loaded), eager)
     found = {item.axis: item for item in loaded.prove().evidence}
     assert all(item.engaged for item in found.values()), found
@@ -301,11 +354,11 @@ def test_guidance_interval_without_any_is_a_call_without_guidance(session: Load)
     assert np.abs(image(loaded) - image(alone)).max() < 1e-4
 
 
-@needs_tomesd
+@pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
 def test_token_merging_depends_on_its_seed_and_not_on_the_process(session: Load) -> None:
     drawn = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)
-        drawn.append(image(session("caching=tome", f"caching.seed={seed}", STEPS)))
+        drawn.append(image(session("caching=tome", f"caching.seed={seed}", "workload.steps=2")))
     assert np.array_equal(drawn[0], drawn[1])
     assert not np.array_equal(drawn[0], drawn[2])

@@ -150,20 +150,3 @@ def test_calls_after_dynamos_limit_are_seen(session: Load) -> None:
     assert not found.engaged
     assert found.facts["compiled_regions_run"] > 0
     assert "which are not all of 2 calls of the denoiser" in found.summary
-
-
-def test_any_shape_is_one_compilation(session: Load) -> None:
-    torch._dynamo.reset()
-    host = session("compiler=inductor_dynamic", TWO_STEPS)
-    host._call()
-    _, before = compiled_so_far()
-    channels, size = host._pipe.unet.config.in_channels, 12
-    for batch, height in ((1, size), (3, 8), (2, size)):
-        host._call(
-            prompt=["a"] * batch,
-            generator=[torch.Generator()] * batch,
-            height=None,
-            width=None,
-            latents=torch.randn(batch, channels, height, 8),
-        )
-    assert compiled_so_far()[1] == before
