@@ -330,7 +330,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     except UnavailableError as error:
         print_problems([f"no report: {error}"])
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
-    if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
+    if any(row.to_retry for study in sweep.studies.values() for row in study.variants):
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         print_problems([f"`{again}` measures again what failed"])
     studies = list(sweep.studies.values())
