@@ -79,7 +79,7 @@ class Conclusion:
         self.console.print()
         self.console.print(answer_shown(summary, self.console.width, self.folder))
         self.write_reports(summary)
-        failed = [row.name for row in result.variants if row.status.failure]
+        failed = [row.name for row in result.variants if row.to_retry]
         if failed and self.again:
             print_problems([f"`{self.again} retry_failed=true` measures again: {', '.join(failed)}"])
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
 from sdopt.config.composer import HydraComposer
-from sdopt.config.compositions import in_one_line
+from sdopt.config.compositions import composition_errors, in_one_line
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ENDINGS,
@@ -106,7 +106,8 @@ def launch(
         if one_study and (command is None or command.sweep):
             raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
         if command is None:
-            run_hydra(argv)
+            with composition_errors():
+                run_hydra(argv)
             return launched
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
@@ -330,7 +331,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     except UnavailableError as error:
         print_problems([f"no report: {error}"])
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
-    if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
+    if any(row.to_retry for study in sweep.studies.values() for row in study.variants):
         again = command_line("run", f"resume={folder}", "retry_failed=true")
         print_problems([f"`{again}` measures again what failed"])
     studies = list(sweep.studies.values())

@@ -75,6 +75,8 @@ class CommandLine:
         if given.config_dir and len(given.config_dir) > 1:
             further = f"hydra.searchpath=[file://{Path(given.config_dir[1]).expanduser().absolute()}]"
             raise UsageError(f"--config-dir {given.config_dir[1]}: only one folder can be given; add it with {further}")
+        if given.package and not given.cfg:
+            raise UsageError(f"--package {given.package}: names what --cfg shows: add --cfg job, or leave it out")
         folder = own_folder(given.config_dir[0]) if given.config_dir else None
         informative = any(getattr(given, flag) for flag in _INFORMATIVE)
         overrides = with_own_options(given.overrides, options_of("model", folder))

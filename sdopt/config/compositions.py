@@ -9,6 +9,7 @@ from glob import escape
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -22,10 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.groups import require_chosen, require_overrides
-from sdopt.config.overrides import group_of, key_of, parsed_override
+from sdopt.config.overrides import group_of, key_of, parsed_override, quoted
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of
-from sdopt.errors import UsageError, command_line
+from sdopt.errors import UsageError, command_line, shell_word
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
@@ -187,6 +188,12 @@ def composition_errors() -> Iterator[None]:
         yield
     except AssertionError as error:  # OmegaConf's, for a key below one that is null, as in +hydra.sweeper.params.x=1
         raise UsageError(f"an override sets a key within null ({error}): give all of it, as in KEY={{a: 1}}") from error
+    except RecursionError as error:
+        raise UsageError("a file's defaults list leads back to the file itself: take it out there") from error
+    except UnicodeDecodeError as error:
+        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
+        file = next((found["full_path"] for found in frames if "full_path" in found), "a file")  # Hydra does not say
+        raise UsageError(f"{file}: is not UTF-8; save it as UTF-8") from error
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises
@@ -249,11 +256,18 @@ def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
 def _explained(error: Exception, command: str) -> str:
     """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
     message = str(error).partition("Config search path")[0].strip()
+    if several := re.match(r"Ambiguous value for argument '(.*?)=(.*)'$", message, re.MULTILINE):
+        key, values = several.groups()  # Hydra's own advice lacks the quotes that a shell takes away
+        ways = shell_word(f"{key}={quoted(values)}"), shell_word(f"{key}=[{values}]")
+        sweep = ", to measure each: add -m" if command == "run" else ""
+        return f"{key}={values}: several values{sweep}; as one text write {ways[0]}, as a list {ways[1]}"
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
         own = f"write `- override /{grouped[1]}: …` in its defaults list"
         return f"{grouped[1]}: begin the file with `# @package _global_`, and {own}"
-    if unknown is None and (option := re.match(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", message)):
+    within = "|".join(folder.name for folder in CONF.iterdir() if folder.is_dir())  # a group; its option may be a path
+    found = rf"In '[^']*': Could not find '({within}|[^']+(?=/[^'/]+'))/([^']+)'"
+    if unknown is None and (option := re.match(found, message)):
         known = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
         near = difflib.get_close_matches(option[2], known, n=2)
         advice = f"did you mean {' or '.join(near)}? " if near else ""
@@ -283,9 +297,10 @@ def _explained(error: Exception, command: str) -> str:
 
 def _own_file(group: str, option: str) -> str:
     """Returns how the option's file in a folder here is found, if there is one; else ""."""
-    for file in sorted(Path().glob(f"*/{escape(group)}/{escape(option)}.y*ml")):
-        folder = command_line("run", "--config-dir", str(file)[: -len(f"/{group}/{file.name}")])
-        return f"; {file} is one with `{folder} …`" if file.suffix == ".yaml" else f"; {file} must be named .yaml"
+    named = [file for file in (Path(option), Path(f"{option}.yaml")) if file.parent.name == group and file.is_file()]
+    for file in named or sorted(Path().glob(f"*/{escape(group)}/{escape(option)}.y*ml")):
+        given = command_line("run", "--config-dir", file.parent.parent, f"{group}={file.stem}")
+        return f"; {file} is one with `{given} …`" if file.suffix == ".yaml" else f"; {file} must be named .yaml"
     return ""
 
 

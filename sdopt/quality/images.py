@@ -15,13 +15,17 @@ SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff", 
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Lists the images in a folder, sorted by name. Raises UsageError if there are none."""
-    # macOS leaves a hidden file beside each that it copies, with the same suffix.
-    shown = (path for path in folder.glob("*") if not path.name.startswith("."))
+    """Lists the images in a folder, sorted by name. Raises UsageError if there are none, or it cannot be read."""
+    try:
+        # macOS leaves a hidden file beside each that it copies, with the same suffix.
+        shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{folder}: no such folder") from None
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be read ({error.strerror})") from error
     files = sorted(path for path in shown if path.suffix.lower() in SUFFIXES)
     if not files:
-        what = f"holds no image ({', '.join(SUFFIXES)})" if folder.is_dir() else "no such folder"
-        raise UsageError(f"{folder}: {what}")
+        raise UsageError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
     return files
 
 

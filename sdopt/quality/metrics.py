@@ -193,7 +193,9 @@ def _fid(given: Inputs, features: str) -> Score:
 def _kernel_distance(distance: Callable[..., SquaredMMD], given: Inputs, features: str) -> Score:
     reference = given.reference(features)
     value, without = distance(reference, given.groups).leave_one_out(given.features(features), given.pictures.prompts)
-    return Score(finite(value), leave_one_out=list(map(finite, without)), note=f"against {reference.name}")
+    # Without one of two prompts, no two images may be left to compare: that is too few prompts, and no broken value.
+    known = without if all(map(math.isfinite, without)) else []
+    return Score(finite(value), leave_one_out=list(map(finite, known)), note=f"against {reference.name}")
 
 
 def _imported(given: Inputs, features: str) -> None:

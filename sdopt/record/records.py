@@ -136,6 +136,17 @@ class VariantResult:
         return [measurement.peak[1] for measurement in self.measurements if measurement.peak]
 
     @property
+    def silent(self) -> set[int]:
+        """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
+        shown = {m.replicate for m in self.measurements if all(samples.evidence for samples in m.shapes)}
+        return {m.replicate for m in self.measurements} - shown
+
+    @property
+    def to_retry(self) -> bool:
+        """Whether `retry_failed=true` measures it again: it failed, or a call that was to show evidence did."""
+        return self.status.failure or (self.status is Status.NOT_ENGAGED and bool(self.silent))
+
+    @property
     def is_patched(self) -> bool:
         """Whether functions of one's own change its pipeline."""
         return self.choices.get(PATCH, NONE) != NONE

@@ -1,5 +1,6 @@
 """Reads the results of a command's jobs from their folders: the exit code, and for a sweep its answer and one table."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -215,8 +216,13 @@ def read_sweep(folder: Path) -> Sweep:
 
 def _jobs(folder: Path) -> set[str]:
     """Returns the folders of a sweep's jobs: `hydra.sweep.subdir` may put them at any depth, as in `a/b=1`."""
-    deep = (folder / "multirun.yaml").is_file()
-    marked = folder.glob("**/*" if deep else "*/*")
-    found = {path.parent for path in marked if path.name in (".hydra", "result.json", "error.json")} - {folder}
-    # What lies in a job's folder is its own.
-    return {path.relative_to(folder).as_posix() for path in found if not found & {*path.parents}}
+    deep, found = (folder / "multirun.yaml").is_file(), set()
+    for place, below, files in os.walk(folder, followlinks=not deep):
+        job = Path(place).relative_to(folder).as_posix()
+        if job == ".":
+            continue
+        if marked := {".hydra", "result.json", "error.json"} & {*below, *files}:
+            found.add(job)
+        if marked or not deep:
+            below.clear()  # what lies in a job's folder is its own: there may be thousands of images
+    return found

@@ -218,7 +218,7 @@ def append_step_summary(summary: Summary) -> None:
     if not target:
         return
     try:
-        with Path(target).open("ab") as stream:
+        with open(target, "ab", opener=_at_once) as stream:
             # A terminal or a pipe, as /dev/stdout is, has no place to tell.
             room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
             if room < _LEAST_BYTES:
@@ -227,6 +227,13 @@ def append_step_summary(summary: Summary) -> None:
     except OSError as error:
         said = f"the summary cannot be written ({error.strerror}); verdicts are kept"
         print_problems([f"GITHUB_STEP_SUMMARY={target}: {said}"])
+
+
+def _at_once(target: str, flags: int) -> int:
+    """Opens a file for writing; a named pipe that nobody reads is an error (ENXIO), where `open` would wait."""
+    handle = os.open(target, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(handle, True)
+    return handle
 
 
 _SUMMARY_BYTES = 1000 * 1024

@@ -50,8 +50,10 @@ def merge_resumed(
     if _grown(previous.config, fresh.config):
         _extend(previous, fresh)
     for row in previous.variants:
-        if row.status is Status.INTERRUPTED or (retry_failed and row.status.failure):
+        if row.status is Status.INTERRUPTED or (retry_failed and row.to_retry):
             row.status, row.reason = Status.PENDING, ""
+            for measurement in row.measurements:
+                measurement.complete = measurement.complete and measurement.replicate not in row.silent
     if any(row.status is Status.PENDING for row in previous.variants):
         # The looks that these verdicts took stay spent.
         previous.gate, previous.judgements = "", []

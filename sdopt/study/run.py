@@ -157,12 +157,5 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
         if row.shows_no_effect(evidence)
     }
     changed = {f"the function changed what {text}" for evidence, text in found if not row.shows_no_effect(evidence)}
-    # A process that was killed before it showed evidence is replaced by another of the same replicate.
-    shown = {
-        measurement.replicate
-        for measurement in row.measurements
-        if all(samples.evidence for samples in measurement.shapes)
-    }
-    silent = shown != {measurement.replicate for measurement in row.measurements}
-    status = Status.NOT_ENGAGED if idle or silent else Status.OK
+    status = Status.NOT_ENGAGED if idle or row.silent else Status.OK
     return status, append_reason(row, *sorted(idle), *([] if idle else sorted(changed)))

@@ -445,6 +445,7 @@ def test_tracking_alone_can_be_composed() -> None:
     [
         ("--config-dir /tmp --config-dir /", r"only one folder can be given; add it with hydra\.searchpath="),
         ("memory=vae_slicing memory=vae_tiling", r"memory=\[vae_slicing,vae_tiling\] combines them"),
+        ("workload.negative_prompt=a,b", r"""add -m; as one text write workload\.negative_prompt="'a,b'", as"""),
     ],
 )
 def test_what_is_given_twice_is_refused(words: str, said: str) -> None:
@@ -499,11 +500,14 @@ def test_an_option_in_a_folder_that_was_not_named_is_found_for_the_user(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
-    for suffix, said in (("yml", "mine.yml must be named .yaml"), ("yaml", "one with `sdopt run --config-dir conf …`")):
+    way = "mine.yaml is one with `sdopt run --config-dir conf experiment=mine …`"
+    given = {"mine": way, "conf/experiment/mine.yaml": way, "conf/experiment/mine": way}
+    for suffix, cases in (("yml", {"mine": "mine.yml must be named .yaml"}), ("yaml", given)):
         (tmp_path / "conf" / "experiment" / f"mine.{suffix}").write_text("")
-        [found] = problems(composer, "experiment=mine")
-        assert found.startswith("experiment=mine: unknown option; ")
-        assert said in found
+        for option, said in cases.items():
+            [found] = problems(composer, f"experiment='{option}'")
+            assert found.startswith(f"experiment={option}: unknown option; ")
+            assert said in found
 
 
 @pytest.mark.parametrize(
@@ -514,10 +518,13 @@ def test_an_option_in_a_folder_that_was_not_named_is_found_for_the_user(
         ("# @package _global_\ndefaults: [/precision: bf16]", "write `- override /precision: …`"),
         ("# @package _global_\ndefaults: [override precision: bf16]", "write `- override /precision: …`"),
         ("# @package _global_\nprecision: bf16", "by `- override /precision: bf16`"),
+        ("# @package _global_\nattention: null", "by `- override /attention: …`"),
+        ("# @package _global_\ndefaults: [mine]", "a file's defaults list leads back to the file itself"),
+        ("# @package _global_\nworkload: {negative_prompt: café}", "experiment/mine.yaml: is not UTF-8"),
     ],
 )
 def test_a_preset_that_is_written_otherwise_says_how(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(content)
+    (tmp_path / "experiment" / "mine.yaml").write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=re.escape(said)):
         Command.of(CommandLine.of(["--config-dir", str(tmp_path), "experiment=mine"]))

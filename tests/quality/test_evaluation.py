@@ -11,13 +11,14 @@ from PIL import Image
 
 from sdopt import conclusion
 from sdopt.conclusion import Conclusion
+from sdopt.gate.rulings import against, bounds_of, require_finite
 from sdopt.quality import evaluation
 from sdopt.quality.evaluation import EvaluationError, Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import measured_metrics
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord
-from sdopt.schema import Model, Quality
+from sdopt.schema import Model, Quality, Rule
 from tests.quality.conftest import noisy
 
 AGAINST_BASELINE = Settings(measured_metrics(Quality(), Model()))
@@ -71,6 +72,18 @@ def test_a_variant_with_fewer_prompts_is_still_scored(plain: Pictures, worse: Pi
     few = Pictures(worse.folder, worse.records[:8])
     found = Evaluator(AGAINST_BASELINE).of_variant(few, plain)
     assert len(found["cmmd_emojiclip"].leave_one_out) == 8
+
+
+def test_of_two_prompts_a_gate_asks_for_more_and_blames_no_image(tmp_path: Path, drawings: np.ndarray) -> None:
+    sides = [kept(tmp_path / name, images[:4]) for name, images in (("one", drawings), ("two", noisy(drawings, 0.2)))]
+    one, two = (
+        Pictures(side.folder, [replace(r, prompt_index=n // 2, image_index=n % 2) for n, r in enumerate(side.records)])
+        for side in sides
+    )
+    score = Evaluator(AGAINST_BASELINE).of_variant(two, one)["cmmd_emojiclip"]
+    require_finite("cmmd_emojiclip", score)
+    bounds = bounds_of(score, 0.95)
+    assert "more prompts" in against(Rule("cmmd", "at_most"), "cmmd_emojiclip", bounds, 1.0, at_least=False).reason
 
 
 def test_pairs_of_other_noise_have_no_distance(plain: Pictures, tmp_path: Path, drawings: np.ndarray) -> None:

@@ -114,7 +114,8 @@ def test_images_come_back_from_files_as_they_were(drawings: np.ndarray, tmp_path
     with pytest.raises(UsageError, match=r"0\.png: cannot be read as an image"):
         read_images(files)
     (tmp_path / "empty").mkdir()
-    for folder, said in (("empty", "holds no image"), ("absent", "no such folder")):
+    cases = (("empty", "holds no image"), ("absent", "no such folder"), (300 * "x", r"cannot be read \(File name too"))
+    for folder, said in cases:
         with pytest.raises(UsageError, match=said):
             image_files(tmp_path / folder)
 

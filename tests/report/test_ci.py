@@ -129,10 +129,11 @@ def test_a_summary_may_be_shown_instead(result: StudyResult, monkeypatch: pytest
         assert shown.read() == summary_markdown(summary_of(result)) + "\n"
 
 
-@pytest.mark.parametrize("place", ["absent/summary.md", "."])
+@pytest.mark.parametrize("place", ["absent/summary.md", ".", "pipe"])
 def test_a_summary_that_cannot_be_written_is_said(
     result: StudyResult, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    os.mkfifo(tmp_path / "pipe")  # which nobody reads
     summarise(result, tmp_path / place, monkeypatch)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"sdopt: GITHUB_STEP_SUMMARY={tmp_path / place}: the summary cannot be written (")

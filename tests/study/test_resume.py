@@ -147,11 +147,13 @@ class TestMissing:
         assert resumed.result.config.tracking.images is False
 
 
-def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("asked", "code"), [("prepare", 3), ("prove", 0)])
+def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path, asked: str, code: int) -> None:
     once = ["study=explicit", "study.variants={baseline: [], once: ['workload.seed:1']}"]
-    with fake_workers(Fakes({"once": failing(Status.FAILED)})):
+    with fake_workers(Fakes({"once": failing(Status.FAILED, asked)})):
         found = sdopt(tmp_path, "run", *SMOKE, *once)
-    assert found.code == 3
+    assert found.code == code
+    assert "retry_failed=true` measures again: once" in found.err
     result = found.result
     result.gate = "a gate"
     result.judgements = [Judgement("once", "baseline", "once", Contract.EXACT, Verdict.FAIL, [])]
