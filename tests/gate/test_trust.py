@@ -1,4 +1,4 @@
-"""Whether time and memory can be trusted: rules on records, and options that go wrong where they are measured."""
+"""Whether time and memory can be trusted: rules on records; `test_commands` measures options that go wrong."""
 
 import math
 from dataclasses import replace
@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 
 from sdopt.gate.judge import judge
-from sdopt.gate.trust import doubts_of
-from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import Interference, TimedImage
 from sdopt.record.scores import Spread
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Rule
-from tests.command import SMALL, Finished, sdopt
 from tests.gate.test_judge import FIT, study, variant
 from tests.records import known, reconfigure, retime, samples_of
-from tests.trial import CONF
 
 FAST = Rule("speedup", "at_least", limit=0.95)
 
@@ -163,51 +160,3 @@ class TestCores:
         baseline.config = replace(baseline.config, hardware=candidate.config.hardware)
         found = [each.verdict for each in judged(result).rulings if each.rule == "cores"]
         assert found == ([Verdict.FAIL] if fails else [])
-
-
-CHEATS = {"few": '"+trial=fewer_steps_at_first", "trial.calls=4"', "child": '"+trial=memory_in_child"'}
-
-
-@pytest.fixture(scope="module")
-def cheated(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    variants = ", ".join(f"{name}: [{option}]" for name, option in CHEATS.items())
-    return sdopt(
-        tmp_path_factory.mktemp("cheated"),
-        *("run", "--config-dir", str(CONF), "study=explicit", f"study.variants={{baseline: [], {variants}}}", *SMALL),
-        *("protocol.rounds=2", "protocol.stage_calls=0", "workload.steps=4", "workload.size=32"),
-        *("quality.prompt_count=5", "quality.batch_size=1"),
-    )
-
-
-class TestCheats:
-    def test_an_honest_variant_raises_no_doubt(self, cheated: Finished) -> None:
-        result = cheated.result
-        assert {row.status for row in (result.variant("baseline"), result.control) if row} == {Status.OK}
-        assert not [doubt for doubt in doubts_of(result) if "baseline" in doubt]
-        for measurement in result.variant("baseline").measurements:
-            assert {image.error for image in measurement.shapes[0].timed_images} == {0.0}
-            assert len(measurement.shapes[0].timed_images) == 2
-            assert len(measurement.pass_s) == len(measurement.pass_held_gib) == 5
-            assert not any(call.repeated for call in measurement.shapes[0].calls)
-            assert all(call.held_gib for call in measurement.shapes[0].calls)
-            assert measurement.memory_after
-
-    def test_prompts_are_others_in_each_round_and_the_same_for_all(self, cheated: Finished) -> None:
-        prompts = {
-            tuple(image.prompt_index for image in measurement.shapes[0].timed_images)
-            for row in cheated.result.variants
-            for measurement in row.measurements
-            if row.status is Status.OK
-        }
-        # The first call had prompt 1 and the discarded round 3.
-        assert prompts == {(3, 4)}
-
-    def test_steps_that_only_drawn_calls_take(self, cheated: Finished) -> None:
-        [doubt] = [doubt for doubt in doubts_of(cheated.result) if doubt.startswith("few: ")]
-        assert "in process 1, 2 of 2 images of timed calls differ from those of the quality pass" in doubt
-        assert f"Doubtful: {doubt}" in cheated.shown
-
-    def test_memory_of_a_child_is_the_variants(self, cheated: Finished) -> None:
-        peaks = [m.peak[1] for m in cheated.result.variant("child").measurements if m.peak]
-        plain = [m.peak[1] for m in cheated.result.variant("baseline").measurements if m.peak]
-        assert min(peaks) > max(plain) + 0.2
