@@ -27,42 +27,41 @@ FAIL, OPEN, PASS = (
 )
 
 
-class TestMistakes:
-    def test_what_should_catch_a_mistake_exists(self) -> None:
-        """A name that no rule has would catch nothing, and only the slow trial would show it."""
-        timed = {file.stem: yaml_of(file) for file in (CONF / "trial").glob("*.yaml")}
-        for name, keys in timed.items():
-            kind = get_class(keys["_target_"])
-            assert issubclass(kind, Mistake)
-            assert kind.kind == HONEST or keys.get("caught_by"), name
-        named = {name: str(keys.get("caught_by", "")) for name, keys in timed.items()}
-        named |= {harm.name: harm.caught_by for harm in HARMS}
-        known = {*RULED, *(family.name for family in FAMILIES), *_own_rules()}
-        words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
-        assert {name: unknown for name, unknown in words.items() if unknown} == {}
-
-    def test_the_page_names_the_rules_of_every_gate_and_what_catches_them(self) -> None:
-        page = (Path(gate.__file__).parent / "README.md").read_text()
-        asked = page.partition("## Can it be believed?")[2].partition("\n## ")[0]
-        assert len(rules := re.findall(r"^\| `(.+?)` \|", asked, re.MULTILINE)) >= 5
-        assert {*rules} <= _own_rules()
-        table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
-        words = [words.partition(":")[0] for words in re.findall(r"`(.+?)`", table)]
-        caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
-        assert {*re.split(r", | or ", " or ".join(words))} == {*filter(None, "|".join(caught_by).split("|"))}
+def test_what_should_catch_a_mistake_exists() -> None:
+    """A name that no rule has would catch nothing, and only the slow trial would show it."""
+    timed = {file.stem: yaml_of(file) for file in (CONF / "trial").glob("*.yaml")}
+    for name, keys in timed.items():
+        kind = get_class(keys["_target_"])
+        assert issubclass(kind, Mistake)
+        assert kind.kind == HONEST or keys.get("caught_by"), name
+    named = {name: str(keys.get("caught_by", "")) for name, keys in timed.items()}
+    named |= {harm.name: harm.caught_by for harm in HARMS}
+    known = {*RULED, *(family.name for family in FAMILIES), *_own_rules()}
+    words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
+    assert {name: unknown for name, unknown in words.items() if unknown} == {}
 
 
-class TestStudy:
-    def test_mistakes_of_ones_own_join_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert trial(["--config-dir", str(tmp_path)]) == 2
-        assert "has no trial/*.yaml" in capsys.readouterr().err
-        (tmp_path / "trial").mkdir()
-        (tmp_path / "trial" / "of_mine.yaml").write_text("_target_: tests.trial.options.Slow\nseconds: 0.1\n")
-        assert "of_mine" in mistakes_in(CONF, tmp_path, ("",))
-        assert [*mistakes_in(CONF, tmp_path, ("of", "slower"))] == ["slower", "of_mine"]
-        [variants] = [word for word in study_of(mistakes_in(CONF, tmp_path, ("of mine",))) if "study.variants" in word]
-        assert "trial=of_mine" in variants
-        assert "trial=slower" not in variants
+def test_the_page_names_the_rules_of_every_gate_and_what_catches_them() -> None:
+    page = (Path(gate.__file__).parent / "README.md").read_text()
+    asked = page.partition("## Can it be believed?")[2].partition("\n## ")[0]
+    assert len(rules := re.findall(r"^\| `(.+?)` \|", asked, re.MULTILINE)) >= 5
+    assert {*rules} <= _own_rules()
+    table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
+    words = [words.partition(":")[0] for words in re.findall(r"`(.+?)`", table)]
+    caught_by = [str(yaml_of(file).get("caught_by", "")) for file in (CONF / "trial").glob("*.yaml")]
+    assert {*re.split(r", | or ", " or ".join(words))} == {*filter(None, "|".join(caught_by).split("|"))}
+
+
+def test_mistakes_of_ones_own_join_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trial(["--config-dir", str(tmp_path)]) == 2
+    assert "has no trial/*.yaml" in capsys.readouterr().err
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial" / "of_mine.yaml").write_text("_target_: tests.trial.options.Slow\nseconds: 0.1\n")
+    assert "of_mine" in mistakes_in(CONF, tmp_path, ("",))
+    assert [*mistakes_in(CONF, tmp_path, ("of", "slower"))] == ["slower", "of_mine"]
+    [variants] = [word for word in study_of(mistakes_in(CONF, tmp_path, ("of mine",))) if "study.variants" in word]
+    assert "trial=of_mine" in variants
+    assert "trial=slower" not in variants
 
 
 def yaml_of(file: Path) -> dict[str, Any]:
@@ -81,34 +80,20 @@ def _own_rules() -> set[str]:
     }
 
 
-class TestCaught:
-    @pytest.mark.parametrize(
-        ("rulings", "shared", "fits"),
-        [
-            ([FAIL], [PASS], True),
-            ([OPEN], [PASS], True),
-            ([OPEN], [OPEN], False),  # what an honest option leaves open too
-            ([FAIL], [OPEN], True),
-            ([PASS], [PASS], False),
-        ],
-    )
-    def test_open_counts_where_an_honest_option_passes(
-        self, rulings: list[Ruling], shared: list[Ruling], fits: bool
-    ) -> None:
+def test_what_counts_as_caught() -> None:
+    for rulings, shared, fits in (
+        ([FAIL], [OPEN], True),
+        ([OPEN], [PASS], True),
+        ([OPEN], [OPEN], False),  # what an honest option leaves open too
+        ([PASS], [PASS], False),
+    ):
         found = caught("it", "time", "lossy", rulings, shared)
-        assert found.fits is fits
-        assert bool(found.by) is fits  # nothing "caught" what passed
-
-    def test_another_rule_than_expected_is_no_catch(self) -> None:
-        assert not caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|clip_score").fits
-        assert caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|mse").effect == 2.0
-
-    def test_an_honest_option_may_be_open_and_must_not_fail(self) -> None:
-        assert caught("it", HONEST, "lossy", [OPEN], []).fits
-        assert not caught("it", HONEST, "lossy", [FAIL], []).fits
-        no_benefit = Ruling("must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT)
-        assert caught("it", HONEST, "lossy", [no_benefit], []).fits
-        assert not caught("it", HONEST, "lossy", [no_benefit, FAIL], []).fits
+        assert found.fits is bool(found.by) is fits
+    assert not caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|clip_score").fits
+    assert caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|mse").effect == 2.0
+    no_benefit = Ruling("must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT)
+    for rulings, fits in (([OPEN], True), ([FAIL], False), ([no_benefit], True), ([no_benefit, FAIL], False)):
+        assert caught("it", HONEST, "lossy", rulings, []).fits is fits
 
 
 @pytest.mark.slow

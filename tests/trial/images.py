@@ -82,14 +82,10 @@ def unevenly_sharp(images: Tensor) -> Tensor:
     return in_turn(images, 2, soft, (2 * images - soft).clamp(-1, 1))
 
 
-def grey(images: Tensor) -> Tensor:
-    """Returns the luminance, (n, 1, height, width)."""
-    return (images * torch.tensor([0.2126, 0.7152, 0.0722]).view(1, 3, 1, 1)).sum(1, keepdim=True)
-
-
 def faded(images: Tensor, kept: float) -> Tensor:
-    """Reduces the distance of colours to grey to the share `kept`."""
-    return grey(images) + kept * (images - grey(images))
+    """Reduces the distance of colours to their luminance to the share `kept`."""
+    grey = (images * torch.tensor([0.2126, 0.7152, 0.0722]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    return grey + kept * (images - grey)
 
 
 def uneven_contrast(images: Tensor) -> Tensor:
@@ -185,7 +181,6 @@ def few_bits(pipe: DiffusionPipeline) -> None:
 
 
 _CLOSE, _LOSSY = "equivalent", "lossy"
-
 
 _FEW, _LOOKS = "a few images of many", "colours, contrast, sharpness"
 

@@ -53,7 +53,7 @@ class Caught:
         verdict: the gate's verdict.
         by: names of the rules that caught it: those that failed it or, if none did, those that did not pass it although
             they passed an honest option of the same contract.
-        expected: names of rules of which at least one should be in `by`; empty if any rule will do.
+        fits: whether an expected rule caught a mistake, or no rule failed an honest option.
         effect: the estimate over the margin for the first expected rule in `by`, else the first in `by`; None if it has
             none.
     """
@@ -63,21 +63,14 @@ class Caught:
     contract: str
     verdict: Verdict
     by: tuple[str, ...]
-    expected: tuple[str, ...]
+    fits: bool
     effect: float | None
-
-    @property
-    def fits(self) -> bool:
-        """Whether an expected rule caught a mistake, or no rule failed an honest option."""
-        if self.kind == HONEST:
-            return not self.by
-        return bool(self.by) and (not self.expected or bool({*self.by} & {*self.expected}))
 
 
 def caught(
     name: str, kind: str, contract: str, rulings: Sequence[Ruling], shared: Sequence[Ruling], expected: str = ""
 ) -> Caught:
-    """Derives from the rulings on a variant whether it was caught.
+    """Derives from the rulings on a variant whether it was caught, by one of the `expected` rules if there are any.
 
     An honest option may bring no gain on this machine, and *no benefit* is then no false alarm.
     """
@@ -91,8 +84,9 @@ def caught(
     fitting = [ruling for ruling in decisive if rule_of(ruling) in wanted] or decisive
     effects = [abs(one.estimate / one.margin) for one in fitting[:1] if one.estimate is not None and one.margin]
     by = tuple(dict.fromkeys(map(rule_of, decisive)))
+    fits = not by if kind == HONEST else bool(by) and (not wanted or bool({*by} & {*wanted}))
     verdict = worst([ruling.verdict for ruling in rulings])
-    return Caught(name, kind, contract, verdict, by, wanted, effects[0] if effects else None)
+    return Caught(name, kind, contract, verdict, by, fits, effects[0] if effects else None)
 
 
 def rule_of(ruling: Ruling) -> str:

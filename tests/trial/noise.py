@@ -11,7 +11,6 @@ from itertools import product
 
 import numpy as np
 
-from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, Interference, Measurement
 from sdopt.schema import Protocol
 from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
@@ -20,6 +19,8 @@ from tests.records import retime
 from tests.trial.simulation import ROUND_DEVIATION, Scenario, blank_study, measure_session, percent
 
 CONFIDENCE = 0.95
+
+_SIDES = ("option", "base")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def with_neighbour(neighbour: Neighbour, protocol: Protocol, studies: int, gain:
 
 
 def _beside(neighbour: Neighbour, protocol: Protocol, gain: float, random: np.random.Generator) -> _Study:
-    sides = _empty(protocol).variants
+    sides = blank_study(_SIDES, "base", protocol).variants
     processes, levels = [], []
     for side, level in zip(sides, (1 / gain, 1.0), strict=True):
         for replicate in range(protocol.replicates or 1):
@@ -131,10 +132,10 @@ def disturbed_rounds(studies: int) -> list[dict[str, str]]:
 
 def two_stages(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
     """Applies Stein's procedure with the study's own code: the pilot decides the number of processes."""
-    result = _empty(Protocol(replicates=pilot, precision=precision, confidence=CONFIDENCE))
-    _add(result, pilot, between, random)
+    result = blank_study(_SIDES, "base", Protocol(replicates=pilot, precision=precision, confidence=CONFIDENCE))
+    measure_session(result, Scenario(between, pilot), random)
     [needed] = processes_needed(result).values()
-    _add(result, needed - pilot, between, random)
+    measure_session(result, Scenario(between, needed - pilot), random)
     found = log_speedup(*result.variants)
     assert found is not None
     return _Study(found, 0, needed)
@@ -142,24 +143,15 @@ def two_stages(pilot: int, precision: float, between: float, random: np.random.G
 
 def until_narrow(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
     """Adds processes one by one until Student's interval is narrow enough, for contrast."""
-    result = _empty(Protocol(replicates=pilot, confidence=CONFIDENCE))
-    _add(result, pilot, between, random)
+    result = blank_study(_SIDES, "base", Protocol(replicates=pilot, confidence=CONFIDENCE))
+    measure_session(result, Scenario(between, pilot), random)
     while True:
         found = log_speedup(*result.variants)
         assert found is not None
         high, processes = found.interval(CONFIDENCE).high, len(result.variants[0].measurements)
         if high is not None and math.log(high) - found.mean <= math.log1p(precision):
             return _Study(found, 0, processes)
-        _add(result, 1, between, random)
-
-
-def _empty(protocol: Protocol) -> StudyResult:
-    return blank_study(("option", "base"), "base", protocol)
-
-
-def _add(result: StudyResult, processes: int, between: float, random: np.random.Generator) -> None:
-    """Adds processes to both variants, in one session."""
-    measure_session(result, Scenario(between, processes), random)
+        measure_session(result, Scenario(between, 1), random)
 
 
 def stopping(studies: int) -> list[dict[str, str]]:

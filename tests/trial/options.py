@@ -65,13 +65,7 @@ class AroundCalls(Mistake):
     """Base class of mistakes that handle each call of the pipeline."""
 
     def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
-        """Makes a call and returns its output.
-
-        Args:
-            call: the pipeline's own call.
-            arguments: of the call.
-            number: of the call in its process, from 1.
-        """
+        """Makes the pipeline's own call, the `number`th in its process from 1 on, and returns its output."""
         raise NotImplementedError
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
