@@ -7,14 +7,22 @@ import pytest
 import torch
 
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import Fit
+from sdopt.gate.judge import judge
+from sdopt.gate.rule_checks import require_rules
 from sdopt.quality import metrics
+from sdopt.quality.evaluation import Settings, evaluate
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
+from sdopt.record.files import write_result
+from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord, Score
-from sdopt.schema import Model, Quality
+from sdopt.report.catalog import markdown_table
+from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.figures import figures_by_variant
-from tests.command import SMOKE, sdopt
+from sdopt.statistics.summary import summary_of
+from tests.command import Finished, sdopt
 from tests.records import known
 
 PACKAGED, FULL_SIZE, UNTRAINED = Model(), Model("sd15", "hub"), Model("sd15", "random")
@@ -129,18 +137,20 @@ def redness(given: Inputs, _features: str) -> Score:
     return given.by_prompt(given.pictures.images[..., 0].mean(axis=(1, 2)) / 255)
 
 
-def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_all_that_a_metric_takes(
+    finished: Finished, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = Family("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
-    rules = "gate.rules={equivalent: [{metric: redness, margin: 1, confidence: null}]}"
-    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2"]
-    run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
-    result = run.result
-    scores = [result.variant(name).quality["redness"] for name in ("baseline", "layout=channels_last")]
-    assert all(score.estimate is not None and len(score.per_prompt) == 3 for score in scores)
-    [ruling] = [ruling for judgement in result.judgements for ruling in judgement.rulings if ruling.metric == "redness"]
-    assert ruling.verdict == "pass", ruling.reason
-    assert "redness (dB) ↓" in (run.folder / "table.md").read_text()
-    assert "redness" in sdopt(tmp_path, "show", "--all", str(run.folder)).out, "the terminal shows it too"
-    flat = figures_by_variant(result)["layout=channels_last"].flat
-    assert flat["quality/redness"] == scores[1].estimate
+    gate = Gate("g", {"lossy": [Rule("redness", margin=1, confidence=None)]})
+    require_rules(gate)
+    evaluate(result, finished.folder, Settings(measured_metrics(Quality(features=[]), PACKAGED)), lambda _: None)
+    scores = [result.variant(name).quality["redness"] for name in ("baseline", "bfloat16")]
+    assert all(score.estimate is not None and len(score.per_prompt) == 4 for score in scores)
+    judge(result, gate, Fit())
+    [ruling] = [each for each in result.judgements[0].rulings if each.metric]
+    assert (ruling.metric, ruling.verdict) == ("redness", "pass"), ruling.reason
+    assert "redness (dB) ↓" in markdown_table(summary_of(result))
+    write_result(result, tmp_path)
+    assert "redness" in sdopt(tmp_path, "show", "--all", ".").out, "the terminal shows it too"
+    assert figures_by_variant(result)["bfloat16"].flat["quality/redness"] == scores[1].estimate
