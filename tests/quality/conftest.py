@@ -1,7 +1,6 @@
 """A small CLIP, untrained, in a folder as the packaged one is, and images to look at."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,6 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from sdopt.quality.features import ClipFeatures, feature_extractor
 from sdopt.reference import MODEL
-
-Change = Callable[[np.ndarray, float], np.ndarray]
-"""Makes images worse, by a strength."""
 
 
 @pytest.fixture(scope="session")

