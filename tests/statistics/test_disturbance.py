@@ -1,5 +1,7 @@
 """Which rounds decide: by what others took, and never by the times; and which processes never settled."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,16 @@ class TestStudy:
         assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)
         assert flat["interference/calls_left_out"] == 3
         assert flat["interference/cpu_mhz"] == 2000.0
+
+
+def test_a_call_at_a_further_shape_disturbs_the_round_of_all() -> None:
+    result = study(variant("it"))
+    for measurement in (measurement for row in result.variants for measurement in row.measurements):
+        retime(measurement.shapes[0], interference=Interference(0.0, 0.0))
+        measurement.shapes.append(deepcopy(measurement.shapes[0]))
+    result.variant("it").measurements[0].shapes[1].calls[2].interference = Interference(0.5, 0.0)
+    counts = known(count_rounds(result))
+    assert (counts.timed, counts.disturbed) == (8, 1)
 
 
 NOISE = 1 + 0.01 * np.random.default_rng(0).standard_normal(12)

@@ -62,8 +62,6 @@ class TestSpeedup:
         found = speedup(variant(*mine), variant(*other), 0.95)
         assert (found.low, found.high, found.confidence) == (None, None, None)
 
-
-class TestReplicates:
     def test_one_process_is_one_replicate(self) -> None:
         mine, other = ([log_normal(s, 20) for s in seeds] for seeds in ((0, 1, 2), (3, 4, 5)))
         found = speedup(variant(*mine), variant(*other), 0.95)
@@ -72,25 +70,9 @@ class TestReplicates:
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
         assert (found.n, found.unit) == (3, "process")
 
-    def test_more_rounds_do_not_narrow_what_processes_differ_by(self) -> None:
-        """Three processes that differ by 5 % each: with a thousand rounds the interval is as wide as with ten."""
-        effects = (-0.05, 0.0, 0.05)
-
-        def width(rounds: int) -> float:
-            mine = [0.1 * np.exp(e) * np.ones(rounds) for e in effects]
-            found = speedup(variant(*mine), variant(*(2 * m for m in mine)), 0.95)
-            return math.log(found.high / found.low)  # type: ignore[operator]
-
-        assert width(1000) == pytest.approx(width(10))
-        assert width(10) > 0.1
-
 
 class TestBlocks:
     """In blocks a process is timed between two sessions of the baseline, which stand in for the reference."""
-
-    @staticmethod
-    def block(own: Any, before: Any, after: Any, name: str = "candidate") -> VariantResult:
-        return variant(own, name=name, latency_before_s=[*before], latency_after_s=[*after])
 
     def test_its_error_is_that_of_one_ratio_per_replicate(self) -> None:
         """The baseline around each process is no second sample: three blocks leave two degrees of freedom."""
@@ -109,10 +91,9 @@ class TestBlocks:
         sessions = [1.3**number for number in range(3)]
         before, own, after = (np.full(6, slowness) for slowness in sessions)
         baseline = variant(np.concatenate([before, after]), name="baseline")
-        found = speedup(self.block(own / 2, before, after), baseline, 0.95)
+        candidate = variant(own / 2, latency_before_s=[*before], latency_after_s=[*after])
+        found = speedup(candidate, baseline, 0.95)
         assert found.estimate == pytest.approx(2)
-        unpaired = speedup(variant(own / 2), variant(before), 0.95)
-        assert unpaired.estimate == pytest.approx(2 / 1.3)
 
 
 def test_a_ratio_of_peaks_has_no_interval_from_one_process() -> None:
@@ -161,11 +142,9 @@ class TestCompare:
         ("changed", "value", "differs"),
         [
             ("workload.batch_size", 4, True),
-            ("workload.seed", 1, True),
             ("model.name", "sd15", True),
             ("hardware.device", "cuda", True),
             # What a candidate may choose is the same work.
-            ("workload.steps", 10, False),
             ("scheduler.class_name", "EulerDiscreteScheduler", False),
             ("hardware.threads", 1, False),
         ],
