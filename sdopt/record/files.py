@@ -159,7 +159,7 @@ def _require_schema(document: Any) -> None:
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
-    """Yields what is wrong with the names and the paths of a result, one line each."""
+    """Yields what is wrong with the names, sessions, shapes and paths of a result, one line each."""
     if wrong := wrong_name(result.name):
         yield f"name={result.name!r}: {wrong}"
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
@@ -167,6 +167,13 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     names = [row.name for row in result.variants]
     sides = [name for edge in result.comparisons for name in (edge.candidate, edge.reference)]
     yield from (f"{name}: no variant has this name" for name in (result.baseline, *sides) if name not in names)
+    measured = [measurement for row in result.variants for measurement in row.measurements]
+    sessions = {measurement.session for measurement in measured}
+    unknown = sorted(sessions - {*range(len(result.sessions))}) if result.sessions else []
+    yield from (f"sessions: processes are of session {number}, which is not there" for number in unknown)
+    served = [len(measurement.shapes) for measurement in measured] + [len(edge.shapes) for edge in result.comparisons]
+    if served and min(served) < len(result.shapes):
+        yield f"shapes: the study has {len(result.shapes)}, and a process or a comparison only {min(served)}"
     images = [record.path for row in result.variants for record in row.images]
     images += [record.path for records in result.redrawn.values() for record in records]
     trips = [trip.path for row in result.variants for trip in row.trips if trip.path]

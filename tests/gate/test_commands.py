@@ -73,11 +73,11 @@ class TestRun:
     def test_files_for_ci_are_written(self, folder: Path) -> None:
         assert {"verdicts.json", "verdicts.xml", "verdicts.md"} <= {file.name for file in folder.iterdir()}
 
-    def test_timed_calls_have_other_prompts_in_each_round_and_honest_ones_raise_no_doubt(
+    def test_timed_calls_have_other_prompts_in_each_round_and_other_images_are_doubtful(
         self, folder: Path, judged: Finished
     ) -> None:
         result = read_result(folder)
-        doubts = doubts_of(result)
+        doubts = [doubt for doubt in doubts_of(result) if "images of timed calls" in doubt]
         assert [doubt.partition(":")[0] for doubt in doubts] == ["black", "at first"]
         assert "in process 1, 2 of 3 images of timed calls differ from those of the quality pass" in doubts[1]
         assert f"Doubtful: {doubts[1]}" in judged.shown

@@ -79,6 +79,16 @@ def test_a_result_of_another_schema_is_refused_in_one_line(result: StudyResult, 
     assert "\n" not in problem
 
 
+def test_sessions_and_shapes_that_are_not_there_are_refused(result: StudyResult) -> None:
+    first, *_ = result.variants[0].measurements
+    first.session = len(result.sessions)
+    with pytest.raises(UsageError, match=f"processes are of session {first.session}, which is not there"):
+        parse_result(to_json(result))
+    first.session, first.shapes = 0, []
+    with pytest.raises(UsageError, match="the study has 1, and a process or a comparison only 0"):
+        parse_result(to_json(result))
+
+
 OTHER = Path(__file__).parents[1] / "robustness" / "result.json"
 """The result of another study, measured by another sdopt."""
 

@@ -87,6 +87,8 @@ class TestWithoutAGate:
         study.comparisons[0].shapes[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
         row = timed(study, 0.5, 0.45, 0.55)
         assert (row.pays, row.recommended, row.gains, row.speed) == (True, False, ["memory_ratio"], Speed.SLOWER)
+        said = summary_of(study).sentence
+        assert said.startswith("Keep the baseline: channels last saves 50 % memory, 2.00× slower (")
         assert timed(study, 1.0, 0.95, 1.05).recommended
         assert "saves 50 % memory, speed too close to call" in summary_of(study).sentence
 

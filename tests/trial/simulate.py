@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 
 def main(argv: list[str]) -> int:
@@ -13,7 +12,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--only", choices=("looks", "interference", "precision", "tails", "search"), help="print one group of tables"
     )
-    parser.add_argument("--output", type=Path, help="also write the tables to this file")
     arguments = parser.parse_args(argv)
 
     from sdopt.report.markdown import markdown
@@ -30,10 +28,7 @@ def main(argv: list[str]) -> int:
     }
     chosen = [arguments.only] if arguments.only else list(groups)
     found = [rows(arguments.studies) for group in chosen for rows in groups[group]]
-    tables = "\n".join(markdown(tuple(rows[0]), [tuple(row.values()) for row in rows], []) for rows in found)
-    print(tables)
-    if arguments.output:
-        arguments.output.write_text(tables, encoding="utf-8")
+    print("\n".join(markdown(tuple(rows[0]), [tuple(row.values()) for row in rows], []) for rows in found))
     return 0
 
 
