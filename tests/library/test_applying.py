@@ -8,7 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import huggingface_hub
 import numpy as np
@@ -27,7 +27,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.paths import options_of
 from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.library.process import _SWITCHES, ProcessChanges
-from sdopt.options.base import Finding, Optimization, Proof
+from sdopt.options.base import Finding, Optimization, Proof, Stage
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
 from tests.fixtures import packaged_pipe
 from tests.pipelines.test_hub import cache, offline  # noqa: F401
@@ -416,6 +416,8 @@ def states() -> list[str]:
 @dataclass(frozen=True)
 class Careless(Optimization):
     """Sets what other parts of a program rely on."""
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
 
     def apply(self, pipe: Any) -> Proof:
         torch.use_deterministic_algorithms(True, warn_only=True)
