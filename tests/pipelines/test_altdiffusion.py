@@ -148,11 +148,9 @@ class TestFolder:
 class TestCalls:
     def test_count_their_operations(self, session: Load, chosen: list[str], variant: Compose) -> None:
         counted = operations_of(session(*chosen)._pipe, variant(*chosen))
-        emoji = operations_of(session()._pipe, variant("workload.size=64"))
-        assert counted["vae_decoder"] == emoji["vae_decoder"]
         # Per token a layer has 4·32² products of attention and 2·32·64 others.
         assert counted["text_encoder"] > 2 * LENGTH * 2 * 2 * (4 * 32**2 + 2 * 32 * 64) / 1e12
-        assert counted["denoiser"] > 0
+        assert min(counted["denoiser"], counted["vae_decoder"]) > 0
 
     def test_run_their_stages(self, session: Load, chosen: list[str], inputs: dict[str, list[str]]) -> None:
         calls = {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}
@@ -181,16 +179,14 @@ class TestRefusal:
         assert variant("model=altdiffusion").conflicts(CPU) == []
 
     @pytest.mark.usefixtures("gone")
-    def test_is_a_conflict_before_anything_is_fetched(self, variant: Compose) -> None:
+    def test_is_a_conflict_before_anything_is_fetched(self, variant: Compose, composer: Composers, alt: Path) -> None:
+        said = "is an AltDiffusionPipeline, which the installed diffusers no "
         [found] = variant("model=altdiffusion").conflicts(CPU)
-        assert found.startswith("model=altdiffusion: is an AltDiffusionPipeline, which the installed diffusers no ")
+        assert found.startswith(f"model=altdiffusion: {said}")
         assert found.endswith("; choose model=sd15")
         assert not variant("model=sd15").conflicts(CPU)
-
-    @pytest.mark.usefixtures("gone")
-    def test_names_the_folder(self, composer: Composers, alt: Path) -> None:
-        found = problem(composer, "model=folder", f"model.path={alt}")
-        assert found.startswith(f"model.path={alt}: is an AltDiffusionPipeline, which the installed diffusers no ")
+        of_folder = problem(composer, "model=folder", f"model.path={alt}")
+        assert of_folder.startswith(f"model.path={alt}: {said}")
 
     def test_of_random_weights(self, composer: Composers) -> None:
         found = problem(composer, "model=altdiffusion", "model.weights=random")

@@ -49,7 +49,6 @@ def own(**values: Any) -> dict[str, Any]:
         ({"prediction_type": "flow_prediction"}, EULER, "cannot sample prediction_type=flow_prediction"),
         ({"timestep_type": "continuous", "prediction_type": "v_prediction"}, DDIM, "has no timestep_type"),
         ({"prediction_type": "sample"}, PLMS, "prediction_type=sample in workload.steps=20 (ValueError: "),
-        ({"prediction_type": "sample"}, Scheduler("KDPM2DiscreteScheduler"), "not implemented yet: sample"),
         ({}, Scheduler("CogVideoXDPMScheduler"), "cannot sample prediction_type=epsilon"),
     ],
 )

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdopt.errors import UsageError
-from sdopt.hardware.probe import probe_device
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
@@ -21,6 +20,7 @@ from sdopt.pipelines.random_weights import empty_network
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model
 from tests.command import SMOKE, refused
+from tests.fixtures import CPU, Compose
 from tests.pipelines.loaded import load
 from tests.pipelines.single_file import edit, original_layout, original_names
 
@@ -267,19 +267,14 @@ class TestVariants:
         assert [name in wanted for name in names] == [False, True, True]
 
 
-@pytest.mark.parametrize("from_hub", [False, True])
-def test_a_vae_given_apart_lost_a_tensor(
-    composer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_hub: bool
-) -> None:
+def test_a_vae_given_apart_lost_a_tensor(variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(TINY_AUTOENCODER, tmp_path / "tiny"))
     monkeypatch.setattr("sdopt.options.memory.hub_network", lambda *_, **__: folder)
-    given = "hub_id=somebody/tiny" if from_hub else f"path={folder}"
-    chosen = ["memory=tiny_vae", f"memory.tiny_vae.{given}"]
-    device = probe_device("cpu")
-    assert not composer(chosen).variant("x", chosen).conflicts(device)
+    assert not variant("memory=tiny_vae", f"memory.tiny_vae.path={folder}").conflicts(CPU)
     rewrite(folder / NETWORK_WEIGHTS, lambda tensors: tensors.pop("decoder.layers.0.weight"))
-    [found] = composer(chosen).variant("x", chosen).conflicts(device)
-    assert "lacks the tensor decoder.layers.0.weight" in found
+    for given in (f"path={folder}", "hub_id=somebody/tiny"):
+        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.{given}").conflicts(CPU)
+        assert "lacks the tensor decoder.layers.0.weight" in found
 
 
 class TestPaths:
