@@ -421,8 +421,12 @@ def _memory_text(row: Row) -> str:
 
 
 def _from_to(row: Row, baseline: Row | None) -> str:
+    """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
     mine, other = row.figures.latency, baseline.figures.latency if baseline else None
-    return f" ({times_text(other.estimate, mine.estimate)})" if mine and other else ""
+    if not (mine and other and row.speedup):
+        return ""
+    agree = (other.estimate >= mine.estimate) == (row.speedup.interval.estimate >= 1)
+    return f" ({times_text(other.estimate, mine.estimate)})" if agree else ""
 
 
 _ALIKE = ((math.inf, "identical"), (40.0, "nearly identical"), (30.0, "similar"), (0.0, "visibly different"))

@@ -18,7 +18,7 @@ from sdopt.report.tables import evidence
 from sdopt.statistics.adoption import PLAIN, command_of, lines_of
 from sdopt.statistics.figures import ratio_text
 from sdopt.statistics.scale import Decision, Images, Speed
-from sdopt.statistics.summary import REPEATS, Row, summary_of
+from sdopt.statistics.summary import REPEATS, Row, described, summary_of
 from tests.records import known, reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -88,9 +88,17 @@ class TestWithoutAGate:
         row = timed(study, 0.5, 0.45, 0.55)
         assert (row.pays, row.recommended, row.gains, row.speed) == (True, False, ["memory_ratio"], Speed.SLOWER)
         said = summary_of(study).sentence
-        assert said.startswith("Keep the baseline: channels last saves 50 % memory, 2.00× slower (")
+        assert said.startswith("Keep the baseline: channels last saves 50 % memory, 2.00× slower")
         assert timed(study, 1.0, 0.95, 1.05).recommended
         assert "saves 50 % memory, speed too close to call" in summary_of(study).sentence
+
+    def test_times_that_differ_the_other_way_than_the_paired_ratio_are_not_said(self, study: StudyResult) -> None:
+        said = []
+        for estimate in (0.5, 2.0):
+            row = timed(study, estimate, 0.9 * estimate, 1.1 * estimate)
+            [baseline] = (row for row in summary_of(study).rows if row.is_baseline)
+            said.append(" → " in described(row, baseline))
+        assert sorted(said) == [False, True]
 
     def test_a_change_of_memory_too_small_to_count_is_no_gain(self, study: StudyResult) -> None:
         study.comparisons[0].shapes[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
