@@ -429,9 +429,10 @@ class TestOwnOptions:
 
         file.write_text(packaged)
         assert not composed().sweep
-        file.write_text(packaged + "\nmine: 3\n")
-        with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
-            composed()
+        for content in (packaged.encode() + b"\nmine: 3\n", b"mine: [\n", b"mine: caf\xe9\n"):
+            file.write_bytes(content)
+            with pytest.raises(UsageError, match=re.escape(f"{name}.yaml: Hydra would read sdopt's own file")):
+                composed()
 
 
 def test_tracking_alone_can_be_composed() -> None:
