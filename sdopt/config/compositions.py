@@ -178,7 +178,11 @@ def _require_own_names(folders: Iterable[str]) -> None:
 
 
 def _differs(own: Traversable, packaged: Path) -> bool:
-    return own.is_file() and OmegaConf.create(own.read_text(encoding="utf-8")) != OmegaConf.load(packaged)
+    """Returns whether a file of a packaged name says something else, or nothing that can be read."""
+    try:
+        return own.is_file() and OmegaConf.create(own.read_text(encoding="utf-8")) != OmegaConf.load(packaged)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return True
 
 
 @contextmanager

@@ -158,12 +158,13 @@ def read_folder(folder: Path) -> list[Picture]:
     tables = [folder / name for name in _TABLES if (folder / name).is_file()]
     if not tables:
         return [_as_it_says(file) for file in files]
-    rows = {row.need("file", "file_name", "filename", "image"): row for row in read_table(tables[0])}
-    listed, there = {Path(name).name for name in rows}, {file.name for file in files}
-    if lacking := sorted(listed ^ there):
-        what = "is listed, and is not there" if lacking[0] in listed else "is not listed"
+    rows = [(Path(row.need("file", "file_name", "filename", "image")).name, row) for row in read_table(tables[0])]
+    by_name, there = dict(rows), {file.name for file in files}
+    if twice := _repeated(name for name, _ in rows):
+        raise UsageError(f"{tables[0]}: {twice} is listed several times; list each image of the folder once")
+    if lacking := sorted(by_name.keys() ^ there):
+        what = "is listed, and is not there" if lacking[0] in by_name else "is not listed"
         raise UsageError(f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once")
-    by_name = {Path(name).name: row for name, row in rows.items()}
     return [
         Picture(
             file,

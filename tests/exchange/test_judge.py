@@ -277,6 +277,11 @@ def animate(folder: Path) -> None:
     frames[0].save(folder / "3.png", save_all=True, append_images=frames[1:])
 
 
+def listed_twice(folder: Path) -> None:
+    with (folder / "prompts.csv").open("a", newline="") as stream:
+        csv.writer(stream).writerow(["3.png", "another thing", 3])
+
+
 A1111 = "a cat, (red:1.2)\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, CFG scale: 7, Seed: 42, Size: 64x64"
 
 COMFY = {
@@ -330,6 +335,7 @@ class TestPartners:
             (lambda folder: Image.new("RGB", (32, 32)).save(folder / "5.png"), "is 32×32"),
             (lambda folder: Image.new("I;16", (64, 64)).save(folder / "prompts.csv", "PNG"), "UTF-8"),
             (lambda folder: (folder / "prompts.csv").write_text("file,prompt,seed\n0.png,a,one\n"), "not"),
+            (listed_twice, "3.png is listed several times"),
             (lambda folder: (folder / "times.csv").write_text("seconds\n-1\n"), "above 0"),
             (lambda folder: (folder / "times.csv").write_text("secs\n1\n"), "seconds is missing"),
             (animate, "2 frames"),

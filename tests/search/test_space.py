@@ -156,10 +156,6 @@ class TestTrials:
         ])  # fmt: skip
         return Trials.open("some", Space.of(config, composer, CPU), config)
 
-    def test_propose_each_option_alone_first(self, trials: Trials) -> None:
-        first = trials.propose(2, "screen-00")
-        assert [candidate.overrides[0] for candidate in first] == ["layout=channels_last", "caching=deepcache"]
-
     def test_propose_each_combination_once_and_then_none(self, trials: Trials) -> None:
         found = [*trials.propose(20, "screen-00"), *trials.propose(20, "screen-01")]
         names = [candidate.name for candidate in found]
@@ -177,8 +173,9 @@ class TestTrials:
         studies = [[each.name for each in trials.propose(6, f"screen-0{number}")] for number in range(3)]
         assert studies == [["layout=channels_last"], ["compiler=inductor"], ["compiler=regional", "compiler=trace"]]
 
-    def test_propose_nothing_that_holds_what_spoils_images(self, trials: Trials) -> None:
+    def test_propose_each_option_alone_first_and_nothing_that_holds_what_spoils_images(self, trials: Trials) -> None:
         first = trials.propose(2, "screen-00")
+        assert [candidate.overrides[0] for candidate in first] == ["layout=channels_last", "caching=deepcache"]
         deepcache = first[1].name
         trials.tell({each.name: finding(spoiled=each.name == deepcache) for each in first})
         names = [candidate.name for candidate in trials.propose(20, "screen-01")]
@@ -194,19 +191,16 @@ class TestTrials:
         whole.tell({each.name: finding(spoiled=True) for each in whole.propose(2, "screen-00")})
         assert len(whole.propose(20, "screen-01")) == 3
 
-    def test_know_which_options_were_not_tried_alone(self, trials: Trials) -> None:
-        [first] = trials.propose(1, "screen-00")
-        [left] = trials.untried
-        assert (first.overrides[0], left.partition(",")[0]) == ("layout=channels_last", "caching=deepcache")
-
-    def test_remember_why_nothing_more_was_screened(self, trials: Trials) -> None:
+    def test_know_after_a_crash_what_was_not_measured_and_which_options_were_not_tried_alone(
+        self, trials: Trials
+    ) -> None:
+        proposed = trials.propose(1, "screen-00")
         trials.ended = "enough"
-        assert Trials.open("some", trials.space, trials.config).ended == "enough"
-
-    def test_know_after_a_crash_what_was_not_measured(self, trials: Trials) -> None:
-        proposed = trials.propose(2, "screen-00")
         again = Trials.open("some", trials.space, trials.config)
         assert again.unfinished() == {"screen-00": proposed}
+        assert again.ended == "enough"
+        [left] = again.untried
+        assert (proposed[0].overrides[0], left.partition(",")[0]) == ("layout=channels_last", "caching=deepcache")
 
     def test_a_storage_that_cannot_be_opened_is_named(self, composer: HydraComposer, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("no database, but text that is long enough to be read as one" * 100)

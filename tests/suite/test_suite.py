@@ -91,29 +91,21 @@ def test_without_a_card_ends_before_anything_is_measured(tmp_path: Path) -> None
     assert not any(tmp_path.rglob("*.json"))
 
 
-@pytest.mark.parametrize(
-    ("part", "ending", "reasons", "findings"),
-    [
-        ("wrong", Ending.FAILED, ["ended with exit code 2", "nonsense"], []),
-        ("slow", Ending.STOPPED, ["at its limit of 3 s"], []),
-        ("late", Ending.STOPPED, ["at its limit of 1 s"], [("layout=channels_last", "not run")]),
-        ("large", Ending.NOT_RUN, ["needs at least 80000 s"], []),
-        ("blade_sd15_lora", Ending.LEFT_OUT, ["needs a CUDA device"], []),
-    ],
-)
-def test_each_part_says_how_it_ended(
-    called: Finished, part: str, ending: Ending, reasons: list[str], findings: list[tuple[str, str]]
-) -> None:
-    found = entry(called, part)
-    assert found.ending is ending
-    assert [reason for reason in reasons if reason not in found.reason] == []
-    assert [(finding.name, finding.state) for finding in found.findings] == findings
-
-
-def test_a_call_lists_what_cannot_run_ends_with_3_and_names_what_is_left(called: Finished) -> None:
-    unable = entry(called, "unable")
-    assert unable.ending is Ending.DONE
-    assert {finding.state for finding in unable.findings} == {"cannot run"}
+def test_a_call_says_how_each_part_ended_and_what_is_left(called: Finished) -> None:
+    for part, ending, reason in (
+        ("wrong", Ending.FAILED, "ended with exit code 2: .*nonsense"),
+        ("slow", Ending.STOPPED, "at its limit of 3 s"),
+        ("late", Ending.STOPPED, "at its limit of 1 s"),
+        ("large", Ending.NOT_RUN, "needs at least 80000 s"),
+        ("unable", Ending.DONE, "nothing in this part can run here"),
+        ("blade_sd15_lora", Ending.LEFT_OUT, "needs a CUDA device"),
+    ):
+        found = entry(called, part)
+        assert found.ending is ending
+        assert re.search(reason, found.reason)
+    [late] = entry(called, "late").findings
+    assert (late.name, late.state) == ("layout=channels_last", "not run")
+    assert {finding.state for finding in entry(called, "unable").findings} == {"cannot run"}
     assert called.code == 3
     assert "1 of the 5 parts that can run here are done" in called.shown
     assert "large: not run (needs at least 80000 s" in called.shown
