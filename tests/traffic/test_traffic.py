@@ -74,7 +74,7 @@ class TestTraces:
         (tmp_path / "arrivals").write_text("10\n10.5\n14\n20\n")
         assert unit_trace(str(tmp_path / "arrivals"), 3, 0).tolist() == [0, 0.25, 2]
 
-    @pytest.mark.parametrize("content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1"])
+    @pytest.mark.parametrize("content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1", "1\n1\n1\n2"])
     def test_that_are_none_are_refused(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "arrivals").write_text(content)
         with pytest.raises(UsageError, match=r"load\.arrivals="):
