@@ -261,6 +261,10 @@ class TestGallery:
             gallery = gallery_of(full, tmp_path, budget)
             assert gallery is not None
             assert len(gallery.prompts) == shown
+        (tmp_path / "baseline 1.png").unlink()  # somebody made room
+        gallery = gallery_of(full, tmp_path, 10**9)
+        assert gallery is not None
+        assert [row.prompt for row in gallery.prompts] == ["prompt 0", "prompt 2"]
 
 
 def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
