@@ -71,7 +71,7 @@ def _embed(page: Path, check: bool) -> int:
     from sdopt.report.embedded import embed
 
     text = embed(page, {"load": embedded})
-    if text == page.read_text(encoding="utf-8"):
+    if text.encode() == page.read_bytes():
         print(f"{page}: is up to date")
         return 0
     if check:

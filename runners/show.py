@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         with only_json(wanted=True) as say:
             say(answers(found, code))
         return code
-    if found.sweep and len(found.studies) > 1:
+    if found.sweep and found.studies:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
     for result, folder in found.studies:
         if found.sweep and not arguments.all:

@@ -114,15 +114,14 @@ def test_nothing_but_a_verdict_ends_with_1() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("command", ["run", "show", "gate", "doctor", "sync"])
 def test_a_working_folder_that_is_gone_is_a_usage_error(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert main([command]) == 2
+    assert main(["show"]) == 2
     assert "working folder" in capsys.readouterr().err
     assert main(["--version"]) == 0
 

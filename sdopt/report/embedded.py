@@ -35,9 +35,10 @@ def embed(page: Path, more: Mapping[str, Callable[[Path], str]]) -> str:
             cannot be read.
     """
     try:
-        text = page.read_text(encoding="utf-8")
+        whole = page.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{page}: cannot be read as text: {error}") from error
+    text = whole.replace("\r\n", "\n")
 
     def block(found: re.Match[str]) -> str:
         begin, kind, folder = found.groups()
@@ -55,7 +56,7 @@ def embed(page: Path, more: Mapping[str, Callable[[Path], str]]) -> str:
     embedded, count = _BLOCK.subn(block, text)
     if not count:
         raise UsageError(f"{page}: has no block; begin one with <!-- sdopt:table FOLDER --> and end it with {_END}")
-    return embedded
+    return embedded.replace("\n", "\r\n") if "\r\n" in whole else embedded
 
 
 def _table(summary: Summary, folder: str) -> str:

@@ -35,9 +35,12 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
         raise UsageError(
             f"load.arrivals={arrivals}: {reason}; choose {' or '.join(KINDS)}, or a file of times in seconds"
         ) from error
-    if len(times) < count or not np.isfinite(times).all() or (np.diff(times) < 0).any() or times[-1] <= times[0]:
+    if len(times) < count or not np.isfinite(times).all() or (np.diff(times) < 0).any():
         raise UsageError(f"load.arrivals={arrivals}: needs at least load.requests={count} times, in ascending order")
     times = times[:count] - times[0]
+    if times[-1] == 0:
+        reason = f"the first load.requests={count} times are the same; ask for more, or record fractions of seconds"
+        raise UsageError(f"load.arrivals={arrivals}: {reason}")
     return np.asarray(times * (count - 1) / times[-1])
 
 

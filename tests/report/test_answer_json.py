@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from pydantic import TypeAdapter
 
 from runners import printed
@@ -59,27 +58,21 @@ def test_the_schema_and_the_page_are_printed(tmp_path: Path) -> None:
 
 
 def test_every_command_prints_that_form(tmp_path: Path) -> None:
-    form, given = printed(), ("search.groups=[layout]", "gate=none", *SMALL, "--json")
+    few = ("search.races=0", "search.screen=[protocol.rounds:1]", "protocol.rounds=1", "protocol.warmup=0")
+    given = ("search.groups=[layout]", "gate=none", *SMALL, *few, "--json")
     with fake_workers():
-        said = [
-            sdopt(tmp_path, "run", "layout=channels_last", *SMOKE, "hydra.run.dir=outputs/one", "--json"),
-            sdopt(tmp_path, "search", *given),
-        ]
+        ran = sdopt(tmp_path, "run", "layout=channels_last", *SMOKE, "hydra.run.dir=outputs/one", "--json")
+        searched = sdopt(tmp_path, "search", *given)
+    planned = sdopt(tmp_path, "search", *given, "dry_run=true")
     gated = sdopt(tmp_path, "gate", "outputs/one", "gate=default", "--output", "verdicts", "--json")
+    by_file = sdopt(tmp_path, "gate", "outputs/one/result.json", "gate=default", "--output", "again", "--json")
+    for done in (ran, searched, planned, gated, by_file):
+        assert printed().model_validate_json(done.out, strict=True).model_dump()["exit_code"] == done.code
+        assert set(json.loads(done.out)) <= {"exit_code", "studies", "problems", "verdicts", "search"}
+    assert json.loads(searched.out)["search"]["entries"]
     assert json.loads(gated.out)["verdicts"]
     assert "verdicts:" in gated.err
-    by_file = sdopt(tmp_path, "gate", "outputs/one/result.json", "gate=default", "--output", "again", "--json")
     assert json.loads(by_file.out)["studies"] == json.loads(gated.out)["studies"] != []
-    said.append(gated)
-    said.append(sdopt(tmp_path, "search", *given, "dry_run=true"))
-    for side in ("a", "b"):
-        (tmp_path / side).mkdir()
-        Image.new("RGB", (64, 64), "red").save(tmp_path / side / "0.png")
-    said.append(sdopt(tmp_path, "judge", "a", "b", "tracking=none", "hardware=cpu", "--json"))
-    for done in said:
-        assert form.model_validate_json(done.out, strict=True).model_dump()["exit_code"] == done.code
-        assert set(json.loads(done.out)) <= {"exit_code", "studies", "problems", "verdicts", "search"}
-    assert json.loads(said[1].out)["search"]["entries"]
 
 
 def test_the_prompts_that_lost_most_are_named_by_metric(finished: Finished) -> None:

@@ -1,5 +1,7 @@
 """The specifications of plots: which rows they have, in which order, and that they say what the table says."""
 
+import json
+
 import altair as alt
 import pytest
 from jsonschema import ValidationError  # type: ignore[import-untyped]
@@ -27,6 +29,17 @@ def rows(spec: Spec | None) -> list[dict[str, object]]:
     return found
 
 
+def thinned(spec: Spec) -> Spec:
+    """The same with a few of its data: the schema looks at each of hundreds."""
+
+    def few(node: Spec) -> Spec:
+        values = node.get("values")
+        return node | {"values": values[:2]} if isinstance(values, list) else node
+
+    found: Spec = json.loads(json.dumps(spec), object_hook=few)
+    return found
+
+
 @pytest.mark.parametrize("name", ["quickstart", "hf_sdxl"])
 def test_charts_are_as_the_schema_of_vega_lite_says(name: str) -> None:
     sections = text_sections(summary_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / name)))
@@ -34,7 +47,7 @@ def test_charts_are_as_the_schema_of_vega_lite_says(name: str) -> None:
     assert len(charts) > 2
     for chart in charts:
         for _, spec in chart.views:
-            alt.Chart.from_dict(spec)
+            alt.Chart.from_dict(thinned(spec))
     with pytest.raises(ValidationError):
         alt.Chart.from_dict(charts[0].views[0][1] | {"layer": "none"})
 

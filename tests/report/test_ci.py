@@ -74,12 +74,9 @@ def result() -> StudyResult:
     return read_result(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart")
 
 
-def test_a_recorded_study(result: StudyResult) -> None:
+def test_a_recorded_study_and_odd_names_and_reasons(result: StudyResult) -> None:
     root = valid(junit(summary_of(result)))
     assert [float(suite.attrib["time"]) > 0 for suite in root] == [True] * len(result.judgements) != []
-
-
-def test_odd_names_and_reasons(result: StudyResult) -> None:
     odd = 'a <b> & "c"\x00\x1b[31m\ud800\ufffe\x85 \U0001f34e\n'
     rulings = [
         Ruling("at_most", "fid", Verdict.PASS, odd),

@@ -34,6 +34,8 @@ def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: 
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)
     assert embed(page, {}) == text
+    page.write_text(text, newline="\r\n")  # as editors on Windows write it
+    assert embed(page, {}).encode() == page.read_bytes()
 
 
 def test_the_command_writes_and_checks(page: Path) -> None:

@@ -150,12 +150,9 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(name: str, monkey
             assert words == {"speed": found.speed, "images": found.images, "gate": found.decision}
 
 
-@pytest.mark.parametrize("verdicts", [Status, Speed, Images, Decision, Reproduction])
-def test_every_verdict_has_a_tone(verdicts: type[StrEnum]) -> None:
-    assert not [verdict for verdict in verdicts if verdict not in TONES]
-
-
-def test_every_tone_has_a_look() -> None:
+def test_every_verdict_has_a_tone_and_every_tone_a_look() -> None:
+    scales: tuple[type[StrEnum], ...] = (Status, Speed, Images, Decision, Reproduction)
+    assert not [verdict for scale in scales for verdict in scale if verdict not in TONES]
     style = (files("sdopt.report.page") / "templates" / "page.css").read_text(encoding="utf-8")
     for tone in Tone:
         assert tone in RICH

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sdopt.record.files import JobError, read_result
+from sdopt.record.files import JobError, read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.sweep import Sweep
 from sdopt.report.terminal import shown
-from tests.command import ROOT
+from tests.command import ROOT, sdopt
 from tests.records import reconfigure
 
 RECORD = ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -48,6 +48,12 @@ def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -
         assert max(map(len, text.getvalue().splitlines())) <= width
     assert Sweep(Path(), {"2": jobs["2"]}, {}).sentence.startswith("Keep the baseline")
     assert Sweep(Path(), {"0": jobs["0"]}, {}).sentence == "Nothing was compared with a baseline."
+
+
+def test_a_sweep_of_one_job_is_shown(jobs: dict[str, StudyResult], tmp_path: Path) -> None:
+    (tmp_path / "mine" / "0").mkdir(parents=True)
+    write_result(jobs["1"], tmp_path / "mine" / "0")
+    assert sdopt(tmp_path, "show", "mine").out.startswith("deep cache is 1.92× faster")
 
 
 def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None:

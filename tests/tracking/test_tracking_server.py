@@ -19,10 +19,9 @@ import pytest
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Tracking
-from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client, store
 from sdopt.tracking.client import Run, TrackingError
-from sdopt.tracking.runs import log_study, logged_metrics, study_metrics
+from sdopt.tracking.runs import log_study
 from tests.command import SMOKE, Finished, Process, eventually, start
 from tests.tracking import postgres
 from tests.tracking.test_tracking import another
@@ -208,24 +207,10 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
         measured = read_result(path)
         assert set(contents(server.client, measured)) > {row.name for row in measured.variants}
         with create_engine(database).connect() as connection:
-            counted = {
-                table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar()
-                for table in ("runs", "metrics", "params")
-            }
-        studies = [*results, measured]
-        assert counted["runs"] == sum(1 + len(result.variants) for result in studies)
-        assert counted["metrics"] == sum(map(metric_values, studies))
-        logged_params = [logged for each in whole for logged in each.values()]
-        own_params = contents(server.client, measured).values()
-        assert counted["params"] == sum(len(logged["params"]) for logged in [*logged_params, *own_params])
+            runs = connection.execute(text("SELECT count(*) FROM runs")).scalar()
+        assert runs == sum(1 + len(result.variants) for result in [*results, measured]), "none that was deleted, either"
     finally:
         server.kill()
-
-
-def metric_values(result: StudyResult) -> int:
-    """Of the study and of each variant its metrics."""
-    summary = summary_of(result)
-    return len(study_metrics(summary)) + sum(len(logged_metrics(summary, row)) for row in result.variants)
 
 
 @pytest.mark.slow
@@ -284,6 +269,7 @@ class TestLocked:
         from mlflow.exceptions import MlflowException
 
         tries, log_batch = iter(range(100)), MlflowClient.log_batch
+        monkeypatch.setattr("time.sleep", lambda _: None)
 
         def locked_once(client: "MlflowClient", *arguments: Any, **named: Any) -> None:
             if next(tries) == 0:

@@ -74,7 +74,7 @@ class TestTraces:
         (tmp_path / "arrivals").write_text("10\n10.5\n14\n20\n")
         assert unit_trace(str(tmp_path / "arrivals"), 3, 0).tolist() == [0, 0.25, 2]
 
-    @pytest.mark.parametrize("content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1"])
+    @pytest.mark.parametrize("content", ["1\n2", "2\n1\n3", "1\nx\n3", "1\nnan\n3", "1\n1\n1", "1\n1\n1\n2"])
     def test_that_are_none_are_refused(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "arrivals").write_text(content)
         with pytest.raises(UsageError, match=r"load\.arrivals="):
@@ -127,11 +127,12 @@ class TestTheGenerator:
         assert max(late) >= 0.35
 
     def test_says_who_gets_no_answer_and_what_is_sent_late(self, site: str) -> None:
-        bodies = [{"prompt": "no image"}, *[{"prompt": "0.3"}] * 4]
-        empty, first, *_, last = generate(Schedule(site, [-1, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5))
-        assert (empty.status, first.status, last.status) == (0, 200, 0)
-        assert last.latency_s == math.inf
-        assert empty.sent_s - empty.scheduled_s >= 0.75, "it was due before it could begin"
+        bodies = [{"prompt": "0"}, {"prompt": "no image"}, *[{"prompt": "0.2"}] * 4]
+        late, empty, first, *_, last = generate(Schedule(site, [-1, 0, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5))
+        assert [each.status for each in (late, empty, first, last)] == [200, 0, 200, 0]
+        assert late.sent_s - late.scheduled_s >= 0.75, "it was due before it could begin"
+        assert late.latency_s >= 0.75
+        assert empty.latency_s == last.latency_s == math.inf
 
 
 def sent(latencies: list[float], lag_s: float = 0.0) -> list[Sent]:

@@ -42,7 +42,8 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     worst = {
         prompt: max((of.get(prompt, -math.inf) for of in losses.values()), default=-math.inf) for prompt in prompts
     }
-    ordered = sorted(prompts, key=lambda prompt: (prompt not in first, -worst[prompt]))
+    there = {record.prompt_index for record in baseline.images if inside(folder, record.path).is_file()}
+    ordered = sorted(there, key=lambda prompt: (prompt not in first, -worst[prompt], prompts.index(prompt)))
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
     rows: list[PromptImages] = []
@@ -101,7 +102,8 @@ def _row(
     folder: Path,
 ) -> PromptImages:
     baseline = result.variant(result.baseline)
-    first = next(record for record in baseline.images if record.prompt_index == prompt)
+    images = (record for record in baseline.images if record.prompt_index == prompt)
+    first = next(record for record in images if inside(folder, record.path).is_file())
     plain = inside(folder, first.path).read_bytes()
     pictures = []
     for variant in variants:
