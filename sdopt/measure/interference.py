@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdopt.measure.processes import PROC, started_by
+from sdopt.measure.processes import PROC, started_by, text_of_process
 from sdopt.record.samples import Interference
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -107,7 +107,7 @@ class InterferenceMeter:
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
-        status = (self._proc / str(self._pid) / "status").read_text(encoding="utf-8")
+        status = text_of_process(self._proc / str(self._pid) / "status")
         listed = next((line for line in status.splitlines() if line.startswith("Cpus_allowed_list:")), ":")
         found: set[int] = set()
         for part in filter(None, listed.partition(":")[2].strip().split(",")):
@@ -152,8 +152,8 @@ def _thread(task: Path) -> _Thread | None:
     """Returns the counts of a thread; None if it has ended, or the kernel keeps none."""
     try:
         ran, waited = (task / "schedstat").read_text(encoding="utf-8").split()[:2]
-        fields = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        status = (task / "status").read_text(encoding="utf-8")
+        fields = text_of_process(task / "stat").rpartition(")")[2].split()
+        status = text_of_process(task / "status")
     except (OSError, ValueError):
         return None
     switched = next(line for line in status.splitlines() if line.startswith("nonvoluntary_ctxt_switches:"))

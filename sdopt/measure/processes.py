@@ -71,6 +71,11 @@ def _memory_devices() -> Set[int]:
     return frozenset()
 
 
+def text_of_process(file: Path) -> str:
+    """Reads a file about a process, whose name the kernel may have cut in the middle of a character. Raises OSError."""
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
 def waited_s() -> float:
     """Returns for how long this process's main thread has waited for a core; 0 if it is not known."""
     with suppress(OSError, ValueError):
@@ -81,8 +86,7 @@ def waited_s() -> float:
 def _fields(folder: Path) -> list[str]:
     """Returns the fields of a process's stat after its name; [] if it has ended."""
     try:
-        # The kernel cuts a name after 15 bytes, which may be in the middle of a character.
-        return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return text_of_process(folder / "stat").rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -95,6 +99,6 @@ def _own_gib(folder: Path) -> float:
 def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:
     """Returns the sum of some memory fields of a process, in GiB; 0 if there are none, or it has ended."""
     with suppress(OSError):
-        lines = (folder / file).read_text(encoding="utf-8").splitlines()
+        lines = text_of_process(folder / file).splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(names)) / 2**20
     return 0.0

@@ -43,8 +43,10 @@ def composer_kept(overrides: tuple[str, ...]) -> HydraComposer:
     return HydraComposer(overrides)
 
 
-def reports(device: Device, *overrides: str, groups: Collection[str] = ()) -> dict[str, OptionReport]:
-    options = [option for option in optimization_options() if not groups or option[0] in groups]
+def reports(
+    device: Device, *overrides: str, groups: Collection[str] = ("attention", "compiler", "memory", "precision")
+) -> dict[str, OptionReport]:
+    options = [option for option in optimization_options() if option[0] in groups]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         found = check_options(composer_kept(overrides), options, device, SHEETS)
     return {f"{report.group}={report.option}": report for report in found}
@@ -68,10 +70,10 @@ def diagnosis(on_a_cpu: dict[str, OptionReport]) -> Diagnosis:
 
 
 class TestOptions:
-    def test_every_one_is_looked_at(self, on_a_cpu: dict[str, OptionReport]) -> None:
+    def test_every_one_is_looked_at(self) -> None:
         apart = "model task scheduler workload protocol quality gate hardware tracking study experiment patch serving"
         files = [path for path in CONF.glob("*/*.yaml") if path.parent.name not in apart.split()]
-        assert set(on_a_cpu) == {f"{path.parent.name}={path.stem}" for path in files}
+        assert {*optimization_options()} == {(path.parent.name, path.stem) for path in files}
 
     def test_what_needs_a_card_says_from_which_on(self, on_a_cpu: dict[str, OptionReport]) -> None:
         found = on_a_cpu["attention=cudnn"]
@@ -83,14 +85,14 @@ class TestOptions:
 
     @pytest.mark.parametrize(("card", "runs"), [("t4", False), ("a10", True)])
     def test_what_a_card_cannot_run(self, card: str, runs: bool) -> None:
-        found = reports(planned_device(SHEETS[card]), groups=("precision", "attention", "compiler"))
+        found = reports(planned_device(SHEETS[card]), groups=["precision", "attention", "compiler"])
         assert found["precision=bf16"].runs == found["precision=tf32"].runs == found["attention=flash"].runs == runs
         assert found["compiler=inductor"].runs
         assert bool(found["precision=bf16"].remedy) != runs
 
     def test_what_runs_only_beside_another_option_says_so(self) -> None:
         a10 = planned_device(SHEETS["a10"])
-        found = reports(a10, groups=("attention", "precision"))["attention=flash"]
+        found = reports(a10, groups=["attention", "precision"])["attention=flash"]
         assert found.runs
         assert found.reasons[0].startswith("together with precision=")
         ready = reports(a10, "precision=fp16", groups=["attention"])

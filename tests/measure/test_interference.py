@@ -63,8 +63,9 @@ class Kernel:
         task = self.root / str(pid) / "task" / str(tid)
         task.mkdir(parents=True, exist_ok=True)
         (task / "schedstat").write_text(f"{ran_ns} {waited_ns} 9\n")
-        (task / "stat").write_text(f"{tid} (a (name) ) R 1 1 1 0 -1 0 55 0 {faults} 0 1 1\n")
-        (task / "status").write_text(f"voluntary_ctxt_switches:\t80\nnonvoluntary_ctxt_switches:\t{switches}\n")
+        (task / "stat").write_bytes(b"%d (a (nam\xc3) ) R 1 1 1 0 -1 0 55 0 %d 0 1 1\n" % (tid, faults))
+        said = b"Name:\ta (nam\xc3) \nvoluntary_ctxt_switches:\t80\nnonvoluntary_ctxt_switches:\t%d\n"
+        (task / "status").write_bytes(said % switches)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from diffusers.models.attention_processor import AttnProcessor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.errors import UsageError
-from sdopt.hardware.device import Device
 from sdopt.hardware.probe import describe_cpu, probe_device
 from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
@@ -93,16 +92,14 @@ class TestOperations:
     def test_scale_with_steps_guidance_and_size(self, session: Load, variant: Compose) -> None:
         pipe = session()._pipe
         one = operations_of(pipe, variant("workload.steps=1"))
-        ten = operations_of(pipe, variant("workload.steps=10"))
-        plain_ = operations_of(pipe, variant("workload.steps=1", "workload.guidance_scale=1"))
+        ten = operations_of(pipe, variant("workload.steps=10", "workload.guidance_scale=1"))
         large = operations_of(pipe, variant("workload.steps=1", "workload.size=128"))
         assert one.pop("vae_encoder") == 0
         assert min(one.values()) > 0
         assert one["total"] == pytest.approx(sum(one.values()) - one["total"])
-        assert ten["denoiser"] == pytest.approx(10 * one["denoiser"])
-        assert (ten["text_encoder"], ten["vae_decoder"]) == (one["text_encoder"], one["vae_decoder"])
-        assert one["denoiser"] == pytest.approx(2 * plain_["denoiser"])
-        assert one["text_encoder"] == pytest.approx(2 * plain_["text_encoder"])
+        assert ten["denoiser"] == pytest.approx(10 * one["denoiser"] / 2)
+        assert ten["text_encoder"] == pytest.approx(one["text_encoder"] / 2)
+        assert ten["vae_decoder"] == one["vae_decoder"]
         assert large["vae_decoder"] > 4 * one["vae_decoder"]
         assert large["denoiser"] > 4 * one["denoiser"] * 0.9
 
@@ -112,25 +109,20 @@ class TestOperations:
         expected = loaded.count_operations()
         assert [loaded._pipe.unet, loaded._pipe.vae, loaded._pipe.text_encoder] == modules
         assert all(p.device.type == "cpu" for module in modules for p in module.parameters())
-        for chosen in ("precision=bf16", "workload.batch_size=4", "attention=sliced", "layout=channels_last"):
-            assert session(chosen).count_operations() == expected
+        others = session("precision=bf16", "workload.batch_size=4", "attention=sliced", "layout=channels_last")
+        assert others.count_operations() == expected
 
-    def test_are_those_of_a_call_that_really_runs(self, session: Load, variant: Compose) -> None:
-        """With attention as two matrix products, which are counted on a CPU as well."""
-        loaded = session()
+    def test_are_those_of_the_calls_that_really_run(self, session: Load) -> None:
+        """With attention as two matrix products, which are counted on a CPU as well; PNDM calls once more."""
+        loaded = session("scheduler=plms", "workload.steps=4")
+        calls = stages_of(loaded).count("denoiser")
         loaded._pipe.unet.set_attn_processor(AttnProcessor())
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             loaded._pipe.unet(torch.randn(2, 8, 4, 4), torch.tensor(1), torch.randn(2, 24, 144))
-        counted = operations_of(loaded._pipe, variant("workload.steps=1", "workload.size=32"))
-        assert counted["denoiser"] == pytest.approx(counter.get_total_flops() / 1e12)
-
-    def test_of_a_scheduler_that_calls_the_denoiser_once_more(self, session: Load, variant: Compose) -> None:
-        """PNDM takes one call more than it has steps."""
-        loaded = session("scheduler=plms", "workload.steps=4")
-        calls = stages_of(loaded).count("denoiser")
-        once = operations_of(loaded._pipe, variant("workload.steps=1", "workload.size=32"))
-        expected = once["total"] + (calls - 1) * once["denoiser"]
-        assert loaded.count_operations() == pytest.approx(expected)
+        counted = operations_of(loaded._pipe, loaded._variant)
+        assert calls == 4 + 1
+        assert counted["denoiser"] == pytest.approx(calls * counter.get_total_flops() / 1e12)
+        assert loaded.count_operations() == counted["total"]
 
 
 class TestMemory:
@@ -168,25 +160,12 @@ class TestDevice:
         with pytest.raises(UsageError, match=r"hardware\.device=.*choose auto, cpu, cuda or cuda:N"):
             probe_device(name)
 
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-    def test_one_that_is_not_there(self) -> None:
-        with pytest.raises(UsageError, match=r"hardware\.device=cuda:1: "):
-            probe_device("cuda:1")
-        assert probe_device("auto").type == "cpu"
-
     def test_the_cpu(self) -> None:
         device = probe_device("cpu")
         assert (device.type, device.torch_name, device.is_cuda) == ("cpu", "cpu", False)
         assert device.name
         assert 0 < device.memory_free_gib <= device.memory_total_gib
         assert describe_cpu()["cores"] >= 1
-
-    def test_needs(self) -> None:
-        old = Device("cuda", name="an old one", capability=(7, 5))
-        assert old.needs_cuda("it") == old.needs_cuda("it", (7, 5)) == []
-        assert old.needs_cuda("it", (8, 0)) == ["it needs compute capability 8.0; an old one has 7.5"]
-        assert old.torch_name == "cuda:0"
-        assert CPU.needs_cuda("it") == [f"it needs a CUDA device; this runs on {CPU.name}"]
 
 
 class TestAroundACall:

@@ -18,6 +18,7 @@ from sdopt.options.base import Optimization
 from sdopt.schema import ExplicitEdge, Rates, Rule, Sheet, out_of_range
 from sdopt.study.designs import Design, Explicit
 from sdopt.training.config import TrainReferenceConfig
+from tests.fixtures import CPU
 
 BEYOND = (2**63, math.inf, -math.inf, math.nan)
 
@@ -78,6 +79,11 @@ def test_is_refused_with_its_key(override: str, composer: Composers) -> None:
     [problem] = caught.value.problems
     assert problem.startswith(override.lstrip("+").partition("=")[0].removesuffix(".beta_start"))
     assert "must be" in problem
+
+
+def test_more_threads_than_the_machine_can_run(composer: Composers) -> None:
+    [conflict] = composer(["hardware.threads=3000"]).variant(None).conflicts(CPU)
+    assert conflict.startswith("hardware.threads=3000: at most ")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tracking servers that hang, fail, die or are something else: the result is safe, and one line says what to do."""
 
-import json
 import re
 import threading
 import time
@@ -58,19 +57,6 @@ def drips(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b" ")
 
 
-def dies_after_the_parent_run(handler: BaseHTTPRequestHandler) -> None:
-    experiment = {"experiment_id": "1", "name": "a", "artifact_location": "mlflow-artifacts:/1"}
-    info = {"run_id": "a" * 32, "run_uuid": "a" * 32, "experiment_id": "1", "status": "RUNNING", "start_time": 1}
-    if "experiments/get-by-name" in handler.path:
-        respond(handler, 200, json.dumps({"experiment": experiment}).encode())
-    elif "runs/search" in handler.path:
-        respond(handler, 200, b"{}")
-    elif "runs/create" in handler.path:
-        respond(handler, 200, json.dumps({"run": {"info": info, "data": {}}}).encode())
-    else:
-        handler.close_connection = True
-
-
 @pytest.fixture
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server that answers every request as the parameter does; MLflow is patient for a second."""
@@ -111,7 +97,6 @@ ANSWERS: dict[str, tuple[Answer, str]] = {
     "asks to wait": (says(429, b"slow down", Retry_After="3600"), "429, .* wait"),
     "is elsewhere": (says(301, b"", Location="https://elsewhere.example"), "redirects"),
     "drips": (drips, r"no complete answer within 0.3 s; .*tracking\.deadline_s"),
-    "dies after the parent run": (dies_after_the_parent_run, "does not answer"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong around a study: disks, databases, memory, and others that are measured at the same time."""
+"""What goes wrong around a study: disks and databases."""
 
 import shutil
 import subprocess
@@ -11,10 +11,9 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.record.files import read_result, write_at_last
-from sdopt.record.records import Status
 from sdopt.schema import Tracking
 from sdopt.tracking.store import require_store
-from tests.command import SMALL, SMOKE, Finished, refused, sdopt, start
+from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import Fakes, FakeWorker, fake_workers
 
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
@@ -149,39 +148,3 @@ class TestDatabase:
             for name, reason in (("there.db", "it cannot be written"), ("new/new.db", "disk cannot be written")):
                 with pytest.raises(UsageError, match=reason):
                     require_store(Tracking(uri=f"sqlite:///{disk}/{name}"), "pair")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
-def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
-    places = [f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", f"tracking.artifacts={tmp_path}/artifacts"]
-    study = [
-        *SMALL,
-        "tracking=mlflow",
-        *places,
-        "workload.steps=1",
-        "protocol.rounds=40",
-        "precision=bf16",
-        "hardware.exclusive=false",
-        "protocol.interference=0.02",
-    ]
-    processes = [start(tmp_path, "run", *study) for _ in range(2)]
-    try:
-        ended = [process.finish(550) for process in processes]
-    finally:
-        for process in processes:
-            process.popen.kill()
-    for process, one in zip(processes, ended, strict=True):
-        assert one.code == 0, one.shown
-        assert process.left_behind() == []
-    results = [read_result(path) for path in tmp_path.glob("outputs/runs/pair/*/result.json")]
-    assert len(results) == 2
-    assert all(row.status is Status.OK for result in results for row in result.variants)
-    calls = [call for result in results for m in result.variant("baseline").measurements for call in m.shapes[0].calls]
-    assert any(call.disturbed for call in calls), "each counts what the other one takes"
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
-    assert len(runs) == 2 * (1 + 3)
-    assert {run.data.tags["sdopt.disturbed"] for run in runs if run.data.tags["sdopt.role"] == "study"} == {"true"}

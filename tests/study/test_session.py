@@ -19,6 +19,7 @@ from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.resume import merge_resumed, missing_of
+from sdopt.tracking.runs import study_tags
 from sdopt.worker.machine import Machine
 from sdopt.worker.protocol import WorkerError
 from tests.fakes import Fakes, FakeWorker, Fault, failing, fake_study, run_fake
@@ -488,6 +489,7 @@ class TestDisturbedRounds:
             assert self.left_out(result, name) == [2, 3]
         counts = known(count_rounds(result))
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (4, 3, 2, 1)
+        assert study_tags(summary_of(result))["sdopt.disturbed"] == "true"
 
     def test_of_a_block_are_its_own(self, tmp_path: Path, meter: type[Meter]) -> None:
         meter.disturbed = frozenset({1})  # of the baseline, before the first block

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sdopt.contract import Contract
 from sdopt.record.files import write_result
-from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.sweep import exit_code
 from sdopt.schema import Rule
@@ -24,12 +24,8 @@ from tests.fixtures import Load
 from tests.records import known, reconfigure
 
 
-def rows(result: StudyResult) -> dict[str, VariantResult]:
-    return {row.name: row for row in result.variants}
-
-
 def image(finished: Finished, variant: str, prompt: int) -> np.ndarray:
-    record = rows(finished.result)[variant].images[prompt]
+    record = finished.result.variant(variant).images[prompt]
     return np.asarray(Image.open(finished.folder / record.path), dtype=float)
 
 
@@ -37,15 +33,15 @@ class TestFinished:
     def test_statuses_and_exit_code(self, finished: Finished, result: StudyResult) -> None:
         assert finished.code == 0
         assert result.environment.start_method == "forkserver"
-        assert {name: str(row.status) for name, row in rows(result).items()} == {
+        assert {row.name: str(row.status) for row in result.variants} == {
             "baseline": "ok",
             "bfloat16": "ok",
             "batches of four": "ok",
             "TensorFloat-32": "skipped",
             CONTROL: "ok",
         }
-        assert "needs a CUDA device" in rows(result)["TensorFloat-32"].reason
-        assert rows(result)["TensorFloat-32"].measurements == []
+        assert "needs a CUDA device" in result.variant("TensorFloat-32").reason
+        assert result.variant("TensorFloat-32").measurements == []
 
     def test_what_another_gate_judged_later_does_not_change_its_exit_code(
         self, result: StudyResult, tmp_path: Path
@@ -81,36 +77,6 @@ class TestFinished:
         [counted] = {row.tflop_per_image for row in result.variants if row.status.measured}
         assert known(counted) > 0
         assert workers() == []
-
-    def test_comparisons_and_floor(self, result: StudyResult) -> None:
-        assert [(edge.candidate, edge.reference) for edge in result.comparisons] == [
-            ("bfloat16", "baseline"),
-            ("batches of four", "baseline"),
-            ("TensorFloat-32", "baseline"),
-            (CONTROL, "baseline"),
-        ]
-        measured = [edge for edge in result.comparisons if edge.shapes[0].speedup is not None]
-        assert len(measured) == 3
-        for edge in measured:
-            assert edge.shapes[0].speedup.low < edge.shapes[0].speedup.estimate < edge.shapes[0].speedup.high  # type: ignore[union-attr, operator]
-            assert edge.shapes[0].memory_ratio is not None
-            assert edge.shapes[0].floor == result.floor
-        assert result.floor is not None
-        assert result.floor >= 1
-        assert result.comparisons[2].note == "TensorFloat-32: skipped"
-        assert result.comparisons[1].note == "not the same work: workload.batch_size"
-
-    def test_an_image_of_every_prompt(self, finished: Finished, result: StudyResult) -> None:
-        for row in result.variants:
-            if row.status is Status.SKIPPED:
-                assert row.images == []
-                continue
-            assert [record.prompt_index for record in row.images] == [0, 1, 2, 3]
-            assert [record.seed for record in row.images] == [0, 1, 2, 3]
-            for record in row.images:
-                with Image.open(finished.folder / record.path) as picture:
-                    assert picture.size == (32, 32)
-                    assert picture.format == "PNG"
 
     def test_a_batch_makes_the_images_that_single_calls_make(self, finished: Finished) -> None:
         for prompt in range(4):
@@ -149,8 +115,8 @@ def test_numbers_that_are_not_finite_are_said_where_nothing_judges_images(tmp_pa
     with fake_workers(Fakes(black=["precision=bf16"])) as fakes:
         done = sdopt(tmp_path, "run", *SMOKE, "precision=bf16", "quality=none", "protocol.timeout_s=77")
     assert fakes.timeout_s == 77
-    assert [trip.wire for trip in rows(done.result)["precision=bf16"].trips] == ["non_finite"]
-    assert not rows(done.result)["baseline"].trips
+    assert [trip.wire for trip in done.result.variant("precision=bf16").trips] == ["non_finite"]
+    assert not done.result.variant("baseline").trips
     assert "images broken (non_finite)" in done.out
 
 
