@@ -110,7 +110,15 @@ class TestEveryOption:
         assert found.engaged, found
         assert {"whole": 2, "outer": 3}.items() <= found.facts.items()
 
-    @pytest.mark.parametrize("option", ["deepcache", "guidance_interval", "pyramid_attention", "spectrum"])
+    @pytest.mark.parametrize(
+        "option",
+        [
+            "deepcache",
+            pytest.param("guidance_interval", marks=pytest.mark.slow),
+            pytest.param("pyramid_attention", marks=pytest.mark.slow),
+            pytest.param("spectrum", marks=pytest.mark.slow),
+        ],
+    )
     def test_operations_saved_are_those_of_a_call_that_really_runs(
         self, session: Load, variant: Compose, option: str
     ) -> None:
