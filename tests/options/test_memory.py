@@ -125,7 +125,7 @@ def test_of_sdxl_both_text_encoders_and_weights_of_the_same_names(
     small_xl: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    model = ("model=folder", f"model.path={small_xl}", "workload.size=64")
+    model = ("model=folder", f"model.path={small_xl}", "model.size=64")
     plain, embedded, offloaded = (
         session(*model, f"memory=[{option}]") for option in ("", "precomputed_embeddings", "group_offload")
     )
