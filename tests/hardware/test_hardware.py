@@ -50,21 +50,17 @@ from tests.fixtures import CPU, Compose
 from tests.records import reconfigure
 
 SHEETS = data_sheets()
-CARDS = list(SHEETS)
 H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), memory_total_gib=139.8, memory_free_gib=139.0)
 
 
-def test_there_is_a_sheet_of_the_cards_that_people_have() -> None:
+def test_a_card_that_people_have_composes_and_asks_for_a_cuda_device(composer: type[HydraComposer]) -> None:
     assert len(SHEETS) >= 60
     usual = {"p100", "t4", "rtx2060", "rtx3060", "rtx4090", "rtx5090", "a10", "h100", "b200", "rx6600", "mi300x"}
     assert usual <= SHEETS.keys()
-
-
-@pytest.mark.parametrize("card", CARDS[::15])
-def test_a_card_composes_and_asks_for_a_cuda_device(composer: type[HydraComposer], card: str) -> None:
-    hardware = composer([f"hardware={card}"]).current.hardware
-    assert hardware.sheet == SHEETS[card]
-    assert hardware.device == "cuda"
+    for card in ("t4", "mi300x"):
+        hardware = composer([f"hardware={card}"]).current.hardware
+        assert hardware.sheet == SHEETS[card]
+        assert hardware.device == "cuda"
 
 
 def test_sheets_hold_nothing_that_a_sheet_of_ones_own_could_not() -> None:
@@ -136,6 +132,8 @@ class TestChoice:
         require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), H200)
         with pytest.raises(ConflictError, match=r"NVIDIA B200 has 178\.35 GiB, and NVIDIA H200 only 139\.8"):
             require_card(Hardware(sheet=SHEETS["b200"], emulate_memory=True), H200)
+        with pytest.raises(ConflictError, match="needs a CUDA device, whose allocator"):
+            require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), CPU)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
     @pytest.mark.parametrize(
@@ -143,7 +141,6 @@ class TestChoice:
         [
             ("hardware=a10", "dry_run=true shows what would run on an NVIDIA A10"),
             ("hardware=cpu hardware.emulate_memory=true", "hardware.emulate_memory=true: choose the card whose memory"),
-            ("hardware=a10 hardware.device=cpu hardware.emulate_memory=true", "needs a CUDA device, whose allocator"),
         ],
     )
     def test_that_cannot_be_ends_before_anything_starts(self, tmp_path: Path, overrides: str, said: str) -> None:
@@ -164,20 +161,14 @@ class TestChoice:
 
 class TestPlanning:
     def test_a_dry_run_plans_for_a_card_that_is_not_there(self, tmp_path: Path) -> None:
-        options = "[precision:bf16,precision:fp16,attention:cudnn,compiler:inductor]"
+        options = "[precision:bf16,precision:fp16,compiler:inductor]"
         study = ("study=one_at_a_time", f"study.options={options}")
         finished = sdopt(tmp_path, "run", "hardware=t4", "tracking=none", *study, "dry_run=true")
         assert finished.code == 0, finished.err
         assert "what would be measured on NVIDIA T4, by its data sheet" in finished.shown
         assert "bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5" in finished.shown
-        assert "the cudnn kernel needs compute capability 8.0" in finished.shown
         assert "precision=fp16: no" not in finished.shown
         assert "compiler=inductor: no" not in finished.shown
-
-    @pytest.mark.parametrize(("card", "runs"), [("p100", False), ("v100", True)])
-    def test_compute_capability_decides(self, variant: Compose, card: str, runs: bool) -> None:
-        found = variant("compiler=inductor").conflicts(planned_device(SHEETS[card]))
-        assert (not found) == runs
 
     def test_an_emulated_card_can_do_no_more_than_the_real_one_and_the_sheet(self, variant: Compose) -> None:
         assert not variant("precision=bf16").conflicts(H200)
@@ -317,6 +308,7 @@ def test_a_product_that_fails_is_reported_and_the_others_are_measured(monkeypatc
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nwhen calling cublasLtMatmul")
 
     monkeypatch.setattr(torch, "_int_mm", refuse)
+    monkeypatch.setattr(ceilings, "SAMPLES", 1)
     found = {ceiling.kind: ceiling for ceiling in measure_ceilings(LITTLE)}
     assert list(found) == ["fp32", "fp16", "bf16", "int8", COPY]
     assert found["int8"].failure == "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"
@@ -366,23 +358,18 @@ def to_tf32(value: torch.Tensor) -> torch.Tensor:
     return (value.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
-@pytest.fixture
-def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device whose convolutions are rounded where the settings allow it, as an A100's are."""
+def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an A100's are; this CPU's are not."""
     conv2d: Callable[..., Any] = torch.conv2d
+    cpu = torch.device("cpu")
+    with tf32(allowed=True):
+        assert not convolutions_are_rounded(cpu)
+        assert not products_are_rounded(cpu)
 
     def rounded(images: torch.Tensor, weights: torch.Tensor, *more: Any) -> Any:
         return conv2d(to_tf32(images) if torch.backends.cudnn.allow_tf32 else images, weights, *more)
 
     monkeypatch.setattr(torch, "conv2d", rounded)
-
-
-@pytest.mark.parametrize("rounds", [True, False])
-def test_rounded_convolutions_are_seen(request: pytest.FixtureRequest, rounds: bool) -> None:
-    if rounds:
-        request.getfixturevalue("rounding")
-    cpu = torch.device("cpu")
     for allowed in (True, False):
         with tf32(allowed=allowed):
-            assert convolutions_are_rounded(cpu) is (rounds and allowed)
-    assert not products_are_rounded(cpu)
+            assert convolutions_are_rounded(cpu) is allowed

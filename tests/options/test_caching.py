@@ -32,11 +32,6 @@ STEPS = "workload.steps=10"
 needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
 
 
-def slow(name: str) -> Any:
-    """A case that differs little from those that are run each time."""
-    return pytest.param(name, marks=pytest.mark.slow)
-
-
 def no_broadcast(host: Any) -> None:
     for layer in host._pipe.unet.modules():
         if hasattr(layer, "_diffusers_hook"):
@@ -53,19 +48,22 @@ def guided_always(host: Any) -> None:
     host._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: True)
 
 
-UNDONE: dict[str, list[Callable[[Any], None]]] = {
-    **{option: [forward_is_its_own] for option in ("deepcache", "first_block", "spectrum")},
-    "guidance_interval": [guided_always, forward_is_its_own],
-    "pyramid_attention": [no_broadcast],
-    "tome": [no_merging],
-}
-FACTS: dict[str, dict[str, Any]] = {
-    "deepcache": {"whole": 4, "outer": 6, "runs_of_the_first_layer": 10, "runs_of_the_middle": 4},
-    "spectrum": {"whole": 7, "forecast": 3, "runs_of_the_first_layer": 7, "runs_of_the_middle": 7},
+WALKED: dict[str, tuple[list[Callable[[Any], None]], dict[str, Any]]] = {
+    "deepcache": (
+        [forward_is_its_own],
+        {"whole": 4, "outer": 6, "runs_of_the_first_layer": 10, "runs_of_the_middle": 4},
+    ),
+    "first_block": ([forward_is_its_own], {}),
+    "guidance_interval": ([guided_always, forward_is_its_own], {"guided": 7, "unguided": 3, "batches": [1, 2]}),
     # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8. There are 7 layers.
-    "pyramid_attention": {"self_attention": 7 * 7, "cross_attention": 6 * 7},
-    "guidance_interval": {"guided": 7, "unguided": 3, "batches": [1, 2]},
+    "pyramid_attention": ([no_broadcast], {"self_attention": 7 * 7, "cross_attention": 6 * 7}),
+    "spectrum": (
+        [forward_is_its_own],
+        {"whole": 7, "forecast": 3, "runs_of_the_first_layer": 7, "runs_of_the_middle": 7},
+    ),
+    "tome": ([no_merging], {}),
 }
+"""What undoes each option, and what it counts in ten steps."""
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +99,9 @@ class TestEveryOption:
         assert np.array_equal(image(loaded), whole), "nor on one that broke off"
         found = proved(loaded, "caching")
         assert found.engaged, found
-        assert FACTS.get(option, {}).items() <= found.facts.items(), found
-        for undo in UNDONE[option]:
+        undone, facts = WALKED[option]
+        assert facts.items() <= found.facts.items(), found
+        for undo in undone:
             undo(loaded)
             assert not evidence(loaded, "caching").engaged
 
@@ -112,7 +111,13 @@ class TestEveryOption:
         assert {"whole": 2, "outer": 3}.items() <= found.facts.items()
 
     @pytest.mark.parametrize(
-        "option", ["deepcache", *map(slow, ("spectrum", "pyramid_attention", "guidance_interval"))]
+        "option",
+        [
+            "deepcache",
+            pytest.param("guidance_interval", marks=pytest.mark.slow),
+            pytest.param("pyramid_attention", marks=pytest.mark.slow),
+            pytest.param("spectrum", marks=pytest.mark.slow),
+        ],
     )
     def test_operations_saved_are_those_of_a_call_that_really_runs(
         self, session: Load, variant: Compose, option: str
@@ -195,7 +200,7 @@ def test_a_whole_step_is_the_models_own(name: str, side: int) -> None:
 
 class TestDeepCache:
     @needs_published
-    @pytest.mark.parametrize("name", ["emoji", "sd15", slow("sd21"), "sdxl"])
+    @pytest.mark.parametrize("name", ["emoji", "sd15", "sdxl"])
     def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
         from DeepCache import DeepCacheSDHelper
 

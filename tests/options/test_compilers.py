@@ -21,10 +21,12 @@ from torch._dynamo.utils import counters
 from sdopt.errors import UnavailableError
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
+from sdopt.options.attention import Sdpa, Vanilla
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.options.compiler.base import PerShape, StandIn, Tensors
 from sdopt.options.compiler.engines import Capture
 from sdopt.options.compiler.whole_step import Steps
+from sdopt.options.layout import Layout
 from tests.fixtures import Load
 from tests.options.hosts import TWO_STEPS, StubGraphs, latents
 
@@ -201,12 +203,16 @@ class TestPackages:
         return aot.digest(Tensors(unet, given, {"return_dict": False}))
 
     def test_are_told_apart_by_what_their_code_depends_on(self, session: Load) -> None:
-        loaded = ("lora=loaded",)
-        choices: list[tuple[str, ...]] = [(), ("precision=bf16",), ("layout=channels_last",), ("attention=vanilla",)]
-        choices += [("attention=math",), loaded, (*loaded, "lora.scale=0.5"), ("lora=hotswap",)]
-        found = {chosen: self.digest(session(*chosen)._pipe.unet) for chosen in choices}
-        assert len({*found.values(), self.digest(session()._pipe.unet, rows=4)}) == len(choices) + 1
-        assert all(self.digest(session(*chosen)._pipe.unet) == found[chosen] for chosen in ((), loaded))
+        plain, style = session()._pipe, session("lora=loaded")._pipe
+        found = [self.digest(plain.unet), self.digest(plain.unet, rows=4), self.digest(style.unet)]
+        assert [self.digest(session(*chosen)._pipe.unet) for chosen in ((), ("lora=loaded",))] == [found[0], found[2]]
+        style.set_adapters("sdopt", adapter_weights=0.5)
+        found.append(self.digest(style.unet))
+        for option in (Layout("channels_last"), Vanilla(), Sdpa("math")):
+            option.apply(plain)
+            found.append(self.digest(plain.unet))
+        found.append(self.digest(plain.unet.to(torch.bfloat16)))
+        assert len(set(found)) == len(found)
 
     @pytest.mark.parametrize(
         "change",

@@ -77,7 +77,7 @@ def test_code_and_options_do_the_same(
     chosen, plain = variant(*overrides), variant()
     code = lines(chosen, plain)
     assert "import sdopt" not in code, code
-    call = {"prompt": ["a red apple", "a green tree"], "num_inference_steps": 1, "height": 96, "width": 96}
+    call = {"prompt": ["a red apple", "a green tree"], "num_inference_steps": 1, "height": 72, "width": 72}
 
     by_hand = deepcopy(untouched)
     # Code without anything around the call ends before it.

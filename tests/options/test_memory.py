@@ -11,18 +11,18 @@ import accelerate
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderTiny, DiffusionPipeline
+from diffusers import AutoencoderTiny
 from PIL import Image
 
+from sdopt import assembly
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
-from sdopt.options.offload import GroupOffload, _size
+from sdopt.options.offload import _size
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.records import VariantResult
-from sdopt.reference import MODEL
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
@@ -51,14 +51,13 @@ class TestTinyVae:
         assert sum(parameter.numel() for parameter in vae.decoder.parameters()) == 1_222_531
         assert [path.name for path in sd15.files(fetch=False)] == ["config.json"]
 
-    @pytest.mark.parametrize(("model", "repository"), [("sd15", "taesd"), ("sd21", "taesd"), ("sdxl", "taesdxl")])
     def test_of_a_published_model_comes_from_the_hub(
-        self, variant: Compose, model: str, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         offline(monkeypatch, tmp_path)
-        chosen = variant("memory=tiny_vae", f"model={model}", "model.weights=hub")
+        chosen = variant("memory=tiny_vae", "model=sdxl", "model.weights=hub")
         assert chosen.conflicts(CPU) == []
-        with pytest.raises(UsageError, match=f"memory.tiny_vae.hub_id=madebyollin/{repository}: not complete in the"):
+        with pytest.raises(UsageError, match=r"hub_id=madebyollin/taesdxl: not complete in the"):
             chosen.files(fetch=True)
 
     def test_from_the_hub_is_read_from_its_cache(
@@ -78,16 +77,30 @@ class TestTinyVae:
 
 
 class TestPrecomputedEmbeddings:
-    def test_are_freed(self, session: Load) -> None:
-        def alive() -> int:
-            gc.collect()
-            return sum(type(thing).__name__ == "CLIPTextModel" for thing in gc.get_objects())
+    def test_are_freed_and_files_of_weights_go_with_the_pipeline(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Groups of layers, and sums of weights before a LoRA was fused, keep no text encoder alive."""
+        before = set(own_folder().glob("offload-*"))
+        encoders, load = list[Any](), assembly.load_pipeline
 
-        session()  # the tests keep a pipeline to copy from
-        before = alive()
-        freed = session("memory=precomputed_embeddings")
-        assert alive() == before
-        assert freed is not None
+        def noted(*given: Any) -> Any:
+            pipe = load(*given)
+            encoders.append(weakref.ref(pipe.text_encoder))
+            return pipe
+
+        monkeypatch.setattr(assembly, "load_pipeline", noted)
+        hosts = [
+            session("memory=[precomputed_embeddings]", "lora=fused"),
+            session("memory=[precomputed_embeddings,group_offload]"),
+        ]
+        assert [encoder() for encoder in encoders] == [None, None]
+        assert not hosts[1]._assembly.proofs["memory.group_offload"](Trace()).engaged, "nothing was brought yet"
+        [folder] = set(own_folder().glob("offload-*")) - before
+        assert len(list(folder.rglob("*.safetensors"))) > 100
+        hosts.clear()
+        gc.collect()
+        assert not folder.exists()
 
     def test_draw_what_prompts_would(self, session: Load, tmp_path: Path) -> None:
         """Of each prompt its own, in batches that wrap around, with and without guidance."""
@@ -97,6 +110,7 @@ class TestPrecomputedEmbeddings:
             plain, embedded = session(*given), session(*given, "memory=precomputed_embeddings")
             for number in range(timed_draw(plain._variant).calls):
                 assert np.abs(pixels(plain, tmp_path, number) - pixels(embedded, tmp_path, number)).max() <= 1
+        assert 0 < embedded.count_operations() < plain.count_operations()
 
     def test_of_the_quality_pass_are_there_too(self, variant: Compose, tmp_path: Path) -> None:
         chosen = replace(variant("memory=precomputed_embeddings"), pictured=("a fox", "a boat"))
@@ -105,12 +119,20 @@ class TestPrecomputedEmbeddings:
         [record] = loaded.generate(1, draw_of(chosen), tmp_path).records
         assert record.prompt == "a boat" not in chosen.prompts
 
-    def test_of_two_text_encoders(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
-        model = ("model=folder", f"model.path={small_xl}", "model.size=64", "workload.steps=2")
-        plain, embedded = session(*model), session(*model, "memory=precomputed_embeddings")
-        assert evidence(embedded, "precomputed_embeddings").engaged
-        assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
-        assert 0 < embedded.count_operations() < plain.count_operations()
+
+def test_of_sdxl_both_text_encoders_and_weights_of_the_same_names(
+    session: Load,
+    small_xl: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    model = ("model=folder", f"model.path={small_xl}", "model.size=64")
+    plain, embedded, offloaded = (
+        session(*model, f"memory=[{option}]") for option in ("", "precomputed_embeddings", "group_offload")
+    )
+    assert evidence(embedded, "precomputed_embeddings").engaged
+    assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
+    assert evidence(offloaded, "offload").engaged
+    assert torch.equal(latents(offloaded, tmp_path / "offloaded"), latents(plain, tmp_path / "plain"))
 
 
 def test_variants_are_judged_by_the_promise_in_which_they_differ(variant: Compose) -> None:
@@ -156,34 +178,6 @@ def test_a_quantized_weight_rests_where_its_own_tensors_are() -> None:
     assert _size(network, "cpu") == 0
 
 
-class TestGroups:
-    """From disk, on a CPU."""
-
-    def test_let_a_text_encoder_go(self) -> None:
-        pipe = DiffusionPipeline.from_pretrained(MODEL)
-        layer = weakref.ref(next(m for m in pipe.text_encoder.modules() if isinstance(m, torch.nn.Linear)))
-        proof = GroupOffload().apply(pipe)
-        pipe.text_encoder = None
-        gc.collect()
-        assert layer() is None
-        assert not proof(Trace()).engaged, "nothing was brought yet"
-
-    def test_of_two_networks_with_the_same_names(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
-        model = ("model=folder", f"model.path={small_xl}", "workload.size=64")
-        loaded = session(*model, "memory=group_offload")
-        assert evidence(loaded, "offload").engaged
-        assert torch.equal(latents(loaded, tmp_path / "offloaded"), latents(session(*model), tmp_path / "plain"))
-
-    def test_files_go_with_the_pipeline(self, session: Load) -> None:
-        before = set(own_folder().glob("offload-*"))
-        loaded = session("memory=group_offload")
-        [folder] = set(own_folder().glob("offload-*")) - before
-        assert len(list(folder.rglob("*.safetensors"))) > 100
-        del loaded
-        gc.collect()
-        assert not folder.exists()
-
-
 class TestSequential:
     @pytest.mark.parametrize(
         "others",
@@ -198,12 +192,9 @@ class TestSequential:
             assert item.engaged, item
         assert evidence(loaded, "offload").facts["resting_on_device_gib"] == 0
 
-    def test_draws_the_same(self, session: Load, cpu_for_a_gpu: None, tmp_path: Path) -> None:
-        drawn = latents(session("memory=sequential_offload"), tmp_path / "offloaded")
-        assert torch.equal(drawn, latents(session(), tmp_path / "plain"))
-
-    def test_that_was_taken_away(self, session: Load, cpu_for_a_gpu: None) -> None:
+    def test_draws_the_same_until_it_is_taken_away(self, session: Load, cpu_for_a_gpu: None, tmp_path: Path) -> None:
         loaded = session("memory=sequential_offload")
+        assert torch.equal(latents(loaded, tmp_path / "offloaded"), latents(session(), tmp_path / "plain"))
         loaded._pipe.remove_all_hooks()
         accelerate.hooks.remove_hook_from_module(loaded._pipe.vae, recurse=True)
         found = evidence(loaded, "offload")

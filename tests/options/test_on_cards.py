@@ -81,6 +81,9 @@ class TestToolchain:
         assert triton.endswith("needs the package triton: pip install triton")
         assert "CC=no-such-cc is not one" in compiler
         assert f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)" in headers
+        monkeypatch.delenv("CXX", raising=False)
+        [compiler] = variant("compiler=inductor").conflicts(CPU)
+        assert "needs a C++ compiler" in compiler
 
     def test_in_a_folder_that_nothing_can_be_loaded_from(
         self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

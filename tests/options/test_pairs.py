@@ -31,6 +31,7 @@ TASKS = ("txt2img", "img2img", "inpaint")
 
 WORKLOADS: tuple[tuple[str, ...], ...] = (
     (),
+    ("workload.steps=10",),
     ("workload.batch_size=2",),
     ("workload.size=80",),
     ("workload.batch_size=2", "workload.size=80"),

@@ -5,14 +5,22 @@ from typing import Any
 
 import pytest
 
+from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.library import load
 from sdopt.options.patch import Patch
+from sdopt.pipelines.factory import describe
 from sdopt.record.records import Status
+from sdopt.record.samples import Evidence
+from sdopt.schema import Model, Task
 from sdopt.statistics.outcomes import Standing, outcomes_of
+from sdopt.worker.draws import draw_of
+from sdopt.worker.host import PipelineHost
+from sdopt.worker.protocol import TracedCall
 from tests.command import SMALL, SMOKE, refused, sdopt
-from tests.fakes import fake_workers
+from tests.fakes import FakeWorker, fake_workers
+from tests.fixtures import CPU, Load
 
 CODE = """
 import torch
@@ -37,11 +45,6 @@ def nhwc(pipe):
 def nchw(pipe):
     pipe.unet.to(memory_format=torch.contiguous_format)
     pipe.vae.to(memory_format=torch.contiguous_format)
-
-def fails(pipe):
-    raise RuntimeError("my mistake")
-
-other = 3
 
 class Own(StableDiffusionPipeline):
     pass
@@ -74,64 +77,70 @@ def code(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_applies_and_says_what_it_changed(code: Path) -> None:
-    done = sdopt(
-        code, "run", f"patch={code}/mine.py:steps", "patch.contract=equivalent", "patch.claims=nothing", *SMOKE
-    )
-    assert done.code == 0, done.shown
-    [row] = done.result.candidates
-    assert row.status is Status.OK
-    assert (row.contract, row.promises["patch"].claims) == (Contract.EQUIVALENT, [])
-    [shown] = [found for found in row.measurements[0].shapes[0].evidence if found.axis == "patch"]
-    assert "unet" in shown.summary
-    with pytest.raises(UsageError, match="runs code"):
-        load(done.folder)
-    other = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=elsewhere/mine.py:steps")
-    assert (other.code, "runs code" in other.err) == (2, True)
-    again = sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2")
-    assert (again.code, "patch=" in again.err) == (2, True)
-    with fake_workers():
-        assert sdopt(code, "run", f"resume={done.folder}", "protocol.replicates=2", "patch=mine.py:steps").code == 0
+@pytest.mark.parametrize(
+    ("layout", "function", "idle", "said"),
+    [
+        ("contiguous", "steps", set(), "unet"),
+        ("contiguous", "null", {"patch"}, "left the pipeline"),
+        ("contiguous", "paler", set(), "vae"),  # values alone are other ones
+        ("contiguous", "nhwc", {"layout"}, "unet"),
+        ("channels_last", "nchw", {"layout"}, "unet"),
+    ],
+)
+def test_says_what_it_changed(session: Load, code: Path, layout: str, function: str, idle: set[str], said: str) -> None:
+    traced = session(f"layout={layout}", f"patch={code}/mine.py:{function}").prove()
+    evidence = {item.axis: item for item in traced.evidence}
+    assert {axis for axis, item in evidence.items() if not item.engaged} == idle
+    assert said in evidence["patch"].summary
 
 
-def test_one_that_does_nothing_has_no_effect_and_one_that_fails_says_why(code: Path) -> None:
+def test_what_a_default_names_is_not_held_against_it_but_what_was_chosen_is(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = {("none", "patch"), ("last", "layout"), ("undone", "layout")}
+
+    def prove(worker: FakeWorker, _shape_index: int = 0) -> TracedCall:
+        choices = worker.variant.choices.items()
+        found = [Evidence(axis, name, (worker.variant.name, axis) not in idle, "0 of 3") for axis, name in choices]
+        return TracedCall(found, None, {"operators": 1.0}, [])
+
+    monkeypatch.setattr(FakeWorker, "_prove", prove)
     variants = (
-        "study.variants={baseline:[],none:[patch:mine.py:null],paler:[patch:mine.py:paler],fails:[patch:mine.py:fails],"
+        "{baseline:[],none:[patch:mine.py:null],"
         "last:[patch:mine.py:nhwc],undone:[layout:channels_last,patch:mine.py:nchw]}"
     )
-    done = sdopt(code, "run", "study=explicit", variants, *SMOKE)
+    with fake_workers():
+        done = sdopt(code, "run", "study=explicit", f"study.variants={variants}", *SMOKE)
     found = {row.name: row for row in done.result.candidates}
     assert found["none"].status is Status.NOT_ENGAGED
     assert "not_engaged: the option ran, and nothing shows" in done.shown
-    assert found["paler"].status is Status.OK  # values alone are other ones
-    # What a default names is not held against a function, and is said; what was chosen is.
     assert found["last"].status is Status.OK
     assert "changed what layout=contiguous" in found["last"].reason
     plain = [outcome.standing for outcome in outcomes_of(done.result) if outcome.option == "contiguous"]
     assert plain == [Standing.PROVEN]
     assert found["undone"].status is Status.NOT_ENGAGED
-    assert "layout=channels_last: 0 of" in found["undone"].reason
+    assert "layout=channels_last: 0 of 3" in found["undone"].reason
     assert "leave one of the two out" in found["undone"].reason
-    assert found["fails"].status is Status.FAILED
-    assert "my mistake" in found["fails"].reason
+
+
+def test_a_model_that_cannot_be_built_is_an_error(code: Path) -> None:
+    for function, said in (
+        ("mine.py:nothing", "defines no function nothing"),
+        ("mine.py:number", "returns a int"),
+        ("mine.py:other_task", "choose task=img2img"),
+        ("mine.py:noisy", "holds numbers in unet.conv_in.bias that are not finite"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            describe(Model("mine", "factory", factory=f"{code}/{function}"), Task())
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("patch=mine.py:nothing", "defines no function nothing"),
-        ("patch=mine.py:other", "defines no function other"),
-        ("patch=yours.py:steps", "cannot be read"),
-        ("patch=[mine.py:steps,mine.py:nothing]", "defines no function nothing"),
-        ("patch=function", "names the functions"),
-        ("model=mine.py:nothing", "defines no function nothing"),
-        ("model=yours.py:make", "cannot be read"),
-        ("model=mine.py:number", "returns a int"),
         ("model=mine.py:breaks", "RuntimeError: my mistake"),
-        ("model=mine.py:other_task", "choose task=img2img"),
         ("model=mine.py:make workload.size=null", "64×64 pixels, and model.size=512: add model.size=64"),
-        ("model=mine.py:noisy", "holds numbers in unet.conv_in.bias that are not finite"),
         ("model=factory", "model.factory: must be given"),
+        ("patch=mine.py:nothing", "defines no function nothing"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_it_starts(code: Path, override: str, said: str) -> None:
@@ -152,33 +161,39 @@ def test_several_are_called_in_order(tmp_path: Path) -> None:
     assert found(trace).engaged
 
 
-WORK = ("layout=channels_last", "workload.prompts=[a red apple]", "workload.guidance_scale=4.5")
+WORK = ("workload.prompts=[a red apple]", "workload.guidance_scale=4.5")
 
 
 def test_draws_what_the_same_model_draws_and_no_result_runs_it(code: Path) -> None:
-    (other := code / "other").mkdir()
     (own := code / "own").mkdir()
-    plain = sdopt(other, "run", *SMOKE, *WORK)
-    done = sdopt(own, "run", *SMOKE, *WORK, "model=factory", "model.factory=../mine.py:own")
-    assert (plain.code, done.code) == (0, 0), done.shown
-    images = [
-        [(row.name, (each.folder / row.images[0].path).read_bytes()) for row in each.result.variants[:2]]
-        for each in (plain, done)
-    ]
-    assert images[0] == images[1]
-    row = done.result.candidates[0]
+    functions = ("model.factory=../mine.py:own", "patch=../mine.py:steps")
+    contract = ("patch.contract=equivalent", "patch.claims=nothing")
+    done = sdopt(own, "run", *SMOKE, *WORK, "model=factory", *functions, *contract)
+    assert done.code == 0, done.shown
+    with composer_of([*SMOKE, *WORK]) as composer:
+        plain = PipelineHost(composer.variant(None), CPU)
+    plain.prepare()
+    [record] = plain.generate(0, draw_of(plain._variant), code / "plain").records
+    drawn = (code / "plain" / record.path).read_bytes()
+    baseline, row = done.result.variants[:2]
+    assert (done.folder / baseline.images[0].path).read_bytes() == drawn
+    assert (done.folder / row.images[0].path).read_bytes() != drawn
     assert row.status is Status.OK
+    assert (row.contract, row.promises["patch"].claims) == (Contract.EQUIVALENT, [])
     assert row.config.model.factory == f"{own}/../mine.py:own"
     assert {"model", "options"} <= {*row.inputs}
     with pytest.raises(UsageError, match="runs code"):
         load(done.folder, row.name)
     more = ("run", f"resume={done.folder}", "protocol.replicates=2")
-    refused = sdopt(own, *more)
-    assert (refused.code, f"model={row.config.model.factory}" in refused.err) == (2, True), refused.err
+    for named, lacking in ((functions[1:], f"model={row.config.model.factory}"), (functions[:1], "patch=")):
+        refused = sdopt(own, *more, *named)
+        assert (refused.code, "runs code" in refused.err, lacking in refused.err) == (2, True, True), refused.err
+    elsewhere = sdopt(own, *more, functions[0], "patch=elsewhere/mine.py:steps")
+    assert (elsewhere.code, "runs code" in elsewhere.err) == (2, True)
     with fake_workers():
-        assert sdopt(own, *more, "model.factory=../mine.py:own").code == 0
+        assert sdopt(own, *more, *functions).code == 0
     (code / "mine.py").write_text(CODE + "\nchanged = True\n")
-    changed = sdopt(own, "run", f"resume={done.folder}", "protocol.replicates=3", "model=../mine.py:own")
+    changed = sdopt(own, "run", f"resume={done.folder}", "protocol.replicates=3", *functions)
     assert (changed.code, "contents of its options" in changed.err) == (2, True), changed.err
 
 

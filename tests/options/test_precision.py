@@ -8,15 +8,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.quantization import Sdnq, TorchAo
+from sdopt.reference import MODEL
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import Compose, Load
-from tests.options.hosts import evidence
+from tests.options.hosts import evidence, image
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
 PACKAGES = ("torchao", "sdnq")
@@ -79,7 +82,8 @@ class TestProof:
     @pytest.mark.parametrize("package", OPTIONS)
     def test_counts_layers_and_products(self, session: Load, package: str) -> None:
         # Layers of few rows are computed in float32: on a smaller image there are more of them.
-        found = evidence(session(f"precision=int8_{package}", "workload.size=64"), "precision")
+        loaded = session(f"precision=int8_{package}", "workload.size=64")
+        found = evidence(loaded, "precision")
         assert found.engaged, found
         quantized, left = found.facts["quantized"], found.facts["left_alone"]
         assert quantized["Linear"] + left["Linear"] == 80
@@ -88,24 +92,47 @@ class TestProof:
         assert found.facts["kernels"]["aten::_int_mm"] >= quantized["Linear"]
         assert "int8" in found.facts["arithmetic"]
         assert f"{quantized['Linear']} of 80 Linear" in found.summary
+        other = Trace()
+        other.denoiser.product_dtypes["bfloat16"] = 100
+        assert not loaded._assembly.proofs["precision"](other).engaged
+        attention: Any = loaded._pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1
+        before = attention.to_q
+        attention.to_q = torch.nn.Linear(before.in_features, before.out_features, bias=False, dtype=torch.bfloat16)
+        assert not evidence(loaded, "precision").engaged
 
-    def test_a_part_of_low_rank_brings_4_bits_nearer_to_the_weights(self, session: Load) -> None:
+    @pytest.mark.parametrize("option", ["fp8_torchao", "int8_sdnq", "uint4_sdnq"])
+    def test_of_weights_alone_that_are_stored_in_few_bits(self, session: Load, option: str) -> None:
+        pytest.importorskip(option.partition("_")[2])
+        loaded = session(f"precision={option}", "precision.activations=false")
+        found = evidence(loaded, "precision")
+        assert found.engaged, found
+        assert found.facts["arithmetic"] == ["bfloat16"]
+        assert 0 < np.abs(image(loaded) - image(session())).mean() < 0.15
+        other = Trace()
+        other.denoiser.operators["aten::_int_mm"] = other.denoiser.operators["aten::_scaled_mm"] = 2
+        # No product has inputs of 4 bits.
+        assert loaded._assembly.proofs["precision"](other).engaged == (option == "uint4_sdnq")
+
+    def test_a_part_of_low_rank_brings_4_bits_nearer_to_the_weights(self, variant: Compose) -> None:
         """It starts from random numbers, which are the same each time."""
         pytest.importorskip("sdnq")
-        inputs = (torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(0)), 500, torch.ones(2, 24, 144))
+        option: Any = variant("precision=uint4_sdnq").optimizations["precision"]
+        sample = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
 
-        def predicted(*overrides: str) -> torch.Tensor:
-            unet = session(*overrides)._pipe.unet
+        def predicted(chosen: Sdnq | None) -> torch.Tensor:
+            unet = UNet2DConditionModel.from_pretrained(MODEL, subfolder="unet", dtype=torch.bfloat16)
+            if chosen is not None:
+                chosen._quantize(unet)
             with torch.no_grad():
-                found: torch.Tensor = unet(inputs[0].to(unet.dtype), 500, inputs[2].to(unet.dtype)).sample
+                found: torch.Tensor = unet(sample, 500, torch.ones(2, 24, 144, dtype=torch.bfloat16)).sample
             return found.float()
 
-        plain, state = predicted("precision=bf16"), torch.get_rng_state()
-        ranked = predicted("precision=uint4_sdnq")
+        plain, state = predicted(None), torch.get_rng_state()
+        ranked = predicted(option)
         assert torch.equal(torch.get_rng_state(), state)
         torch.manual_seed(1)
-        assert torch.equal(predicted("precision=uint4_sdnq"), ranked)
-        unranked = predicted("precision=uint4_sdnq", "precision.svd_rank=null")
+        assert torch.equal(predicted(option), ranked)
+        unranked = predicted(replace(option, svd_rank=None))
         assert 0 < (ranked - plain).norm() < (unranked - plain).norm()
 
     @pytest.mark.skipif(find_spec("sdnq") is None, reason="sdnq")
@@ -116,30 +143,17 @@ class TestProof:
         assert not found.engaged
         assert "0 of 39 Conv2d" in found.summary
 
-    @pytest.mark.parametrize("package", OPTIONS)
-    @pytest.mark.parametrize("activations", [True, False])
-    def test_of_products_in_another_type_than_they_should_be(
-        self, session: Load, package: str, activations: bool
-    ) -> None:
-        loaded = session(f"precision=int8_{package}", f"precision.activations={activations}")
-        trace = Trace()
-        trace.denoiser.product_dtypes["bfloat16"] = 100 * activations
-        trace.denoiser.operators["aten::_int_mm"] = 2 * (not activations)
-        assert not loaded._assembly.proofs["precision"](trace).engaged
-
-    @pytest.mark.parametrize("package", OPTIONS)
-    def test_of_replayed_graphs_is_what_is_stored(self, session: Load, package: str) -> None:
+    @pytest.mark.parametrize("caching", ["none", "deepcache"])
+    def test_of_replayed_graphs_is_what_is_stored(self, session: Load, caching: str) -> None:
         """Those of DeepCache's two kinds of steps, too, in which no operator is seen."""
-        chosen = [f"precision=int8_{package}", "compiler=cuda_graphs", "compiler.targets=[denoiser]"]
-        for caching in ("none", "deepcache"):
-            proofs = session(*chosen, f"caching={caching}")._assembly.proofs
-            assert proofs["precision"](Trace()).engaged
+        pytest.importorskip("sdnq")
+        captured = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", f"caching={caching}")
+        assert session("precision=int8_sdnq", *captured)._assembly.proofs["precision"](Trace()).engaged
 
 
-@pytest.mark.parametrize("weights", ["int8", "uint4"])
-def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load, weights: str) -> None:
+def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load) -> None:
     pytest.importorskip("sdnq")
-    option = ["memory=[quantized_text_encoders]", f"memory.quantized_text_encoders.weights={weights}"]
+    option = ["memory=[quantized_text_encoders]", "memory.quantized_text_encoders.weights=uint4"]
     quantized, plain = session(*option), session()
 
     def size(host: PipelineHost) -> int:
@@ -150,7 +164,7 @@ def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load, weights: str)
     found = evidence(quantized, "memory")
     assert found.engaged, found
     assert found.facts == {"quantized": 18, "left_alone": 0, "calls": found.facts["calls"]}
-    assert size(quantized) < size(plain) * (0.3 if weights == "int8" else 0.25)
+    assert size(quantized) < 0.25 * size(plain)
     encoder = quantized._pipe.text_encoder
     name, layer = next((n, m) for n, m in encoder.named_modules() if hasattr(m, "sdnq_dequantizer"))
     encoder.set_submodule(name, torch.nn.Linear(layer.in_features, layer.out_features))
@@ -176,20 +190,17 @@ def xl(small_xl: Path) -> list[str]:  # noqa: F811
 
 
 class TestFullVae:
-    @pytest.mark.parametrize("task", ["txt2img", "img2img"])
-    def test_of_sdxl_is_not_cast_by_diffusers(
-        self, session: Load, xl: list[str], inputs: dict[str, list[str]], task: str
-    ) -> None:
-        loaded = session(*xl, "precision=fp16_vae_fp32", *inputs[task], "workload.steps=2")
+    def test_of_sdxl_is_not_cast_by_diffusers(self, session: Load, xl: list[str], inputs: dict[str, list[str]]) -> None:
+        loaded = session(*xl, "precision=fp16_vae_fp32", *inputs["img2img"], "workload.steps=2")
         found = evidence(loaded, "precision")
         assert found.engaged, found
         assert found.facts["diffusers_would_upcast"] is True
 
     def test_keeps_what_half_precision_rounds(self, session: Load) -> None:
-        own = session("precision=fp16_vae_fp32")._pipe.vae.decoder.conv_in.weight
-        assert torch.equal(own, session("precision=fp32")._pipe.vae.decoder.conv_in.weight)
-        rounded = session("precision=fp16")._pipe.vae.decoder.conv_in.weight
-        assert torch.equal(own.half(), rounded)
+        whole: Any = AutoencoderKL.from_pretrained(MODEL, subfolder="vae").decoder.conv_in.weight
+        assert not torch.equal(whole.bfloat16().float(), whole)
+        loaded = session("precision=fp16_vae_fp32", "precision.weights=bfloat16")
+        assert torch.equal(loaded._pipe.vae.decoder.conv_in.weight, whole)
 
     def test_of_random_weights(self, variant: Compose) -> None:
         chosen = variant("precision=fp16_vae_fp32", "model=emoji", "model.weights=random")
