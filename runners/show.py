@@ -48,10 +48,11 @@ def main(argv: list[str]) -> int:
         with only_json(wanted=True) as say:
             say(answers(found, code))
         return code
-    if found.sweep and len(found.studies) > 1:
-        console.print(shown(found.sweep.blocks(arguments.all), console.width))
+    several = found.sweep if found.sweep and len({job.number for job in found.sweep.jobs}) > 1 else None
+    if several:
+        console.print(shown(several.blocks(arguments.all), console.width))
     for result, folder in found.studies:
-        if found.sweep and not arguments.all:
+        if several and not arguments.all:
             break  # the table above has them
         summary = summary_of(result)
         if arguments.all:
