@@ -188,6 +188,9 @@ class TestRefused:
         resumed = refused(tmp_path, "run", "resume=nowhere")
         assert resumed.err.startswith("sdopt: resume=nowhere: has no .hydra/hydra.yaml")
         assert list(tmp_path.iterdir()) == []
+        (tmp_path / "result.json").touch()
+        assert "a copy without hidden files" in refused(tmp_path, "run", "resume=.").err
+        assert "only on a study that is resumed" in refused(tmp_path, "run", "retry_failed=True").err
 
     def test_another_machine_and_other_versions_all_at_once(self, broken_off: Path) -> None:
         result = read_result(broken_off)
