@@ -244,8 +244,10 @@ def _require_lost_job(error: Exception, command: Command) -> None:
         raise UsageError(in_one_line(error) or type(error).__name__) from error
 
 
-_OF_FOLDERS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
-_OF_FOLDERS += (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_OF_FOLDERS = (
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 class InterruptedStudy(KeyboardInterrupt):

@@ -208,6 +208,9 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = _recorded(source, folder)
     _require_named(task, own_code)
+    keys = {written_key(argument) for argument in kept}
+    if "tracking=none" in task and "tracking.uri" in keys and "tracking" not in keys:
+        kept.insert(0, "tracking=mlflow")  # who names a store now wants it used
     folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.conclusion import Conclusion
+from sdopt.config.composed import with_resumed
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
@@ -152,6 +153,11 @@ class TestMissing:
         assert resumed.code == 0, resumed.shown
         assert_whole(resumed.result, 2)
         assert resumed.result.config.tracking.images is False
+
+    def test_is_logged_where_it_is_told_though_it_was_to_be_logged_nowhere(self, folder: Path) -> None:
+        expanded = with_resumed([f"resume={folder}", "tracking.uri=sqlite:///own.db"])
+        assert "tracking=none" not in expanded
+        assert "tracking=mlflow" in expanded
 
 
 @pytest.mark.parametrize(("asked", "code"), [("prepare", 3), ("prove", 0)])
