@@ -104,7 +104,7 @@ def _export(folder: Path, target: Path) -> None:
     try:
         found = find_results(str(folder), Tracking(kind="none"))
         for result, own in found.studies:
-            export(result, own, target / own.name if found.sweep else target)
+            export(result, own, target / found.job(own) if found.sweep else target)
     except UsageError as error:  # what was measured is kept
         print_problems(error.problems)
     else:

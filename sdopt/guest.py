@@ -134,7 +134,8 @@ def serve(channel: Connection) -> None:
     except Exception as error:
         problem = UnavailableError(explained(error))
     sys.stdout.flush()
-    channel.send((outcome, problem))
+    with suppress(OSError):  # the caller's process has ended
+        channel.send((outcome, problem))
 
 
 def _end_with(channel: Connection) -> None:

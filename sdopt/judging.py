@@ -64,7 +64,7 @@ class Judging:
         for result, folder in judged:
             try:
                 # Each job of a sweep has verdicts of its own.
-                output = self.output / folder.name if self.output and found.sweep else self.output
+                output = self.output / found.job(folder) if self.output and found.sweep else self.output
                 codes.append(self._judge(result, folder, output))
             except UsageError as error:
                 problems += error.problems

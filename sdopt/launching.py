@@ -232,13 +232,22 @@ def _require_lost_job(error: Exception, command: Command) -> None:
         print_problems([f"{problem}; `{again}` measures the rest"])
     elif isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
         problem = os_problem(error, folder)
-        if not begun and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
-            problem = f"{error.filename or folder}: {error.strerror}; choose a writable folder with {command.place}=…"
+        if not begun and error.errno in _OF_FOLDERS:
+            long = error.errno == errno.ENAMETOOLONG  # which a sweep's own folder seldom is
+            key = "hydra.sweep.subdir" if long and command.sweep else command.place
+            way = f"choose a {'shorter name' if long else 'writable folder'} with {key}=…"
+            problem = f"{error.filename or folder}: {error.strerror}; {way}"
         raise (UnavailableError if begun else UsageError)(problem) from error
     elif begun or way_out(error):
         raise error
     else:
         raise UsageError(in_one_line(error) or type(error).__name__) from error
+
+
+_OF_FOLDERS = (
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 class InterruptedStudy(KeyboardInterrupt):

@@ -23,6 +23,8 @@ def runtime_folder() -> Path:
         OSError: the folder cannot be created, or belongs to another user.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
+    if base and not os.access(base, os.W_OK | os.X_OK):  # another user's, as after `su`, or gone
+        base = None
     folder = Path(base) / "sdopt" if base else Path(tempfile.gettempdir()) / f"sdopt-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():

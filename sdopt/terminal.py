@@ -1,9 +1,11 @@
 """Where a command prints: a live display in an interactive terminal, plain lines everywhere else."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -28,9 +30,20 @@ def console(stderr: bool = False) -> Console:
         stderr=stderr,
         force_terminal=live,
         color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
-        width=None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else LOG_WIDTH,
+        width=_width(stream),
     )
     return Console() if found.is_jupyter else found
+
+
+def _width(stream: TextIO) -> int | None:
+    """Returns the columns of a stream; None where rich finds them, as those of a terminal that changes its size."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return None
+    if not stream.isatty():
+        return LOG_WIDTH
+    # Without a size of its own, as in some containers, a terminal is said to have 0: rich would print nothing.
+    return shutil.get_terminal_size().columns if columns.isdigit() else None
 
 
 @contextmanager

@@ -178,6 +178,15 @@ def test_colours_for_a_log_move_no_cursor(variable: str, monkeypatch: pytest.Mon
     assert out.getvalue() == "done\n"
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_columns_are_no_width(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr(sys, "stdout", out := StringIO())
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    console().print("done")
+    assert "done" in out.getvalue()
+
+
 def test_passwords_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = read_result(next(iter((Path(__file__).parents[1] / "outputs" / "records").glob("*/quickstart"))))
     address = "postgresql://me:secret@host/db"

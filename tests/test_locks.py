@@ -46,8 +46,14 @@ class TestFolder:
     def test_without_one_nothing_is_locked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
         with exclusive("anything"), reserve(Device("cpu"), "ours") as holder:
             assert holder == ""
+
+    def test_one_that_is_gone_is_as_if_none_was_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert runtime_folder() == tmp_path / f"sdopt-{os.getuid()}"
 
     def test_of_another_user_is_not_trusted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -181,7 +181,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     """
     named = [a for a in argv if a.lstrip("+").startswith("resume=") and a.lstrip("+") != "resume=null"]
     if not named:
-        if any(argument.lstrip("+") == "retry_failed=true" for argument in argv):
+        if any(argument.lstrip("+").lower() == "retry_failed=true" for argument in argv):
             raise UsageError(
                 "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
             )
@@ -208,6 +208,9 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = _recorded(source, folder)
     _require_named(task, own_code)
+    keys = {written_key(argument) for argument in kept}
+    if "tracking=none" in task and "tracking.uri" in keys and "tracking" not in keys:
+        kept.insert(0, "tracking=mlflow")  # who names a store now wants it used
     folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
@@ -254,9 +257,10 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
     """
     name = source.relative_to(folder)
     if not source.is_file():
-        raise UsageError(
-            f"resume={folder}: has no {name}, which records what was run there; name the folder of a run or of a sweep"
-        )
+        way = "name the folder of a run or of a sweep"
+        if (folder / "result.json").is_file():
+            way = "hydra.output_subdir=null leaves it out, and so does a copy without hidden files (upload-artifact)"
+        raise UsageError(f"resume={folder}: has no {name}, which records what was run there; {way}")
     try:
         recorded: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=False)
         overrides, sources = recorded["hydra"]["overrides"], recorded["hydra"]["runtime"]["config_sources"]

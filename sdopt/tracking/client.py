@@ -281,6 +281,8 @@ _KNOWN = {
     "service not known|NameResolution|nodename nor|failure in name": "there is no such host …",
     "[Rr]efused|reset by peer|aborted|NewConnection|timed out|[Tt]imeout|[Nn]o route|RemoteDisconnected|unreachable"
     "|could not connect|closed the connection|ConnectionError": "it does not answer …",
+    "unsupported URI|Can't load plugin|Could not parse|Invalid SQLite URL": "name a database, as in "
+    "tracking.uri=sqlite:///outputs/mlflow.db, or a server, as in tracking.uri=http://localhost:5000",
     "out-of-date database schema|Can't locate revision": "it has the tables of another version of MLflow: install that "
     "version, or copy the database and run `mlflow db upgrade`",
     "not a database|malformed": "it is damaged, or no database: choose another",

@@ -42,6 +42,10 @@ class Found:
         """Whether it comes from MLflow."""
         return not Path(self.name).exists()
 
+    def job(self, folder: Path) -> str:
+        """The name of a study's folder: in a sweep its path there, which may have several parts, as in `a/b=1`."""
+        return folder.relative_to(self.sweep.folder).as_posix() if self.sweep else folder.name
+
     @property
     def folder(self) -> Path:
         """The folder for files that are made from the result."""
@@ -99,7 +103,7 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
     """
     from sdopt.report.page.sections import study_page, sweep_page  # draws charts, whose library takes time to load
 
-    jobs = [(folder.name, summary_of(study), folder) for study, folder in source.studies]
+    jobs = [(source.job(folder), summary_of(study), folder) for study, folder in source.studies]
     if source.sweep is None:
         page = study_page(*jobs[0][1:])
     else:

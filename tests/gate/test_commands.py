@@ -169,6 +169,17 @@ class TestGate:
         assert done.code == 3
         assert [path.name for path in (tmp_path / "verdicts").iterdir()] == ["1"]
 
+    def test_jobs_of_a_sweep_whose_folders_have_one_name_keep_their_verdicts(self, tmp_path: Path) -> None:
+        jobs = ["a/bf16", "b/bf16"]  # hydra.sweep.subdir=${model.name}/${precision.weights}
+        for job in jobs:
+            (tmp_path / "sweep" / job).mkdir(parents=True)
+            write_result(read_result(RESULT), tmp_path / "sweep" / job)
+        (tmp_path / "sweep" / "multirun.yaml").touch()
+        sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
+        assert [str(file.parent) for file in sorted(tmp_path.glob("verdicts/**/verdicts.json"))] == [
+            str(tmp_path / "verdicts" / job) for job in jobs
+        ]
+
 
 class TestCalibrate:
     def test_a_calibration_is_measured_and_used(self, tmp_path: Path) -> None:

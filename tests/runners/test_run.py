@@ -71,6 +71,8 @@ MISTAKES = {
     "an unknown option to show": ["--cfg", "job", "precision=nope"],
     "flags of which one has no effect alone": ["precision=bf16", "--package", "workload"],
     "flags that do not go together": ["precision=fp32", "--cfg", "job", "--multirun"],
+    "a folder that is a file": ["hydra.run.dir=/dev/null"],
+    "a name that is too long": ["-m", f"hydra.sweep.subdir={300 * 'x'}"],
     "a missing folder of groups": ["--config-dir", "/nowhere"],
     "a missing folder on the search path": ["hydra.searchpath=[file:///nowhere]"],
     "a pattern of options without -m": ["precision=glob(*)"],

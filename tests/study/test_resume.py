@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.conclusion import Conclusion
+from sdopt.config.composed import with_resumed
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
@@ -146,6 +147,11 @@ class TestMissing:
         assert_whole(resumed.result, 2)
         assert resumed.result.config.tracking.images is False
 
+    def test_is_logged_where_it_is_told_though_it_was_to_be_logged_nowhere(self, folder: Path) -> None:
+        expanded = with_resumed([f"resume={folder}", "tracking.uri=sqlite:///own.db"])
+        assert "tracking=none" not in expanded
+        assert "tracking=mlflow" in expanded
+
 
 @pytest.mark.parametrize(("asked", "code"), [("prepare", 3), ("prove", 0)])
 def test_a_failure_is_a_result_unless_it_is_to_be_tried_again(tmp_path: Path, asked: str, code: int) -> None:
@@ -181,6 +187,9 @@ class TestRefused:
         resumed = refused(tmp_path, "run", "resume=nowhere")
         assert resumed.err.startswith("sdopt: resume=nowhere: has no .hydra/hydra.yaml")
         assert list(tmp_path.iterdir()) == []
+        (tmp_path / "result.json").touch()
+        assert "a copy without hidden files" in refused(tmp_path, "run", "resume=.").err
+        assert "only on a study that is resumed" in refused(tmp_path, "run", "retry_failed=True").err
 
     def test_another_machine_other_versions_and_other_contents_all_at_once(self, broken_off: Path) -> None:
         result = read_result(broken_off)
