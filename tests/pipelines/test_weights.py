@@ -326,6 +326,11 @@ def add(name: str, *shape: int) -> Change:
     return lambda tensors: tensors.update({name: torch.zeros(shape or (1, 1))})
 
 
+def as_in_2022(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".text_model." in name]:
+        tensors[name.replace(".text_model.", ".")] = tensors.pop(name)
+
+
 OF_UNET, OF_VAE = "model.diffusion_model.", "first_stage_model."
 
 
@@ -370,6 +375,7 @@ class TestSingleFile:
                 lose("cond_stage_model.transformer.text_model.final_layer_norm.bias"),
                 "lacks the tensor final_layer_norm",
             ),
+            (as_in_2022, "names its text encoder as merges of 2022 do"),
             (add(f"{OF_UNET}time_embed.cond_proj.weight"), "does not have"),
             (add(f"{OF_UNET}middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight"), "holds quantized"),
             (add("control_model.input_blocks.0.0.weight"), "of a further network"),
