@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import settings_of, side_of
 from sdopt.pipelines.functions import loaded
-from sdopt.pipelines.parts import Pipeline, digest_of, networks_of
+from sdopt.pipelines.parts import Pipeline, digest_of, moves_weights, networks_of, quantized_layer
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
 
@@ -50,10 +50,11 @@ def build(model: Model, task: Task) -> Pipeline:
         UsageError: the function is not there, it fails, or it returns no pipeline that sdopt runs for this task.
     """
     at = f"{KEY}={model.factory}"
-    make = loaded(str(model.factory), KEY)
     try:
-        pipe = make()
-    except Exception as error:
+        pipe = loaded(str(model.factory), KEY)()
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
     kind = _known_class(pipe)
     if kind is None:
@@ -62,7 +63,21 @@ def build(model: Model, task: Task) -> Pipeline:
         )
     if (other := task_of(kind)).kind != task.kind:
         raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
+    if problem := _unfinished(pipe):
+        raise UsageError(f"{at}: returns a pipeline {problem}")
     return pipe
+
+
+def _unfinished(pipe: Pipeline) -> str | None:
+    """Returns what keeps a pipeline from being moved, cast and called as others are; None if nothing does."""
+    if lacking := [name for name in ("unet", "vae", "text_encoder", "tokenizer") if getattr(pipe, name, None) is None]:
+        return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
+    for name, network in networks_of(pipe).items():
+        if moves_weights(network):
+            return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
+        if layer := quantized_layer(network):
+            return f"whose {name} is quantized (such as {layer}): return it without that, and choose precision=…"
+    return None
 
 
 def describe(model: Model, task: Task) -> Built:
@@ -75,7 +90,7 @@ def describe(model: Model, task: Task) -> Built:
     pipe = build(model, task)
     weights = {f"{name}.{key}": w for name, part in networks_of(pipe).items() for key, w in part.state_dict().items()}
     for name, tensor in weights.items():
-        if not tensor.isfinite().all():
+        if not (tensor if tensor.element_size() > 1 else tensor.float()).isfinite().all():
             raise UsageError(f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)")
     return Built(text_to_image(_known_class(pipe)), configs_of(pipe), digest_of(weights)[:16])
 
