@@ -440,6 +440,13 @@ def with_unknown_layers(pipe: Pipe) -> Pipe:
     return like("StableDiffusionPipeline", pipe, unet=other_unet(pipe, down_block_types=kinds))
 
 
+def with_transformer(pipe: Pipe) -> Pipe:
+    small = {"num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 3, "cross_attention_dim": 24}
+    network = diffusers.PixArtTransformer2DModel(sample_size=8, caption_channels=32, **small)
+    parts = {"vae": pipe.vae, "scheduler": pipe.scheduler, "tokenizer": None, "text_encoder": None}
+    return diffusers.PixArtSigmaPipeline(transformer=network, **parts)
+
+
 def compiled(pipe: Pipe, part: str) -> Pipe:
     if part == "unet":
         pipe.unet = torch.compile(pipe.unet)
@@ -490,6 +497,8 @@ ENCODED = {"memory": "precomputed_embeddings", "prompts": ["a red apple"]}
             (PARTS[part][0], {"compiler": "whole_step"}, "guidance and the scheduler's step")
             for part in ("controlnet", "pag")
         ),
+        (with_transformer, {"caching": "tome"}, "needs a UNet2DConditionModel as denoiser, not a PixArtTransformer"),
+        (with_transformer, {"attention": "sliced"}, "the attention of a PixArtTransformer2DModel in slices"),
         (partial(compiled, part="unet"), {"attention": "vanilla"}, "pipe.unet is compiled already"),
         (partial(compiled, part="vae"), {"attention": "vanilla"}, "pipe.vae is compiled already"),
         (offloaded, {"attention": "vanilla"}, "hooks move the weights of pipe.unet"),
@@ -502,6 +511,14 @@ def test_what_an_option_cannot_do_on_a_pipeline_is_refused(
 ) -> None:
     with pytest.raises(ConflictError, match=words):
         sdopt.optimize(build(pipe=pipe), **groups)
+
+
+def test_frames_of_a_video_are_looked_at(pipe: Pipe) -> None:
+    motion = diffusers.MotionAdapter(tuple(pipe.unet.config.block_out_channels), 1, motion_norm_num_groups=2)
+    parts = {name: pipe.components[name] for name in ("vae", "text_encoder", "tokenizer", "unet", "scheduler")}
+    video = sdopt.optimize(diffusers.AnimateDiffPipeline(**parts, motion_adapter=motion), attention="math")
+    found = sdopt.prove(video, num_frames=2, height=SIZE, width=SIZE)
+    assert (found.engaged, found.broken) == (True, "")
 
 
 def test_weights_that_float16_cannot_hold_may_stay_in_float32(pipe: Pipe) -> None:
