@@ -125,6 +125,9 @@ class TestFamilies:
         sizes: list[Any] = [96, [96, 96], (96, 64)]
         for size in sizes:
             assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768
+        for version, size in (("0.8.1", 512), ("0.10.0", 256), (None, 256)):
+            unet = {"sample_size": 32, "_diffusers_version": version}
+            assert settings_of({}, unet, {"block_out_channels": [1] * 4})["size"] == size, "as diffusers draws it"
 
 
 class TestLora:
