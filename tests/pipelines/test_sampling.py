@@ -2,6 +2,8 @@
 
 import copy
 import shutil
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.loading import load_pipeline, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loading import clip_skip_of, load_pipeline, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loras import misfits
 from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
 from sdopt.schema import Model, Scheduler, Task
 from tests.fixtures import CPU, Compose
@@ -197,6 +200,20 @@ def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None
     assert not sampling_problems(saying("2"), DDIM)
     for layer in ("0", "4", "last"):
         assert "modelspec.encoder_layer" in sampling_problems(saying(layer), DDIM)[0]
+    for layer, said in (("1", 0), ("2", 0), ("3", 1)):
+        count, problems = clip_skip_of(replace(saying(layer), name="sdxl"))
+        assert (count, len(problems)) == (0, said)
+
+
+def test_a_lora_of_all_layers_goes_with_clip_skip(marked: Model, tmp_path: Path) -> None:
+    """Trainers write one of all layers; that of a layer that is left out has no effect."""
+    file, lora = tmp_path / "skips.safetensors", tmp_path / "lora.safetensors"
+    save_file(load_file(str(marked.path)), file, {"modelspec.encoder_layer": "2"})
+    matrices = {"lora_down": torch.ones(2, 144), "lora_up": torch.ones(144, 2)}
+    pairs = product(range(3), ("q", "k", "v", "out"), matrices)
+    names = [f"lora_te_text_model_encoder_layers_{n}_self_attn_{part}_proj.{name}" for n, part, name in pairs]
+    save_file({f"{name}.weight": matrices[name.rpartition(".")[2]].clone() for name in names}, lora)
+    assert misfits(lora, Model(weights="path", path=str(file))) == []
 
 
 def test_an_option_overrides_a_mark(marked: Model) -> None:
