@@ -262,7 +262,13 @@ def _lost(file: Path, model: Model) -> list[str]:
     if not lost:
         return []
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return [f"holds {lost[0]}{more}, which diffusers would leave out: this model's networks have no such layer"]
+    why = "this model's networks have no such layer"
+    if not reasons and not any(map(_OF_A_NETWORK.match, pairs)):
+        why = "no name begins with that of a network, such as unet.; save it again with pipe.save_lora_weights"
+    return [f"holds {lost[0]}{more}, which diffusers would leave out: {why}"]
+
+
+_OF_A_NETWORK = re.compile(r"unet\.|text_encoder|lora_")
 
 
 def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
