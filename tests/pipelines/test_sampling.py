@@ -3,6 +3,7 @@
 import copy
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -275,9 +276,14 @@ def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> No
         (["scheduler.timesteps=[999,500]"], "scheduler.timesteps: DDIMScheduler takes none; choose scheduler=ays"),
         (["scheduler=ays", "scheduler.timesteps=[500,999]"], "must be two or more, falling, from 999 to 0"),
         (["scheduler=ays", "scheduler.timesteps=[1000,2]"], "must be two or more, falling, from 999 to 0"),
+        pytest.param(
+            ["scheduler.class_name=DPMSolverSDEScheduler"],
+            "scheduler.class_name=DPMSolverSDEScheduler: needs torchsde: pip install torchsde",
+            marks=pytest.mark.skipif(find_spec("torchsde") is not None, reason="torchsde is there"),
+        ),
     ],
 )
-def test_timesteps_that_cannot_be_are_refused(composer: type[HydraComposer], overrides: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused(composer: type[HydraComposer], overrides: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         composer(overrides)
     assert said in " ".join(raised.value.problems)
