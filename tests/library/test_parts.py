@@ -521,6 +521,11 @@ def test_frames_of_a_video_are_looked_at(pipe: Pipe) -> None:
     assert (found.engaged, found.broken) == (True, "")
 
 
+def test_a_pipeline_without_a_vae_is_proved_by_its_latents(pipe: Pipe) -> None:
+    pipe.vae = None
+    assert sdopt.prove(sdopt.optimize(pipe, attention="math"), output_type="latent", height=SIZE, width=SIZE).engaged
+
+
 def test_weights_that_float16_cannot_hold_may_stay_in_float32(pipe: Pipe) -> None:
     sdopt.optimize(with_large_weights(pipe), precision="fp16_vae_fp32")
 
