@@ -1,5 +1,6 @@
 """`model=PATH`: a user's own file or folder as an option of the group `model`, wherever options are chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,12 @@ class TestHub:
     def test_another_is_asked_for_its_size(self, composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
         index = {"_class_name": "StableDiffusionXLPipeline"}
         found: Any = (index, {"sample_size": 96}, {"block_out_channels": [1, 2, 4, 4]})
-        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", lambda _: found)
-        assert of(composer, "model=me/mine") == Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
+        asked: list[Any] = []
+        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", lambda *given: asked.append(given) or found)
+        whole = Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
+        assert of(composer, "model=me/mine") == whole
+        assert of(composer, "model=me/mine", "model.revision=fp16") == replace(whole, revision="fp16")
+        assert {*asked} == {("me/mine", None), ("me/mine", "fp16")}
 
 
 class TestFamilies:
