@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import settings_of, side_of
 from sdopt.pipelines.functions import loaded
-from sdopt.pipelines.parts import Pipeline, digest_of, moves_weights, networks_of, quantized_layer
+from sdopt.pipelines.parts import Pipeline, casting_hook, digest_of, moves_weights, networks_of, quantized_layer
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
 
@@ -75,8 +75,11 @@ def _unfinished(pipe: Pipeline) -> str | None:
     for name, network in networks_of(pipe).items():
         if moves_weights(network):
             return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
-        if layer := quantized_layer(network):
-            return f"whose {name} is quantized (such as {layer}): return it without that, and choose precision=…"
+        cast = next((layer for layer, each in network.named_modules() if casting_hook(each)), None)
+        if layer := cast or quantized_layer(network):
+            return (
+                f"whose {name} is quantized (such as {layer}): return it without that, and choose precision or memory=…"
+            )
     return None
 
 
@@ -90,7 +93,7 @@ def describe(model: Model, task: Task) -> Built:
     pipe = build(model, task)
     weights = {f"{name}.{key}": w for name, part in networks_of(pipe).items() for key, w in part.state_dict().items()}
     for name, tensor in weights.items():
-        if not (tensor if tensor.element_size() > 1 else tensor.float()).isfinite().all():
+        if not tensor.isfinite().all():
             raise UsageError(f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)")
     return Built(text_to_image(_known_class(pipe)), configs_of(pipe), digest_of(weights)[:16])
 

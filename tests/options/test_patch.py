@@ -168,6 +168,7 @@ def make():
         ("pipe.text_encoder = None", "returns a pipeline without text_encoder"),
         ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
         ("pipe.unet.to(torch.float8_e4m3fn)", "whose unet is quantized .such as conv_in"),
+        ("pipe.unet.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)", "whose unet is quantized"),
         ("raise SystemExit('no card')", "SystemExit: no card"),
         ("return pipe\n\nimport not_there\n\ndef other(pipe):\n    pass", "ModuleNotFoundError: No module named"),
     ],
