@@ -81,8 +81,13 @@ class TestHub:
     def test_another_is_asked_for_its_size(self, composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
         index = {"_class_name": "StableDiffusionXLPipeline"}
         found: Any = (index, {"sample_size": 96}, {"block_out_channels": [1, 2, 4, 4]})
-        asked: list[Any] = []
-        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", lambda *given: asked.append(given) or found)
+        asked = []
+
+        def configs(repository: str, revision: str | None) -> Any:
+            asked.append((repository, revision))
+            return found
+
+        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", configs)
         whole = Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
         assert of(composer, "model=me/mine") == whole
         assert of(composer, "model=me/mine", "model.revision=fp16") == replace(whole, revision="fp16")
