@@ -131,8 +131,9 @@ class TestFolder:
         assert "takes 17 channels, but latents have 8: a model for inpainting only" in refusal(folder)
 
     def test_saved_for_another_task(self, folder: Path) -> None:
-        edit(folder / "model_index.json", _class_name="StableDiffusionImg2ImgPipeline")
-        check(folder)
+        for kind in ("StableDiffusionImg2ImgPipeline", "LatentConsistencyModelPipeline"):
+            edit(folder / "model_index.json", _class_name=kind)
+            check(folder)
         refiner = {"text_encoder": [None, None], "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
         edit(folder / "model_index.json", _class_name="StableDiffusionXLImg2ImgPipeline", **refiner)
         assert "as an SDXL refiner" in refusal(folder)
