@@ -17,7 +17,7 @@ from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
 from sdopt.pipelines.functions import FUNCTION, absolute
 
-_KEYS = ("model", "model.path")
+_KEYS, _REVISION = ("model", "model.path"), "model.revision"
 
 _FUNCTION = re.compile(r"[^'\"=:,+\[\]{}]+\.py:\w+")
 
@@ -62,11 +62,15 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
         return list(overrides)
     chosen = [value for override in found["model"][-1:] for value in _values(override)]
     paths = found["model.path"][-1:]
+    named = [override.partition("=")[2].strip("'\"") for override in overrides if written_key(override) == _REVISION]
+    revision = next((each for each in named[-1:] if each != "null" and "," not in each), None)
     others = [override for override in overrides if written_key(override) not in _KEYS]
     if paths and set(chosen) <= {_ANY_FOLDER} and (given := _values(paths[0])) and any(map(_is_there, given)):
         return [f"model={','.join(_option(value, ()) for value in given)}", *others]
     if chosen and not set(chosen) <= set(options):
-        changed = [f"model={','.join(value if value in options else _option(value, options) for value in chosen)}"]
+        changed = [
+            f"model={','.join(value if value in options else _option(value, options, revision) for value in chosen)}"
+        ]
     else:
         changed = found["model"][-1:]
     if paths and not any(written_key(override) == "model.weights" for override in overrides):
@@ -120,15 +124,18 @@ def _is_there(value: str) -> bool:
         return False
 
 
-def _option(value: str, options: Collection[str]) -> str:
-    """Registers the option of a value, and returns its name as Hydra's grammar takes it."""
+def _option(value: str, options: Collection[str], revision: str | None = None) -> str:
+    """Registers the option of a value, and returns its name as Hydra's grammar takes it.
+
+    The settings of a repository are those of the `revision`, which may be the only one that holds a pipeline.
+    """
     if FUNCTION.fullmatch(value):
         return quoted(_registered("model", value, _keys("factory") | {"factory": value}))
     if _is_there(value):
         path = whole_path(value)
         return quoted(_registered("model", str(path), _at_path(path)))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
-        return quoted(_registered("model", value, _on_hub(value)))
+        return quoted(_registered("model", value, _on_hub(value, revision)))
     if "/" in value or Path(value).suffix in (".safetensors", ".ckpt", ".pt", ".pth", ".bin"):
         raise UsageError(f"model={value}: there is no such file or folder; the named models are {', '.join(options)}")
     return value  # Hydra says which options there are
@@ -150,7 +157,7 @@ def _at_path(path: Path) -> dict[str, Any]:
     return _keys(family or _ANY_FOLDER) | here | {"hub_id": None}
 
 
-def _on_hub(repository: str) -> dict[str, Any]:
+def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:
     published = {_keys(option)["hub_id"]: option for option in options_of("model")}
     if repository in published:
         return _keys(published[repository])
@@ -158,7 +165,7 @@ def _on_hub(repository: str) -> dict[str, Any]:
     from sdopt.pipelines.hub import hub_configs
 
     there = {"weights": "hub", "hub_id": repository, "path": None}
-    return _keys(_ANY_FOLDER) | settings_of(*hub_configs(repository)) | there
+    return _keys(_ANY_FOLDER) | settings_of(*hub_configs(repository, revision)) | there
 
 
 def _keys(option: str, group: str = "model") -> dict[str, Any]:

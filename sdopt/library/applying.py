@@ -175,7 +175,7 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
 
 def _broken(output: Any) -> str:
     """Returns what is wrong with the images of a call: NaN, which becomes black where pictures are made of it."""
-    images = output[0] if isinstance(output, tuple) else output.images
+    images = output[0]  # of a pipeline of videos, frames
     found = [each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each)) for each in images]
     if any(not each.isfinite().all() for each in found):
         return "they hold numbers that are not finite (NaN or infinite)"

@@ -33,8 +33,8 @@ def observed(pipe: "DiffusionPipeline", enter: Enter, leave: Leave) -> Iterator[
             stack.callback(before.remove)
             after = module.register_forward_hook(lambda _module, _args, output, stage=stage: leave(stage, output))
             stack.callback(after.remove)
-        stack.enter_context(_observed_method(pipe.vae, "encode", VAE_ENCODER, enter, leave))
-        stack.enter_context(_observed_method(pipe.vae, "decode", VAE_DECODER, enter, leave))
+        for name, stage in (("encode", VAE_ENCODER), ("decode", VAE_DECODER)) if pipe.vae is not None else ():
+            stack.enter_context(_observed_method(pipe.vae, name, stage, enter, leave))
         yield
 
 

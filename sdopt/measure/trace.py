@@ -251,9 +251,10 @@ def _observed_layers(pipe: "DiffusionPipeline", trace: Trace) -> Iterator[None]:
         layer.register_forward_hook(lambda layer, _inputs, output, name=name: note(name, layer, output))
         for name, layer in layers
     ]
-    decoder: torch.nn.Module = pipe.vae.decoder
     taken = trace.decoder_inputs
-    handles.append(decoder.register_forward_pre_hook(lambda _module, inputs: taken.append(tuple(inputs[0].shape))))
+    if pipe.vae is not None:
+        decoder: torch.nn.Module = pipe.vae.decoder
+        handles.append(decoder.register_forward_pre_hook(lambda _module, inputs: taken.append(tuple(inputs[0].shape))))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
-from sdopt.pipelines.parts import Pipeline, casting_hook, denoiser_of, hook_of, networks_of, unwrapped
+from sdopt.pipelines.parts import Pipeline, denoiser_of, moves_weights, networks_of, quantized_layer, unwrapped
 
 _COMMON = (
     *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
@@ -151,12 +151,10 @@ def _hooks(module: torch.nn.Module) -> bool:
 
 def plain_weights(pipe: Pipeline) -> list[str]:
     """For options that cast, move, join or convert weights: these are numbers of the type that they stand for."""
-    for name, layer in unwrapped(denoiser_of(pipe)).named_modules():
-        for weight in layer.parameters(recurse=False):
-            stored = weight.element_size() == 1 and casting_hook(layer) is None
-            if hasattr(weight, "__tensor_flatten__") or stored or not weight.is_floating_point():
-                return [f"the weights of the denoiser are quantized already (such as {name}): load it without that"]
-    return []
+    layer = quantized_layer(unwrapped(denoiser_of(pipe)))
+    if layer is None:
+        return []
+    return [f"the weights of the denoiser are quantized already (such as {layer}): load it without that"]
 
 
 def within_float16(pipe: Pipeline, kept: Collection[str]) -> list[str]:
@@ -218,7 +216,7 @@ def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[
         )
         if any(made):
             yield f"pipe.{name} is compiled already: apply the options to the pipeline as loaded, with compiler=…"
-        elif any("_hf_hook" in vars(module) or hook_of(module, "group_offloading") for module in modules):
+        elif moves_weights(network):
             yield f"hooks move the weights of pipe.{name}: remove them (pipe.remove_all_hooks()), and choose memory=…"
     if getattr(pipe, "hf_device_map", None):
         yield "the pipeline is spread over devices: call pipe.reset_device_map() first"

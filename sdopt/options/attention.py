@@ -210,6 +210,13 @@ class Sliced(EquivalentAttention):
         return [f"{found}; choose at most {heads}, or null"]
 
     @override
+    def broken(self, pipe: Pipeline) -> list[str]:
+        denoiser = unwrapped(denoiser_of(pipe))
+        if hasattr(denoiser, "set_attention_slice"):
+            return super().broken(pipe)
+        return [f"diffusers cannot compute the attention of a {type(denoiser).__name__} in slices: choose another"]
+
+    @override
     def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
         denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)

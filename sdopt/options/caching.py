@@ -64,7 +64,7 @@ class Caching(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        config = part_config(ctx.model, "unet")
+        config = part_config(ctx.model, "unet") or part_config(ctx.model, "transformer")
         found = []
         if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")

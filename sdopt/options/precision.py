@@ -19,7 +19,7 @@ from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import is_sdxl, load_network, load_part
+from sdopt.pipelines.loading import is_sdxl, load_network, load_part, network_config, part_config
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
 from sdopt.schema import Model
 
@@ -209,8 +209,8 @@ class FixedVae(Precision):
             return [*found, f"precision.path={self.path}: the folder has no config.json of a VAE", *_other_vae(ctx)]
         with suppress(UsageError):  # `files` fetches it, or reports that it is missing, once it is needed
             if (folder := self._folder(ctx.model, fetch=False)) is not None:
-                given = f"path={self.path}" if self.path else f"hub_id={self.hub_id}"
-                found += network_problems(folder, f"precision.{given}")
+                at = f"precision.path={self.path}" if self.path else f"precision.hub_id={self.hub_id}"
+                found += network_problems(folder, at) or [f"{at}: {problem}" for problem in _misfits(folder, ctx)]
         return found + _other_vae(ctx)
 
     @override
@@ -235,6 +235,19 @@ class FixedVae(Precision):
         proof_of_others = super().apply(pipe)
 
         return lambda trace: _with_decoder(proof_of_others(trace), pipe, trace, self.weights)
+
+
+def _misfits(folder: Path, ctx: Context) -> list[str]:
+    """Returns why a network cannot decode what the model's own VAE decodes."""
+    config, own = network_config(folder), part_config(ctx.model, "vae")
+    if config["_class_name"] != "AutoencoderKL":
+        return [f"is of class {config['_class_name']}, and must be an AutoencoderKL"]
+    found = []
+    for key, usual in (("latent_channels", 4), ("scaling_factor", 0.18215)):
+        has, wants = (each.get(key, usual) for each in (config, config if own is None else own))
+        if has != wants:
+            found.append(f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}")
+    return found
 
 
 def _other_vae(ctx: Context) -> list[str]:

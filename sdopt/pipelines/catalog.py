@@ -83,7 +83,9 @@ def class_name_of(folder: Path) -> str:
 
 def text_to_image(class_name: Any) -> str:
     """Returns the class name of the text-to-image pipeline that has the same parts as one for another task."""
-    return re.sub("(Img2Img|Inpaint)Pipeline$", "Pipeline", str(class_name))
+    # The denoiser of a latent consistency model says itself that it takes the guidance scale.
+    name = str(class_name).replace("LatentConsistencyModel", "StableDiffusion")
+    return re.sub("(Img2Img|Inpaint)Pipeline$", "Pipeline", name)
 
 
 def class_named(model: Model) -> str | None:

@@ -222,6 +222,9 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             found = {key: tuple(tensor.shape) for key, tensor in converted.items() if tensor is not None}
             used = {id(tensor if tensor._base is None else tensor._base) for tensor in converted.values()}
             left = [key for key in tensors if key.startswith(_KNOWN.get(name, ())) and id(tensors[key]) not in used]
+            if name == "text_encoder" and not any(key.startswith(_READ_AS_TEXT) for key in shapes):
+                yield f"{file.name}: {_OLDER_NAMES}"
+                continue
             faults = _Faults(
                 wanted.keys() - found.keys(),
                 {*(found.keys() - wanted.keys()), *left},
@@ -237,6 +240,15 @@ _KNOWN = {
     "vae": tuple(f"{vae}.{part}" for vae in ("first_stage_model", "vae") for part in ("encoder.", "decoder.")),
 }
 """Prefixes of tensors in a single file that a network must know; a VAE's file may hold what it was trained with."""
+
+
+_READ_AS_TEXT = ("cond_stage_model.transformer.text_model.", "cond_stage_model.model.", "conditioner.embedders.")
+"""Prefixes by which diffusers finds a text encoder in a single file."""
+
+_OLDER_NAMES = (
+    "names its text encoder as merges of 2022 do (cond_stage_model.transformer.…), which diffusers does not find: "
+    "rename these tensors to cond_stage_model.transformer.text_model.…, or save it again with A1111's checkpoint merger"
+)
 
 
 def _converted(tensors: dict[str, torch.Tensor], part: str, network: Any) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
 from sdopt.pipelines.families import settings_of, side_of
 from sdopt.pipelines.functions import loaded
-from sdopt.pipelines.parts import Pipeline, digest_of, networks_of
+from sdopt.pipelines.parts import Pipeline, casting_hook, digest_of, moves_weights, networks_of, quantized_layer
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
 
@@ -50,10 +50,11 @@ def build(model: Model, task: Task) -> Pipeline:
         UsageError: the function is not there, it fails, or it returns no pipeline that sdopt runs for this task.
     """
     at = f"{KEY}={model.factory}"
-    make = loaded(str(model.factory), KEY)
     try:
-        pipe = make()
-    except Exception as error:
+        pipe = loaded(str(model.factory), KEY)()
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
         raise UsageError(f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
     kind = _known_class(pipe)
     if kind is None:
@@ -62,7 +63,24 @@ def build(model: Model, task: Task) -> Pipeline:
         )
     if (other := task_of(kind)).kind != task.kind:
         raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
+    if problem := _unfinished(pipe):
+        raise UsageError(f"{at}: returns a pipeline {problem}")
     return pipe
+
+
+def _unfinished(pipe: Pipeline) -> str | None:
+    """Returns what keeps a pipeline from being moved, cast and called as others are; None if nothing does."""
+    if lacking := [name for name in ("unet", "vae", "text_encoder", "tokenizer") if getattr(pipe, name, None) is None]:
+        return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
+    for name, network in networks_of(pipe).items():
+        if moves_weights(network):
+            return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"
+        cast = next((layer for layer, each in network.named_modules() if casting_hook(each)), None)
+        if layer := cast or quantized_layer(network):
+            return (
+                f"whose {name} is quantized (such as {layer}): return it without that, and choose precision or memory=…"
+            )
+    return None
 
 
 def describe(model: Model, task: Task) -> Built:

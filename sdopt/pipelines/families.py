@@ -1,5 +1,6 @@
 """Finds what a user's own model is, from its file, its folder or its repository: architecture, size, guidance scale."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -86,10 +87,15 @@ def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[
 
 
 def side_of(unet: Mapping[str, Any]) -> int | None:
-    """Returns the height of the latents that a denoiser was made for, which is a number or a pair; None if unknown."""
+    """Returns the height of the latents that a denoiser was made for, which is a number or a pair; None if unknown.
+
+    Configurations from before diffusers 0.9 may say too little, which its pipelines put right (to 64).
+    """
     size = unet.get("sample_size")
     height = size[0] if isinstance(size, list | tuple) and size else size
-    return height if isinstance(height, int) else None
+    if not isinstance(height, int):
+        return None
+    return max(height, 64) if re.match(r"0\.[0-8]\.", str(unet.get("_diffusers_version"))) else height
 
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ They are code: nothing but a command line, a preset or a program names them, nev
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,19 @@ def defined(function: str, key: str) -> tuple[Path, str]:
 
 
 def loaded(function: str, key: str) -> Callable[..., Any]:
-    """Runs the file of a function, and returns the function. Raises UsageError as `defined` does."""
+    """Runs the file of a function, which may import what lies beside it; returns the function.
+
+    Raises UsageError as `defined` does.
+    """
     file, name = defined(function, key)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Not the file's own name, which may be that of a package.
+    spec = importlib.util.spec_from_file_location(f"sdopt_own_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # where dataclasses look up types that are written as text
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
     spec.loader.exec_module(module)
     found: Callable[..., Any] = getattr(module, name)
     return found

@@ -53,7 +53,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         )
 
 
-def hub_configs(repository: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Returns a repository's `model_index.json` and the configurations of its denoiser and its VAE, fetched if needed.
 
     Raises:
@@ -61,8 +61,9 @@ def hub_configs(repository: str) -> tuple[dict[str, Any], dict[str, Any], dict[s
     """
     from huggingface_hub import hf_hub_download
 
-    with _explained(repository, f"model={repository} (no folder here)", *_PIPELINE):
-        files = [hf_hub_download(repository, f"{part}.json") for part in ("model_index", "unet/config", "vae/config")]
+    parts = ("model_index", "unet/config", "vae/config")
+    with _explained(repository, f"model={repository} (no folder here)", *_PIPELINE, revision):
+        files = [hf_hub_download(repository, f"{part}.json", revision=revision) for part in parts]
         index, unet, vae = (read_json(Path(file)) for file in files)
         return index, unet, vae
 

@@ -128,9 +128,10 @@ def clip_skip_of(model: Model) -> tuple[int, list[str]]:
         return 0, []
     layers = int((part_config(model, "text_encoder") or {})["num_hidden_layers"])
     usual = 2 if is_sdxl(model) or layers == _LAYERS_OF_SD2 else 1
-    count = int(said) - usual if said.strip().isdigit() else -1
-    if 0 <= count < layers and (usual == 1 or not count):
-        return count, []
+    # Trainers write their own setting, 1 or 2, which they do not heed for these architectures.
+    count = int(said) - 1 if said.strip().isdigit() else -1
+    if 0 <= count < (layers if usual == 1 else usual):
+        return (count if usual == 1 else 0), []
     return 0, [f"{model.origin}: says {_LAYER}={said}, and this architecture reads layer {usual} from the end"]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
-from sdopt.pipelines.loading import LoadedModel, clip_skip_of, folder_of, is_sdxl, leave_out_layers, part_config
+from sdopt.pipelines.loading import LoadedModel, folder_of, is_sdxl, part_config
 from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, denoiser_of, quiet, text_encoders_of, unwrapped
 from sdopt.pipelines.random_weights import empty_like, empty_part
 from sdopt.pipelines.weights import Header, state_of
@@ -262,7 +262,13 @@ def _lost(file: Path, model: Model) -> list[str]:
     if not lost:
         return []
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return [f"holds {lost[0]}{more}, which diffusers would leave out: this model's networks have no such layer"]
+    why = "this model's networks have no such layer"
+    if not reasons and not any(map(_OF_A_NETWORK.match, pairs)):
+        why = "no name begins with that of a network, such as unet.; save it again with pipe.save_lora_weights"
+    return [f"holds {lost[0]}{more}, which diffusers would leave out: {why}"]
+
+
+_OF_A_NETWORK = re.compile(r"unet\.|text_encoder|lora_")
 
 
 def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -349,7 +355,6 @@ def _empty_pipeline(model: Model) -> Any:
         except UsageError:
             return None  # it is fetched later, and then checked
         networks = {name: empty_part(folder, name) for name in names if (folder / name / "config.json").is_file()}
-        leave_out_layers(networks["text_encoder"], clip_skip_of(model)[0])
     parts = dict.fromkeys(("vae", "tokenizer", "scheduler", "text_encoder")) | {
         name: network.to_empty(device="cpu") for name, network in networks.items()
     }

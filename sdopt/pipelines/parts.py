@@ -114,6 +114,21 @@ def hook_of(layer: torch.nn.Module, name: str) -> Any:
     return None if registry is None else registry.get_hook(name)
 
 
+def moves_weights(network: torch.nn.Module) -> bool:
+    """Returns whether hooks move a network's weights to the device for each use."""
+    return any("_hf_hook" in vars(layer) or hook_of(layer, "group_offloading") for layer in network.modules())
+
+
+def quantized_layer(network: torch.nn.Module) -> str | None:
+    """Returns the name of a layer whose weights are not numbers of the type that they stand for; None if all are."""
+    for name, layer in network.named_modules():
+        for weight in layer.parameters(recurse=False):
+            stored = weight.element_size() == 1 and casting_hook(layer) is None
+            if hasattr(weight, "__tensor_flatten__") or stored or not weight.is_floating_point():
+                return str(name)
+    return None
+
+
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Returns the SHA-256 of tensors with their names, types and shapes."""
     digest = hashlib.sha256()

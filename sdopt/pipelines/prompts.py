@@ -113,6 +113,8 @@ def _source(workload: Workload, model: Model) -> PromptFile:
 def _from_file(source: str, column: str | None) -> PromptFile:
     path = Path(source).expanduser()
     try:
+        if path.is_dir():
+            raise Unreadable("is a folder; write its prompts into one file, with a prompt per line")
         if path.exists() and not path.is_file():
             raise Unreadable("not a file; it is read more than once, which a pipe cannot be")
         return _read(path, column, state_of(path))

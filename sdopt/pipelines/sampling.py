@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,10 @@ def scheduler_class(scheduler: Scheduler) -> Any:
     if (found := _scheduler_named(name)) is None:
         import diffusers
 
+        # In place of a class whose packages are not installed, diffusers has one that names them.
+        packages = getattr(getattr(diffusers, name, None), "_backends", ())
+        if lacking := " ".join(each for each in packages if find_spec(each) is None):
+            raise UsageError(f"scheduler.class_name={name}: needs {lacking}: pip install {lacking}")
         known = [other for other in dir(diffusers) if other.endswith("Scheduler") and _scheduler_named(other)]
         near = difflib.get_close_matches(name, known, n=5) or known
         raise UsageError(f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}")

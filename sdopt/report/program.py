@@ -82,6 +82,10 @@ def _loading(model: Model, kind: str, dtype: str) -> Iterator[str]:
         yield f"    dtype={dtype},"
     yield "    add_watermarker=False," if "XL" in kind else "    safety_checker=None, requires_safety_checker=False,"
     yield ")"
+    if skipped := clip_skip_of(model)[0]:
+        # The argument `clip_skip` of a call fails where transformers has no `text_model` in a text encoder any more.
+        yield 'encoder = getattr(pipe.text_encoder, "text_model", pipe.text_encoder).encoder'
+        yield f"encoder.layers = encoder.layers[:-{skipped}]  # clip skip, as the file says"
 
 
 def _tokenizers(model: Model) -> Iterator[tuple[str, str]]:
@@ -105,8 +109,6 @@ def _call(config: RecordedConfig) -> Iterator[str]:
     yield f"height={size}, width={size}"
     if workload.negative_prompt:
         yield f"negative_prompt={workload.negative_prompt!r}"
-    if skipped := clip_skip_of(config.model)[0]:
-        yield f"clip_skip={skipped}"
 
 
 def _listed(arguments: "list[str] | Iterator[str]") -> str:

@@ -1,5 +1,6 @@
 """`model=PATH`: a user's own file or folder as an option of the group `model`, wherever options are chosen."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,17 @@ class TestHub:
     def test_another_is_asked_for_its_size(self, composer: Composers, monkeypatch: pytest.MonkeyPatch) -> None:
         index = {"_class_name": "StableDiffusionXLPipeline"}
         found: Any = (index, {"sample_size": 96}, {"block_out_channels": [1, 2, 4, 4]})
-        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", lambda _: found)
-        assert of(composer, "model=me/mine") == Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
+        asked = []
+
+        def configs(repository: str, revision: str | None) -> Any:
+            asked.append((repository, revision))
+            return found
+
+        monkeypatch.setattr("sdopt.pipelines.hub.hub_configs", configs)
+        whole = Model("folder", "hub", hub_id="me/mine", size=768, guidance_scale=5.0)
+        assert of(composer, "model=me/mine") == whole
+        assert of(composer, "model=me/mine", "model.revision=fp16") == replace(whole, revision="fp16")
+        assert {*asked} == {("me/mine", None), ("me/mine", "fp16")}
 
 
 class TestFamilies:
@@ -118,6 +128,9 @@ class TestFamilies:
         sizes: list[Any] = [96, [96, 96], (96, 64)]
         for size in sizes:
             assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768
+        for version, size in (("0.8.1", 512), ("0.10.0", 256), (None, 256)):
+            unet = {"sample_size": 32, "_diffusers_version": version}
+            assert settings_of({}, unet, {"block_out_channels": [1] * 4})["size"] == size, "as diffusers draws it"
 
 
 class TestLora:

@@ -441,6 +441,13 @@ def with_unknown_layers(pipe: Pipe) -> Pipe:
     return like("StableDiffusionPipeline", pipe, unet=other_unet(pipe, down_block_types=kinds))
 
 
+def with_transformer(pipe: Pipe) -> Pipe:
+    small = {"num_layers": 1, "attention_head_dim": 8, "num_attention_heads": 3, "cross_attention_dim": 24}
+    network = diffusers.PixArtTransformer2DModel(sample_size=8, caption_channels=32, **small)
+    parts = {"vae": pipe.vae, "scheduler": pipe.scheduler, "tokenizer": None, "text_encoder": None}
+    return diffusers.PixArtSigmaPipeline(transformer=network, **parts)
+
+
 def compiled(pipe: Pipe, part: str) -> Pipe:
     if part == "unet":
         pipe.unet = torch.compile(pipe.unet)
@@ -489,6 +496,13 @@ UNKNOWN_LAYERS, SEVERAL_CALLS = "runs layers of AttnDownBlock2D blocks one by on
         ),
         (with_controlnet, WHOLE_STEP),
         (PARTS["pag"][0], WHOLE_STEP),
+        (
+            with_transformer,
+            {
+                "caching=tome": "needs a UNet2DConditionModel as denoiser, not a PixArtTransformer",
+                "attention=sliced": "the attention of a PixArtTransformer2DModel in slices",
+            },
+        ),
         (partial(compiled, part="unet"), {"attention=vanilla": "pipe.unet is compiled already"}),
         (partial(compiled, part="vae"), {"attention=vanilla": "pipe.vae is compiled already"}),
         (offloaded, {"attention=vanilla": "hooks move the weights of pipe.unet"}),
@@ -504,6 +518,19 @@ def test_what_an_option_cannot_do_on_a_pipeline_is_refused(
         prompts = ["a red apple"] if option == "precomputed_embeddings" else []
         with pytest.raises(ConflictError, match=words):
             sdopt.optimize(built, **{group: option}, prompts=prompts)
+
+
+def test_frames_of_a_video_are_looked_at(pipe: Pipe) -> None:
+    motion = diffusers.MotionAdapter(tuple(pipe.unet.config.block_out_channels), 1, motion_norm_num_groups=2)
+    parts = {name: pipe.components[name] for name in ("vae", "text_encoder", "tokenizer", "unet", "scheduler")}
+    video = sdopt.optimize(diffusers.AnimateDiffPipeline(**parts, motion_adapter=motion), attention="math")
+    found = sdopt.prove(video, num_frames=2, height=SIZE, width=SIZE)
+    assert (found.engaged, found.broken) == (True, "")
+
+
+def test_a_pipeline_without_a_vae_is_proved_by_its_latents(pipe: Pipe) -> None:
+    pipe.vae = None
+    assert sdopt.prove(sdopt.optimize(pipe, attention="math"), output_type="latent", height=SIZE, width=SIZE).engaged
 
 
 def test_weights_that_float16_cannot_hold_may_stay_in_float32(pipe: Pipe) -> None:

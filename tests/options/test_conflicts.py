@@ -348,6 +348,18 @@ def test_a_vae_of_ones_own_that_cannot_be_loaded(variant: Compose, tmp_path: Pat
         chosen.files(fetch=False)
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("unet", "is of class UNet2DConditionModel, and must be an AutoencoderKL"),
+        ("vae", "is for another model: it has latent_channels=8, and the model's own VAE latent_channels=4"),
+    ],
+)
+def test_a_fixed_vae_of_another_model(variant: Compose, part: str, said: str) -> None:
+    found = variant(*FIXED.split(), f"precision.path={PACKAGED / 'emoji' / part}").conflicts(CPU)
+    assert f"{PACKAGED / 'emoji' / part}: {said}" in found[0]
+
+
 @pytest.mark.parametrize("key", ["clip_sample", "unknown"], ids=["set", "default"])
 def test_a_whole_step_of_a_model_that_clips(variant: Compose, model: Path, key: str) -> None:
     config = model / "scheduler" / "scheduler_config.json"

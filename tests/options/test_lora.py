@@ -215,7 +215,7 @@ class TestArrival:
             (lambda: kohya() | {n.replace("mid_", "mid_9_"): t for n, t in kohya().items()}, {}, "would leave out"),
             (lambda: kohya() | {n: t for n, t in packaged().items() if "mid" in n}, {}, "would leave out"),
             (lambda: {n.replace("unet.", "diffusion_model."): t for n, t in packaged().items()}, {}, "and 83 more"),
-            (lambda: {n.replace("unet.", "base_model.model."): t for n, t in packaged().items()}, {}, "and 83 more"),
+            (lambda: {n.replace("unet.", "base_model.model."): t for n, t in packaged().items()}, {}, "such as unet.;"),
             (lambda: packaged() | {f"unet.{MODULE}.lora_B.bias": torch.ones(160)}, {}, "would stay empty"),
             (
                 kohya,

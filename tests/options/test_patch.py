@@ -1,5 +1,7 @@
 """Functions of a user's own file: options like any other, and a pipeline that one builds like any other model."""
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,48 @@ def test_a_model_that_cannot_be_built_is_an_error(code: Path) -> None:
 )
 def test_what_cannot_be_measured_is_refused_before_it_starts(code: Path, override: str, said: str) -> None:
     refused(code, "run", *SMOKE, "layout=channels_last", *override.split(), says=said)
+
+
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+import torch
+from diffusers import StableDiffusionPipeline
+from lies_beside import MODEL
+
+@dataclass
+class Settings:
+    source: str = str(MODEL)
+
+def make():
+    pipe = StableDiffusionPipeline.from_pretrained(Settings().source)
+    BODY
+    return pipe
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", None),
+        ("pipe.text_encoder = None", "returns a pipeline without text_encoder"),
+        ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
+        ("pipe.unet.to(torch.float8_e4m3fn)", "whose unet is quantized .such as conv_in"),
+        ("pipe.unet.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)", "whose unet is quantized"),
+        ("raise SystemExit('no card')", "SystemExit: no card"),
+        ("return pipe\n\nimport not_there\n\ndef other(pipe):\n    pass", "ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_file_may_import_what_lies_beside_it_and_must_return_a_whole_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str | None
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "lies_beside.py").write_text("from sdopt.reference import MODEL\n")
+    (tmp_path / "own.py").write_text(OWN.replace("BODY", body))
+    model = Model(weights="factory", factory=f"{tmp_path}/own.py:make")
+    with nullcontext() if said is None else pytest.raises(UsageError, match=said):
+        assert describe(model, Task()).size == 64
 
 
 def test_several_are_called_in_order(tmp_path: Path) -> None:

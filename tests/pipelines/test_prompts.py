@@ -262,7 +262,11 @@ def test_files_that_hold_no_prompts(tmp_path: Path, name: str, text: str | bytes
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [("/dev/zero", "not a file"), ("/tmp", "not a file"), ("/absent.jsonl", r"cannot be read as text \(No such file")],
+    [
+        ("/dev/zero", "not a file"),
+        ("/tmp", "is a folder; write its"),
+        ("/absent.jsonl", r"cannot be read as text \(No such file"),
+    ],
 )
 def test_what_is_no_file_is_not_waited_for(source: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

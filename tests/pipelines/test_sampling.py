@@ -2,6 +2,9 @@
 
 import copy
 import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.library.planning import plan_for
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.loading import name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loading import clip_skip_of, name_of, sampling_problems, sampling_remarks
+from sdopt.pipelines.loras import misfits
 from sdopt.pipelines.sampling import few_steps, marks_in, scheduler_like, unsuited
 from sdopt.schema import Model, Scheduler
 from tests.fixtures import CPU, Compose
@@ -197,6 +201,20 @@ def test_clip_skip_is_taken_over_and_said(marked: Model, tmp_path: Path) -> None
     assert not sampling_problems(skipping, DDIM)
     for layer in ("0", "4", "last"):
         assert "modelspec.encoder_layer" in sampling_problems(saying(layer, {"a": torch.zeros(1)}), DDIM)[0]
+    for layer, said in (("1", 0), ("2", 0), ("3", 1)):
+        count, problems = clip_skip_of(replace(saying(layer, {"a": torch.zeros(1)}), name="sdxl"))
+        assert (count, len(problems)) == (0, said)
+
+
+def test_a_lora_of_all_layers_goes_with_clip_skip(marked: Model, tmp_path: Path) -> None:
+    """Trainers write one of all layers; that of a layer that is left out has no effect."""
+    file, lora = tmp_path / "skips.safetensors", tmp_path / "lora.safetensors"
+    save_file(load_file(str(marked.path)), file, {"modelspec.encoder_layer": "2"})
+    matrices = {"lora_down": torch.ones(2, 144), "lora_up": torch.ones(144, 2)}
+    pairs = product(range(3), ("q", "k", "v", "out"), matrices)
+    names = [f"lora_te_text_model_encoder_layers_{n}_self_attn_{part}_proj.{name}" for n, part, name in pairs]
+    save_file({f"{name}.weight": matrices[name.rpartition(".")[2]].clone() for name in names}, lora)
+    assert misfits(lora, Model(weights="path", path=str(file))) == []
 
 
 def test_an_option_overrides_a_mark(marked: Model) -> None:
@@ -258,9 +276,14 @@ def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> No
         (["scheduler.timesteps=[999,500]"], "scheduler.timesteps: DDIMScheduler takes none; choose scheduler=ays"),
         (["scheduler=ays", "scheduler.timesteps=[500,999]"], "must be two or more, falling, from 999 to 0"),
         (["scheduler=ays", "scheduler.timesteps=[1000,2]"], "must be two or more, falling, from 999 to 0"),
+        pytest.param(
+            ["scheduler.class_name=DPMSolverSDEScheduler"],
+            "scheduler.class_name=DPMSolverSDEScheduler: needs torchsde: pip install torchsde",
+            marks=pytest.mark.skipif(find_spec("torchsde") is not None, reason="torchsde is there"),
+        ),
     ],
 )
-def test_timesteps_that_cannot_be_are_refused(composer: type[HydraComposer], overrides: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused(composer: type[HydraComposer], overrides: list[str], said: str) -> None:
     with pytest.raises(UsageError) as raised:
         composer(overrides)
     assert said in " ".join(raised.value.problems)

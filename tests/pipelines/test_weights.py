@@ -127,8 +127,9 @@ class TestFolder:
         assert "takes 17 channels, but latents have 8: a model for inpainting only" in refusal(folder)
 
     def test_saved_for_another_task(self, folder: Path) -> None:
-        edit(folder / "model_index.json", _class_name="StableDiffusionImg2ImgPipeline")
-        check(folder)
+        for kind in ("StableDiffusionImg2ImgPipeline", "LatentConsistencyModelPipeline"):
+            edit(folder / "model_index.json", _class_name=kind)
+            check(folder)
         refiner = {"text_encoder": [None, None], "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]}
         edit(folder / "model_index.json", _class_name="StableDiffusionXLImg2ImgPipeline", **refiner)
         assert "as an SDXL refiner" in refusal(folder)
@@ -306,6 +307,11 @@ def add(name: str, *shape: int) -> Change:
     return lambda tensors: tensors.update({name: torch.zeros(shape or (1, 1))})
 
 
+def as_in_2022(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".text_model." in name]:
+        tensors[name.replace(".text_model.", ".")] = tensors.pop(name)
+
+
 OF_UNET, OF_VAE, OF_TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model.transformer.text_model."
 
 
@@ -344,6 +350,7 @@ class TestSingleFile:
             (lose(f"{OF_UNET}output_blocks.2.1.norm.weight"), "lacks the tensor up_blocks.1.attentions.0.norm.weight"),
             (lose(f"{OF_VAE}decoder.mid.attn_1.q.weight"), "lacks the tensor decoder.mid_block.attentions.0.to_q"),
             (lose(f"{OF_TEXT}final_layer_norm.bias"), "lacks the tensor final_layer_norm"),
+            (as_in_2022, "names its text encoder as merges of 2022 do"),
             (add(f"{OF_UNET}time_embed.cond_proj.weight"), "does not have"),
             (add(f"{OF_UNET}middle_block.1.transformer_blocks.0.attn1.to_q.scale_weight"), "holds quantized"),
             (add("control_model.input_blocks.0.0.weight"), "of a further network"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from sdopt.assembly import Assembly
 from sdopt.pipelines.catalog import ARCHITECTURES
@@ -30,6 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         load_pipeline(Model(), Scheduler(), Task(), "cpu", {"dtype": torch.float32}), folder / "dream.safetensors"
     )
     save_file(kohya(), folder / "style.safetensors")
+    save_file(load_file(folder / "dream.safetensors"), folder / "skips.safetensors", {"modelspec.encoder_layer": "2"})
     code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
     (folder / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
     return folder
@@ -46,7 +47,7 @@ def planned(composer: Composers, *overrides: str, steps: int = 3) -> tuple[Study
     ), plan.variants[1]
 
 
-@pytest.mark.parametrize("model", ["dream.safetensors", "mine.py:make"])
+@pytest.mark.parametrize("model", ["dream.safetensors", "skips.safetensors", "mine.py:make"])
 def test_makes_the_image_that_sdopt_makes(
     composer: Composers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
