@@ -14,7 +14,6 @@ import torch
 from diffusers import AutoencoderTiny
 from PIL import Image
 
-from sdopt import assembly
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
@@ -22,6 +21,7 @@ from sdopt.measure.trace import Trace
 from sdopt.options import Contract
 from sdopt.options.offload import _size
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.loading import load_pipeline
 from sdopt.record.records import VariantResult
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import draw_of, timed_draw
@@ -82,14 +82,14 @@ class TestPrecomputedEmbeddings:
     ) -> None:
         """Groups of layers, and sums of weights before a LoRA was fused, keep no text encoder alive."""
         before = set(own_folder().glob("offload-*"))
-        encoders, load = list[Any](), assembly.load_pipeline
+        encoders: list[Any] = []
 
         def noted(*given: Any) -> Any:
-            pipe = load(*given)
+            pipe = load_pipeline(*given)
             encoders.append(weakref.ref(pipe.text_encoder))
             return pipe
 
-        monkeypatch.setattr(assembly, "load_pipeline", noted)
+        monkeypatch.setattr("sdopt.assembly.load_pipeline", noted)
         hosts = [
             session("memory=[precomputed_embeddings]", "lora=fused"),
             session("memory=[precomputed_embeddings,group_offload]"),
