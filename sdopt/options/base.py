@@ -141,8 +141,8 @@ class Optimization:
         """Returns the reasons why the option cannot run with this device, model and other choices; [] if it can.
 
         Of two options that conflict, either may say so, and one is enough: it finds the other in `ctx.chosen`, and
-        names it in the reason. `Variant.conflicts` asks every option of a variant, at each shape. A study
-        skips a variant with conflicts (`study.plan`); if no variant remains, the command ends with exit code 2.
+        names it in the reason. `Variant.conflicts` asks every option of a variant, at each shape. A study skips
+        a variant with conflicts (`study.plan`); if no variant remains, the command ends with exit code 2.
         """
         return []
 

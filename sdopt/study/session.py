@@ -401,9 +401,9 @@ class Session:
     def note_failure(self, process: VariantProcess, error: WorkerError) -> None:
         """Decides what follows for a variant one of whose workers has died or could not answer.
 
-        The variant fails, and no other (`fail`). But if the worker may have lacked memory that others held beside it,
-        only this process ends, as long as `protocol.schedule=auto` leaves a choice: `require_fit` then ends the
-        session, and `after` tries the process alone.
+        The variant fails, and no other (`fail`). But if the worker may have lacked memory that others held beside it
+        (it said so, SIGKILL ended it, or it crashed on a GPU), only this process ends, as long as
+        `protocol.schedule=auto` leaves a choice: `require_fit` then ends the session, and `after` tries it alone.
 
         Raises BaselineFailedError, which ends the study, if it is the baseline that fails.
         """
