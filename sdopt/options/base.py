@@ -67,7 +67,10 @@ class Finding:
 
 
 Proof = Callable[[Trace], Finding]
-"""Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect."""
+"""Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect.
+
+Its `Finding` is the evidence. One that is not `engaged`, in any process at any shape, makes the variant `not_engaged`.
+"""
 
 Assumption = Callable[[Any], list[str]]
 """Checks what an option assumes of a pipeline that a program has built; returns what breaks it (see `assumptions`)."""
