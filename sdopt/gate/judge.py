@@ -301,13 +301,14 @@ class RuleContext:
         """Applies one rule, at the share of its α that this look may spend.
 
         Most rules pass if the whole one-sided interval is on the right side of the limit, fail if it is on the wrong
-        side, and are inconclusive in between (`rulings.against`); those on single prompts count them.
+        side, and are inconclusive in between (`rulings.against`); `exact` and `every` fail by a single prompt. A rule
+        on a ratio fails only if the harm also exceeds the A/A floor, and is inconclusive on disturbed times.
 
         The limit is the rule's own, in `conf/gate/`:
-        - of a ratio, widened to the smallest change that counts: `gate.smallest_speedup`, `gate.smallest_memory`,
-          `gate.smallest_memory_mib` and, of memory, what is to spare (`_performance`);
-        - of images, one for each number type of the reference (`limits`), or a share of the calibrated spread
-          (`of_seeds`, `deviations`): that of `gate.calibration`, or the file that sdopt ships for the model
+        - of a ratio, a limit against harm is widened to the smallest change that counts (`gate.smallest_speedup`,
+          `gate.smallest_memory`, `gate.smallest_memory_mib`), and of memory to `gate.spare_memory` (`_performance`);
+        - of images, it may be one for each number type of the reference (`limits`), or a share of the calibrated
+          spread (`of_seeds`, `deviations`): of the file `gate.calibration`, or that which sdopt ships for the model
           (`_threshold`). `of_floor` lowers it to a multiple of what rounding alone changes (`_tied`).
         """
         if rule.confidence is not None:
