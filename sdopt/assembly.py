@@ -31,7 +31,7 @@ class Assembly:
 
     @classmethod
     def load(cls, variant: Variant, device: str) -> "Assembly":
-        """Loads the pipeline of a variant, and applies its options.
+        """Loads the pipeline of a variant with `load_pipeline`, as its options ask for, and applies the options.
 
         Args:
             variant: the model, its scheduler and task, and the options.

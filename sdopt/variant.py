@@ -113,7 +113,11 @@ class Variant:
         )
 
     def conflicts(self, device: Device) -> list[str]:
-        """Returns all reasons why this variant cannot run on `device`, each with the choice that causes it."""
+        """Returns all reasons why this variant cannot run on `device`, each with the choice that causes it.
+
+        They are what each option states, at any shape (`Optimization.conflicts`, `lacking` and `ineffective`), and what
+        concerns no option alone, such as the scheduler.
+        """
         found: dict[str, list[Shape]] = {}
         for shape in self.shapes:
             ctx = self.context(device, shape)

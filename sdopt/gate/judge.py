@@ -248,7 +248,7 @@ class RuleContext:
         candidate: the variant to judge.
         reference: the variant to compare it with.
         paired: distances between the images of both, pair by pair.
-        fit: the model's calibration, for margins.
+        fit: the model's calibration, for limits and margins that are shares of its spread.
         ratio: returns a measure in `RULED` with its error; None if it was not measured.
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
         alpha_share: the share of each rule's α that this look may spend.
@@ -300,9 +300,16 @@ class RuleContext:
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
         """Applies one rule, at the share of its α that this look may spend.
 
-        Its limit is the yaml's; of ratios, widened to what counts as a change (`_performance`); of images, by the
-        number type, or a share of the calibrated spread (`_threshold`), and lowered to a multiple of what
-        rounding alone changes (`_tied`).
+        Most rules pass if the whole one-sided interval is on the right side of the limit, fail if it is on the wrong
+        side, and are inconclusive in between (`rulings.against`); `exact` and `every` fail by a single prompt. A rule
+        on a ratio fails only if the harm also exceeds the A/A floor, and is inconclusive on disturbed times.
+
+        The limit is the rule's own, in `conf/gate/`:
+        - of a ratio, a limit against harm is widened to the smallest change that counts (`gate.smallest_speedup`,
+          `gate.smallest_memory`, `gate.smallest_memory_mib`), and of memory to `gate.spare_memory` (`_performance`);
+        - of images, it may be one for each number type of the reference (`limits`), or a share of the calibrated
+          spread (`of_seeds`, `deviations`): of the file `gate.calibration`, or that which sdopt ships for the model
+          (`_threshold`). `of_floor` lowers it to a multiple of what rounding alone changes (`_tied`).
         """
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.alpha_share)

@@ -67,7 +67,10 @@ class Finding:
 
 
 Proof = Callable[[Trace], Finding]
-"""Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect."""
+"""Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect.
+
+Its `Finding` is the evidence. One that is not `engaged`, in any process at any shape, makes the variant `not_engaged`.
+"""
 
 Assumption = Callable[[Any], list[str]]
 """Checks what an option assumes of a pipeline that a program has built; returns what breaks it (see `assumptions`)."""
@@ -140,8 +143,9 @@ class Optimization:
     def conflicts(self, ctx: Context) -> list[str]:
         """Returns the reasons why the option cannot run with this device, model and other choices; [] if it can.
 
-        `Variant.conflicts` collects them from all options. A study skips a variant with conflicts (`study.plan`); if no
-        variant remains, the command ends with exit code 2.
+        Of two options that conflict, either may say so, and one is enough: it finds the other in `ctx.chosen`, and
+        names it in the reason. `Variant.conflicts` asks every option of a variant, at each shape. A study skips
+        a variant with conflicts (`study.plan`); if no variant remains, the command ends with exit code 2.
         """
         return []
 

@@ -16,13 +16,16 @@ from sdopt.statistics.ratios import paired, paired_logs
 
 
 def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
-    """Returns the largest share in each round that all these samples include; 0 if no share is known."""
+    """Returns, for each round that all these samples include, its most disturbed call's share (`Call.disturbed`).
+
+    It is 0 if no share is known.
+    """
     rounds = zip(*(samples.calls for samples in timed), strict=False)
     return [max((call.disturbed for call in calls if call.disturbed is not None), default=0.0) for calls in rounds]
 
 
 def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
-    """Returns whether enough rounds are within the limit of disturbance; without a limit, all rounds are."""
+    """Returns whether `rounds` of the rounds are clean, within the limit of disturbance; without a limit, all are."""
     return limit is None or sum(share <= limit for share in worst) >= rounds
 
 

@@ -105,9 +105,12 @@ def latency(variant: VariantResult, estimator: str, confidence: float) -> Interv
 def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns time of the reference over time of the candidate: a ratio of geometric means over the same rounds.
 
-    The mean of each process is one replicate: two independent samples of equal variance (Student). In blocks, and
-    across several sessions, a process is compared with the baseline beside it alone, which leaves one ratio for each
-    replicate (one sample). With fewer than three processes of each side there is no error, whatever the rounds.
+    `LogRatio.interval` makes its interval, at `protocol.confidence`: the mean ± Student's t times the error, on the log
+    scale. Rounds that are left out do not count.
+
+    The mean log time of each process is one replicate: two independent samples of equal variance (Student). In blocks,
+    and across several sessions, a process is compared with the baseline beside it alone, which leaves one ratio for
+    each replicate (one sample). With fewer than three processes of each side there is no error, whatever the rounds.
     If processes were added for `protocol.precision`, the error uses only the deviation of the pilot.
     """
     pairs = paired(candidate, reference)

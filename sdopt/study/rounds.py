@@ -53,10 +53,13 @@ class _Timing:
         _keep_image(process, shape_index, answer)
         session.note_call(process, shape_index, answer)
 
-    def _numbers(self, timed: _Samples, start: int = 0) -> Iterator[int]:
-        """Yields the number of each round: the configured rounds, then further ones while too few are clean.
+    def _round_numbers(self, timed: _Samples, start: int = 0) -> Iterator[int]:
+        """Yields the number of each round: the configured rounds, then extra ones while too few are clean.
 
-        `start` is how many calls the samples had before the first round.
+        A round is clean if other work took no more than `protocol.interference` of any of its calls
+        (`Call.disturbed`: shares of the processor and the GPU). An extra round follows while fewer rounds are clean
+        than are configured, at most `Session.extra_rounds` times: `protocol.extra_rounds`, or half as many, rounded up.
+        Without `protocol.interference` there is none. `start` is how many calls the samples had before the first round.
         """
         session, rounds = self._session, self._session.rounds
         yield from range(1, rounds + 1)
@@ -68,7 +71,7 @@ class _Timing:
             yield number
 
     def _leave_out(self, timed: Sequence[ShapeSamples], start: int = 0) -> None:
-        """Records, for all samples alike, which of the rounds so far are left out."""
+        """Records, for all samples alike, which of the rounds so far are left out: the most disturbed, if too many."""
         worst = worst_by_round(timed)[start:]
         left_out = rounds_left_out(worst, self._session.rounds, self._session.protocol.interference)
         for samples in timed:
@@ -89,8 +92,9 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
 class Rounds(_Timing):
     """Times all processes once per round at every shape, in a newly shuffled order, so that drift affects all alike.
 
-    Repeats rounds that other processes disturbed, up to a limit; leaves out whole rounds only, so that pairs stay
-    complete.
+    What is shuffled are the pairs of process and shape, by `protocol.shuffle_seed` and the number of the session.
+    Rounds that other processes disturbed are repeated, up to a limit (`_round_numbers`); only whole rounds are left
+    out, so that pairs stay complete.
     """
 
     def __init__(self, session: Session) -> None:
@@ -102,7 +106,7 @@ class Rounds(_Timing):
         session, study = self._session, self._study
         if session.rounds:
             self._discarded_round()
-        for number in self._numbers(self._timed_samples):
+        for number in self._round_numbers(self._timed_samples):
             calls = list(product(session.timed, study.shapes))
             self._shuffle.shuffle(calls)
             for process, shape_index in calls:
@@ -207,7 +211,7 @@ class Blocks(_Timing):
         if process.timed:
             shapes = process.measurement.shapes
             start = len(shapes[0].calls)
-            for number in self._numbers(lambda: shapes, start):
+            for number in self._round_numbers(lambda: shapes, start):
                 for shape_index in self._study.shapes:
                     self._time(process, shape_index, number)
             self._leave_out(shapes, start)

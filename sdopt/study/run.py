@@ -132,14 +132,19 @@ def set_final_statuses(result: StudyResult) -> None:
     """Sets the final status of each fully measured variant."""
     for row in result.variants:
         if row.status is Status.PENDING or row.status.measured:
-            row.status, row.reason = _engagement(row)
+            row.status, row.reason = _status_by_evidence(row)
 
 
 _UNDONE = " (if the function undoes it, leave one of the two out)"
 
 
-def _engagement(row: VariantResult) -> tuple[Status, str]:
-    """Returns status and reason: without evidence of every option in every replicate at every shape, not engaged."""
+def _status_by_evidence(row: VariantResult) -> tuple[Status, str]:
+    """Returns the status of a measured variant, and the reason: `ok` with evidence of every option, else `not_engaged`.
+
+    The evidence is what each option's proof found in a traced call (`PipelineHost.prove`), in every process at every
+    shape. It lacks if a proof finds that its option took no effect, or if the traced call failed, so that a process has
+    none (`VariantResult.silent`). A user's function may undo a default that promises nothing.
+    """
     if not row.measurements:
         return row.status, row.reason
     shapes = row.config.shapes

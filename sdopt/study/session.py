@@ -203,14 +203,21 @@ class VariantProcess:
 
 
 class DoesNotFitError(Exception):
-    """Processes ran out of memory beside others, and were ended; each with the reason."""
+    """Processes ran out of memory beside others, and were ended; each with the reason.
+
+    `run.measure_missing` then goes on with another session, by the schedule that `Session.after` returns.
+    """
 
     def __init__(self, starved: Sequence[tuple[VariantProcess, str]]) -> None:
         self.starved = starved
 
 
 class BaselineFailedError(Exception):
-    """The baseline has failed, so that nothing is left to compare the other variants with."""
+    """The baseline has failed, so that nothing is left to compare the other variants with.
+
+    `run.run_study` then ends the study: it counts as finished, and the variants that had no status yet are
+    `interrupted`, with what was measured of them.
+    """
 
 
 class Session:
@@ -270,7 +277,7 @@ class Session:
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
     def start(self, process: VariantProcess) -> None:
-        """Starts a worker: a `WorkerProcess`, with what `Experiment` gave. Raises WorkerError."""
+        """Starts a worker: a `WorkerProcess`, whose process starts when it is made. Raises WorkerError."""
         study = self.study
         self.progress.phase(process.row.name, "starting")
         process.given.clear()
@@ -392,7 +399,14 @@ class Session:
             self.note_failure(process, error)
 
     def note_failure(self, process: VariantProcess, error: WorkerError) -> None:
-        """Fails the variant of a process; ends it for `require_fit` if it may have lacked memory that others held."""
+        """Decides what follows for a variant one of whose workers has died or could not answer.
+
+        The variant fails, and no other (`fail`). But if the worker may have lacked memory that others held beside it
+        (it said so, SIGKILL ended it, or it crashed on a GPU), only this process ends, as long as
+        `protocol.schedule=auto` leaves a choice: `require_fit` then ends the session, and `after` tries it alone.
+
+        Raises BaselineFailedError, which ends the study, if it is the baseline that fails.
+        """
         others = len([other for other in self.with_worker if other is not process])
         if not (error.out_of_memory and others):
             self.fail(process, error)
@@ -409,7 +423,7 @@ class Session:
         process.row.reason = append_reason(process.row, advice)
 
     def fail(self, process: VariantProcess, error: WorkerError) -> None:
-        """Ends all processes of a variant, with the error as its status and reason.
+        """Ends all processes of a variant, with the error as its status and reason; a measured one keeps its status.
 
         Raises BaselineFailedError if it is the baseline, and others wait to be compared with it.
         """

@@ -43,6 +43,15 @@ _SHORT = 12  # digits of a study's id in lists
 def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
     """Logs a finished study with all its variants, once.
 
+    The study's run has the result table and the verdicts as its note, the machine, versions and answer as tags
+    (`study_tags`), a few parameters and metrics (`study_metrics`), and as artifacts `result.json`, `config.yaml`, each
+    report and, with `tracking.images`, each picture. Below it, each variant's run (`variant_run`) has its verdicts and
+    choices as tags, the parameters in which variants differ, its figures as metrics (`logged_metrics`),
+    `evidence.json`, and with `tracking.images` images of the first prompts.
+
+    They go to the experiment that has the study's name, in the database or server `tracking.uri`; artifacts go to
+    `tracking.artifacts`, or where a server keeps them. `client.put` writes them, in MLflow's process.
+
     Raises:
         UsageError: the result names files that are not in its folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.

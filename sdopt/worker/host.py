@@ -137,7 +137,7 @@ class PipelineHost:
         """Answers as soon as the process has started."""
 
     def prepare(self) -> float:
-        """Loads the pipeline, applies the options, and draws the noise; returns the seconds that it took."""
+        """Loads the pipeline and applies the options (`Assembly.load`), and draws the noise; returns the seconds."""
         variant, hardware = self._variant, self._variant.hardware
         # Imported objects are no garbage, and looking through them takes a fifth of a second.
         with garbage_of_block_collected():

@@ -62,7 +62,10 @@ StartWorker = Callable[[Variant, Path, Path, Callable[[float], None], Callable[[
 
 
 class WorkerProcess(ChildProcess, Worker):
-    """The process of a variant, to which it sends requests.
+    """The process of a variant, to which it sends requests; it starts as soon as this object is made, and runs `serve`.
+
+    If it dies or takes too long, the request that waits for it raises WorkerError: the status is `killed` if a signal
+    ended it, `timeout`, or else `failed`. What follows for the variant and the study is in `Session.note_failure`.
 
     Args:
         context: starts the process.
