@@ -282,6 +282,10 @@ def _explained(error: Exception, command: str) -> str:
             name = option[2].partition("_")[0]
             choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
         choices += "; or a path, or owner/name on the hub" if option[1] == "model" else ""
+        other = (
+            "; another scheduler of diffusers by its class, as in scheduler.class_name=EulerAncestralDiscreteScheduler"
+        )
+        choices += other if option[1] == "scheduler" else ""
         return f"{option[1]}={option[2]}: unknown option; {advice}{choices}{_own_file(option[1], option[2])}"
     if unknown is None:
         return message

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -123,6 +123,14 @@ def require_options(scheduler: Scheduler) -> None:
     has = ", ".join(each for each in known if each != "self")
     unknown = [each for each in scheduler.options if each not in known]
     problems = [f"scheduler.options.{each}: unknown option; {name} has: {has}" for each in unknown]
+    for key in scheduler.options.keys() & known.keys():
+        value, usual = scheduler.options[key], known[key].default
+        # Python takes any text for true, also the text no.
+        if isinstance(usual, bool):
+            if not isinstance(value, bool):
+                problems.append(f"scheduler.options.{key}={value}: must be true or false")
+        elif isinstance(usual, int | float) and isinstance(value, bool | str):
+            problems.append(f"scheduler.options.{key}={value}: must be a number")
     if (spaced := scheduler.timesteps) is not None:
         if "timesteps" not in inspect.signature(cls.set_timesteps).parameters:
             problems.append(f"scheduler.timesteps: {name} takes none; choose scheduler=ays, or dpmpp_2m or euler")
@@ -272,6 +280,9 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
         why = "its numbers are not finite"
     except Exception as error:  # each scheduler raises its own
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
+        given = " ".join(f"scheduler.options.{key}={value}" for key, value in scheduler.options.items())
+        return [f"{given}: {scheduler.class_name} cannot sample with it ({why})"]
     predicts = scheduler.options.get("prediction_type", own.get("prediction_type", "epsilon"))
     what = f"cannot sample prediction_type={predicts} in workload.steps={steps} ({why})"
     return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
