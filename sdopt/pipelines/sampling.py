@@ -267,17 +267,16 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     """
     try:
         with quiet(), torch.no_grad():
-            made = scheduler_like(SimpleNamespace(config=own), scheduler)
-            made.set_timesteps(steps)
-            latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
-            takes = inspect.signature(made.step).parameters
-            noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
-            for timestep in made.timesteps:
-                output = torch.ones_like(made.scale_model_input(latents, timestep))
-                latents = made.step(output, timestep, latents, **noise)[0]
-        if latents.isfinite().all():
+            latents, again = (_sampled(own, scheduler, steps) for _ in range(2))
+        if not latents.isfinite().all():
+            why = "its numbers are not finite"
+        elif latents.equal(again):
             return []
-        why = "its numbers are not finite"
+        else:
+            why = f"scheduler.class_name={scheduler.class_name}: draws noise without a seed, and no image twice"
+            seeded = "noise_sampler_seed" in _arguments(scheduler_class(scheduler))
+            way = "give +scheduler.options.noise_sampler_seed=0" if seeded else "choose scheduler=ddim, euler or unipc"
+            return [f"{why}: {way}"]
     except Exception as error:  # each scheduler raises its own
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
@@ -286,6 +285,19 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     predicts = scheduler.options.get("prediction_type", own.get("prediction_type", "epsilon"))
     what = f"cannot sample prediction_type={predicts} in workload.steps={steps} ({why})"
     return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
+
+
+def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.Tensor:
+    """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
+    made = scheduler_like(SimpleNamespace(config=own), scheduler)
+    made.set_timesteps(steps)
+    latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
+    takes = inspect.signature(made.step).parameters
+    noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
+    for timestep in made.timesteps:
+        output = torch.ones_like(made.scale_model_input(latents, timestep))
+        latents = made.step(output, timestep, latents, **noise)[0]
+    return latents
 
 
 def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:

@@ -93,6 +93,15 @@ def test_a_number_of_steps_that_a_scheduler_cannot_take_is_refused() -> None:
     )
 
 
+def test_a_scheduler_whose_noise_has_no_seed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Any, output: Any, timestep: Any, latents: torch.Tensor) -> tuple[torch.Tensor]:
+        return (latents + torch.randn(latents.shape),)
+
+    monkeypatch.setattr(EulerDiscreteScheduler, "step", step)
+    [found] = unsuited(own(clip_sample_range=2.0), EULER)
+    assert "EulerDiscreteScheduler: draws noise without a seed" in found
+
+
 @pytest.mark.parametrize(
     ("names", "metadata", "marks"),
     [
