@@ -126,11 +126,9 @@ def require_options(scheduler: Scheduler) -> None:
     for key in scheduler.options.keys() & known.keys():
         value, usual = scheduler.options[key], known[key].default
         # Python takes any text for true, also the text no.
-        if isinstance(usual, bool):
-            if not isinstance(value, bool):
-                problems.append(f"scheduler.options.{key}={value}: must be true or false")
-        elif isinstance(usual, int | float) and isinstance(value, bool | str):
-            problems.append(f"scheduler.options.{key}={value}: must be a number")
+        if isinstance(value, str) and isinstance(usual, bool | int | float):
+            kind = "true or false" if isinstance(usual, bool) else "a number"
+            problems.append(f"scheduler.options.{key}={value}: must be {kind}")
     if (spaced := scheduler.timesteps) is not None:
         if "timesteps" not in inspect.signature(cls.set_timesteps).parameters:
             problems.append(f"scheduler.timesteps: {name} takes none; choose scheduler=ays, or dpmpp_2m or euler")
