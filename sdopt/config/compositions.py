@@ -282,14 +282,19 @@ def _explained(error: Exception, command: str) -> str:
             name = option[2].partition("_")[0]
             choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
         choices += "; or a path, or owner/name on the hub" if option[1] == "model" else ""
+        other = (
+            "; another scheduler of diffusers by its class, as in scheduler.class_name=EulerAncestralDiscreteScheduler"
+        )
+        choices += other if option[1] == "scheduler" else ""
         return f"{option[1]}={option[2]}: unknown option; {advice}{choices}{_own_file(option[1], option[2])}"
     if unknown is None:
         return message
-    if designs := _designs_with(unknown[1]):
-        chosen = " or ".join(f"study={design}" for design in designs)
+    if options := _options_with(unknown[1]):
+        group = unknown[1].partition(".")[0]
+        chosen = " or ".join(f"{group}={option}" for option in options)
         more = "; beside experiment=…, which has its own, +study.variants.NAME=[…] adds one"
         own = more if unknown[1] == "study.variants" else ""
-        return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well{own}"
+        return f"{unknown[1]}: the chosen {group} has no such key; choose {chosen} as well{own}"
     known = [key for key in _known_keys(command) if not key.endswith("._target_")]
     same = [key for key in known if key.rpartition(".")[2] == unknown[1]]
     near = same or difflib.get_close_matches(unknown[1], known, n=2)
@@ -308,10 +313,10 @@ def _own_file(group: str, option: str) -> str:
     return ""
 
 
-def _designs_with(key: str) -> list[str]:
-    """Returns the study designs that have a key of `study`."""
+def _options_with(key: str) -> list[str]:
+    """Returns the options of a key's group that have it; [] if it is of no group."""
     group, _, name = key.partition(".")
-    files = sorted((CONF / "study").glob("*.yaml")) if group == "study" else []
+    files = sorted((CONF / group).glob("*.yaml")) if name else []
     return [file.stem for file in files if name in OmegaConf.load(file)]
 
 

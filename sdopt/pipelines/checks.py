@@ -210,7 +210,8 @@ def _require_original(path: Path, model: Model) -> None:
     latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)
     if problem := further_inputs(channels, latent):
         raise UsageError(f"{at}: {problem}")
-    known = (*chain.from_iterable(_ORIGINAL.values()), "model_ema.")  # averages, which only training uses
+    # Averages and words that are trained, which only training uses.
+    known = (*chain.from_iterable(_ORIGINAL.values()), "model_ema.", "embedding_manager.")
     # Single numbers and rows of numbers are marks, and levels of noise.
     if others := [name for name, shape in shapes.items() if len(shape) > 1 and not name.startswith(known)]:
         raise UsageError(

@@ -126,7 +126,10 @@ def _of_part(folder: Path, model: Model, parts: dict[str, Any], name: str, named
     at, (library, class_name) = model.origin, named
     try:
         cls = part_class(library, class_name)
-        if name.startswith("tokenizer"):
+        config = "scheduler_config.json" if name == "scheduler" else "config.json"
+        if not (name.startswith("tokenizer") or (folder / name / config).is_file()):
+            yield f"{name}/ holds no {config}; fetch it, or save the model again"
+        elif name.startswith("tokenizer"):
             if lacking := lacking_vocabulary(folder / name):
                 yield f"{name}/ {lacking}"
                 return

@@ -41,7 +41,7 @@ _KINDS = {
     r"[._]b?oft_": "an OFT or a BOFT",
     r"\.on_input$": "an IA³",
     r"\.[ab][12]\.": "a GLoRA",
-    r"^bundle_emb": "trained words (textual inversion)",
+    r"^bundle_emb|^emb_params$|^clip_[lg]$": "trained words (textual inversion)",
     r"\.[wb]_norm$": "a difference of norms",
 }
 """Other formats than LoRA, by a pattern of the names of their tensors."""
@@ -125,12 +125,14 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
     """Returns the tensors of a LoRA as diffusers must get them, or None if it can read the file itself.
 
     PyTorch does not multiply numbers of 8 bits, which some files store to be small. And where alphas differ, or some
-    are missing, diffusers scales some layers by another one's: here such alphas are multiplied into the weights.
+    are missing, diffusers scales some layers by another one's, and it reads alphas beside kohya's names only: here such
+    alphas are multiplied into the weights.
     """
     found = _read(file)
     alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
     with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
-    differ = len(set(alphas.values())) > 1 or bool(alphas and _pairs(found).keys() - with_alpha)
+    others = [module for module in _pairs(found) if module not in with_alpha or not module.startswith("lora_")]
+    differ = len(set(alphas.values())) > 1 or bool(alphas and others)
     if not differ and all(tensor.element_size() > 1 for tensor in found.values()):
         return None
     tensors = {name: each.to(torch.float32) for name, each in found.items() if not (differ and name in alphas)}

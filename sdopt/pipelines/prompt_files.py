@@ -119,7 +119,12 @@ def _shown(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
-_LONGEST_NAME = 40
+def _all_shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(_shown, names[:_MOST_NAMES])) + more
+
+
+_LONGEST_NAME, _MOST_NAMES = 40, 12
 
 
 # ---- tables and JSON ------------------------------------------------------------------------------------------------
@@ -151,7 +156,7 @@ def _stripped(text: Any) -> str:
 
 def _column_of(columns: Sequence[str], wanted: str | None) -> str:
     """Returns the column of prompts."""
-    there = f"the columns are {', '.join(map(_shown, columns))}"
+    there = f"the columns are {_all_shown(columns)}"
     if wanted is not None:
         if wanted not in columns:
             raise NoColumn(there)
@@ -287,7 +292,7 @@ def _list_in(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     unclear = _named(list(beside), _PROMPT_COLUMNS) is not None or _named(lists, _NEGATIVE_COLUMNS) is not None
     if chosen is None or not isinstance(content[chosen], list) or unclear:
         raise Unreadable(
-            f"is an object with the keys {', '.join(map(_shown, content))}; write a list of objects, as in "
+            f"is an object with the keys {_all_shown([*content])}; write a list of objects, as in "
             '[{"prompt": "…", "negative_prompt": "…"}]'
         )
     return list(content[chosen]), beside

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -123,6 +123,12 @@ def require_options(scheduler: Scheduler) -> None:
     has = ", ".join(each for each in known if each != "self")
     unknown = [each for each in scheduler.options if each not in known]
     problems = [f"scheduler.options.{each}: unknown option; {name} has: {has}" for each in unknown]
+    for key in scheduler.options.keys() & known.keys():
+        value, usual = scheduler.options[key], known[key].default
+        # Python takes any text for true, also the text no.
+        if isinstance(value, str) and isinstance(usual, bool | int | float):
+            kind = "true or false" if isinstance(usual, bool) else "a number"
+            problems.append(f"scheduler.options.{key}={value}: must be {kind}")
     if (spaced := scheduler.timesteps) is not None:
         if "timesteps" not in inspect.signature(cls.set_timesteps).parameters:
             problems.append(f"scheduler.timesteps: {name} takes none; choose scheduler=ays, or dpmpp_2m or euler")
@@ -259,22 +265,37 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     """
     try:
         with quiet(), torch.no_grad():
-            made = scheduler_like(SimpleNamespace(config=own), scheduler)
-            made.set_timesteps(steps)
-            latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
-            takes = inspect.signature(made.step).parameters
-            noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
-            for timestep in made.timesteps:
-                output = torch.ones_like(made.scale_model_input(latents, timestep))
-                latents = made.step(output, timestep, latents, **noise)[0]
-        if latents.isfinite().all():
+            latents, again = (_sampled(own, scheduler, steps) for _ in range(2))
+        if not latents.isfinite().all():
+            why = "its numbers are not finite"
+        elif latents.equal(again):
             return []
-        why = "its numbers are not finite"
+        else:
+            why = f"scheduler.class_name={scheduler.class_name}: draws noise without a seed, and no image twice"
+            seeded = "noise_sampler_seed" in _arguments(scheduler_class(scheduler))
+            way = "give +scheduler.options.noise_sampler_seed=0" if seeded else "choose scheduler=ddim, euler or unipc"
+            return [f"{why}: {way}"]
     except Exception as error:  # each scheduler raises its own
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
+        given = " ".join(f"scheduler.options.{key}={value}" for key, value in scheduler.options.items())
+        return [f"{given}: {scheduler.class_name} cannot sample with it ({why})"]
     predicts = scheduler.options.get("prediction_type", own.get("prediction_type", "epsilon"))
     what = f"cannot sample prediction_type={predicts} in workload.steps={steps} ({why})"
     return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
+
+
+def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.Tensor:
+    """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
+    made = scheduler_like(SimpleNamespace(config=own), scheduler)
+    made.set_timesteps(steps)
+    latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
+    takes = inspect.signature(made.step).parameters
+    noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
+    for timestep in made.timesteps:
+        output = torch.ones_like(made.scale_model_input(latents, timestep))
+        latents = made.step(output, timestep, latents, **noise)[0]
+    return latents
 
 
 def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:

@@ -60,6 +60,8 @@ class Header:
                 shapes = {key: list(each.get_shape()) for key, each in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
         except (SafetensorError, OSError) as error:
+            if _is_pointer(file):
+                raise UsageError(f"{at}: {name} is a pointer of Git LFS; run `git lfs pull` where it lies") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
             ) from error
@@ -77,6 +79,15 @@ class Header:
             ),
             None,
         )
+
+
+def _is_pointer(file: Path) -> bool:
+    """Returns whether a file stands for another, which git fetches only where its extension for large files is."""
+    try:
+        with file.open("rb") as content:
+            return content.read(23) == b"version https://git-lfs"
+    except OSError:
+        return False
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:

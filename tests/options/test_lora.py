@@ -185,6 +185,10 @@ def in_8_bits() -> Tensors:
     return {name: each.to(torch.float8_e4m3fn) if each.ndim > 1 else each for name, each in kohya().items()}
 
 
+def peft_with_alphas() -> Tensors:
+    return packaged() | {n.replace("lora_A.weight", "alpha"): torch.tensor(2.0) for n in packaged() if "lora_A" in n}
+
+
 class TestArrival:
     """A file arrives in the networks as a whole, or is refused before a worker starts."""
 
@@ -200,6 +204,7 @@ class TestArrival:
             (lambda: beside(a1__weight=torch.ones(4, 4)), {}, "a GLoRA"),
             (lambda: beside(on_input=torch.tensor(True)), {}, "an IA³"),
             (lambda: kohya() | {"bundle_emb.cat.string_to_param.*": torch.ones(1, 144)}, {}, "trained words"),
+            (lambda: {"emb_params": torch.ones(2, 144)}, {}, "trained words"),
             (lambda: {"model.diffusion_model.out.weight": torch.ones(1)}, {}, "no matrix of a LoRA"),
             (lambda: {"a.alpha": torch.ones(1)}, {}, "holds no LoRA"),
             (
@@ -243,7 +248,7 @@ class TestArrival:
         assert loaded.conflicts(CPU) == []
         assert "has biases, which peft cannot fuse: choose lora=loaded" in str(fused.conflicts(CPU))
 
-    @pytest.mark.parametrize("tensors", [of_all_kinds, in_8_bits])
+    @pytest.mark.parametrize("tensors", [of_all_kinds, in_8_bits, peft_with_alphas])
     def test_what_arrives_is_the_formula(
         self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]
     ) -> None:
@@ -253,10 +258,11 @@ class TestArrival:
         assert variant(*chosen).conflicts(CPU) == []
         unet = session(*chosen)._pipe.unet
         layers = {name: layer for name, layer in unet.named_modules() if hasattr(layer, "lora_A")}
-        assert len(layers) == sum(name.endswith("lora_down.weight") for name in given)
+        assert len(layers) == sum(name.endswith(("lora_down.weight", "lora_A.weight")) for name in given)
         for name, layer in layers.items():
-            base = "lora_unet_" + name.replace(".", "_")
-            down, up = (given[f"{base}.lora_{which}.weight"].float() for which in ("down", "up"))
+            peft = f"unet.{name}.alpha" in given
+            base, names = (f"unet.{name}", "AB") if peft else ("lora_unet_" + name.replace(".", "_"), ("down", "up"))
+            down, up = (given[f"{base}.lora_{which}.weight"].float() for which in names)
             scale = float(given.get(f"{base}.alpha", torch.tensor(len(down)))) / len(down)
             wanted = scale * (up.flatten(1) @ down.flatten(1))
             assert torch.allclose(layer.get_delta_weight("sdopt").flatten(1), wanted, atol=1e-5), name

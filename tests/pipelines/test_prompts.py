@@ -1,5 +1,6 @@
 """Prompts and negative prompts: from files of each kind, and what is said of those that cannot be read."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,6 +200,7 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("a.csv", "id,title\n1,x\n", "no column named prompt or caption or text; the columns are id, title; choose"),
+        ("a.json", json.dumps({f"{n}.png": {"p": "a cat"} for n in range(99)}), "10.png, 11.png and 87 more; choose"),
         ("a.jsonl", '{"id": 1}\n', "no column named prompt or caption or text; the columns are id; "),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": 3}\n', "line 2 has no text in its column 'prompt'"),
         ("a.jsonl", '{"prompt": "a"}\n{"id": 3}\n', "line 2 has no text in its column 'prompt'"),

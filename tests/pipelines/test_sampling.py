@@ -87,6 +87,19 @@ def test_a_number_of_steps_that_a_scheduler_cannot_take_is_refused() -> None:
     assert not unsuited(own(), runge_kutta)
     [found] = unsuited(own(), runge_kutta, steps=3)
     assert "in workload.steps=3 (ValueError" in found
+    [found] = unsuited(own(), Scheduler("EulerDiscreteScheduler", {"timestep_spacing": "even"}))
+    assert found.startswith(
+        "scheduler.options.timestep_spacing=even: EulerDiscreteScheduler cannot sample with it (Val"
+    )
+
+
+def test_a_scheduler_whose_noise_has_no_seed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Any, output: Any, timestep: Any, latents: torch.Tensor) -> tuple[torch.Tensor]:
+        return (latents + torch.randn(latents.shape),)
+
+    monkeypatch.setattr(EulerDiscreteScheduler, "step", step)
+    [found] = unsuited(own(clip_sample_range=2.0), EULER)
+    assert "EulerDiscreteScheduler: draws noise without a seed" in found
 
 
 @pytest.mark.parametrize(
@@ -276,6 +289,9 @@ def test_given_timesteps_are_those_that_run(composer: type[HydraComposer]) -> No
         (["scheduler.timesteps=[999,500]"], "scheduler.timesteps: DDIMScheduler takes none; choose scheduler=ays"),
         (["scheduler=ays", "scheduler.timesteps=[500,999]"], "must be two or more, falling, from 999 to 0"),
         (["scheduler=ays", "scheduler.timesteps=[1000,2]"], "must be two or more, falling, from 999 to 0"),
+        (["+scheduler.options.clip_sample=no"], "scheduler.options.clip_sample=no: must be true or false"),
+        (["+scheduler.options.steps_offset=one"], "scheduler.options.steps_offset=one: must be a number"),
+        (["scheduler=euler_a"], "as in scheduler.class_name=EulerAncestralDiscreteScheduler"),
         pytest.param(
             ["scheduler.class_name=DPMSolverSDEScheduler"],
             "scheduler.class_name=DPMSolverSDEScheduler: needs torchsde: pip install torchsde",

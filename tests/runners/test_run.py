@@ -119,6 +119,7 @@ class TestMistakes:
                 ["study.options=[precision:bf16]"],
                 "study.options: the chosen study has no such key; choose study=cumulative or study=factorial",
             ),
+            (["lora.scale=0.5"], "lora.scale: the chosen lora has no such key; choose lora=dmd2_sdxl or lora=fused"),
             (["study.options=[precision=bf16]"], "study.options: in a list, write precision:bf16 instead of "),
             (
                 ["study.variants={a: [precision=bf16]}"],
