@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -68,15 +69,14 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
             f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
         )
     if path_given.is_dir() and weight_name is None:
-        raise UsageError(
-            f"lora.weight_name: name a file of {path_given}: {', '.join(_names(path_given)) or 'it holds none'}"
-        )
+        raise UsageError(f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}")
     file = path_given / str(weight_name) if path_given.is_dir() else path_given
     if file.suffix != ".safetensors":
         raise UsageError(f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code")
     if not file.is_file():
-        there = f"; {file.parent} holds {', '.join(_names(file.parent)) or 'none'}" if file.parent.is_dir() else ""
-        raise UsageError(f"{file}: no such file{there}")
+        there = f"; {file.parent} holds {_names(file.parent, file.name) or 'none'}" if file.parent.is_dir() else ""
+        why = "a link to a file that is gone" if file.is_symlink() else "no such file"
+        raise UsageError(f"{file}: {why}{there}")
     return file
 
 
@@ -369,8 +369,16 @@ def _empty_pipeline(model: Model) -> Any:
     )
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.safetensors"))
+def _names(folder: Path, like: str = "") -> str:
+    """Lists the safetensors files of a folder, which may be hundreds; first those whose names resemble another."""
+    found = sorted(path.stem for path in folder.glob("*.safetensors") if path.is_file())
+    near = get_close_matches(like.removesuffix(".safetensors"), found)
+    shown = list(dict.fromkeys([*near, *found]))[:_SHOWN]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(f"{name}.safetensors" for name in shown) + more
+
+
+_SHOWN = 12
 
 
 def _header(file: Path) -> Header:

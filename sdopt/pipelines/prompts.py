@@ -310,7 +310,16 @@ def read_latents(file: str) -> Tensor:
         )
     if not latents.isfinite().all():
         raise UsageError(f"workload.latents={file}: some values are NaN or infinite")
+    if (spread := float(latents.float().std())) > _WIDEST:
+        raise UsageError(
+            f"workload.latents={file}: their standard deviation is {spread:.3g}, as of noise that a scheduler has "
+            "scaled; give it before that, with a standard deviation of 1"
+        )
     return latents.float()
+
+
+_WIDEST = 2.0
+"""The largest standard deviation of latents that may be meant: chance alone changes that of noise by some percent."""
 
 
 def require_latents(workload: Workload, task: Task, model: Model) -> None:

@@ -58,6 +58,14 @@ class TestFiles:
         [found] = variant("lora=loaded", *overrides).conflicts(CPU)
         assert reason in found
 
+    def test_a_folder_of_many_shows_those_with_similar_names(self, variant: Compose, tmp_path: Path) -> None:
+        for number in range(99):
+            (tmp_path / f"style_{number}.safetensors").touch()
+        (tmp_path / "watercolour.safetensors").touch()
+        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'watercolor.safetensors'}").conflicts(CPU)
+        assert f"no such file; {tmp_path} holds watercolour.safetensors, style_0.safetensors" in found
+        assert found.endswith(" and 88 more")
+
     def test_that_is_broken(self, variant: Compose, tmp_path: Path) -> None:
         (tmp_path / "broken.safetensors").write_bytes(b"nothing")
         chosen = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}")
