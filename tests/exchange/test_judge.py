@@ -251,6 +251,18 @@ class TestScores:
         turned = [gate[0], gate[1].replace("score_", "penalty_")]
         assert sdopt(tmp_path, "gate", str(judged), *turned, "--output", "verdicts").code == 0
 
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+    def test_of_a_table_as_pandas_and_spreadsheets_write_it(
+        self, tmp_path: Path, prepared: Path, delimiter: str
+    ) -> None:
+        rows = self.rows(prepared, worse=0.0)
+        names = ["", "Unnamed: 0", *rows[0]]
+        lines = [[number, number, *(row | {"prompt": "two\u2028lines"}).values()] for number, row in enumerate(rows)]
+        file = tmp_path / "scores.csv"
+        with file.open("w", encoding="utf-8-sig", newline="") as stream:
+            csv.writer(stream, delimiter=delimiter).writerows([names, *lines])
+        assert import_scores(read_result(prepared / "outputs" / "judged"), file, ()) == ["score_reward"]
+
     @pytest.mark.parametrize(
         ("change", "said"),
         [
