@@ -265,6 +265,10 @@ def _explained(error: Exception, command: str) -> str:
         ways = shell_word(f"{key}={quoted(values)}"), shell_word(f"{key}=[{values}]")
         sweep = ", to measure each: add -m" if command == "run" else ""
         return f"{key}={values}: several values{sweep}; as one text write {ways[0]}, as a list {ways[1]}"
+    if message.startswith("Config group override must be a string"):  # Hydra does not say which
+        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
+        number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
+        message = f"{number}: no option is named by a number alone; `sdopt {command} --help` lists all"
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
         own = f"write `- override /{grouped[1]}: …` in its defaults list"
