@@ -15,7 +15,7 @@ import numpy as np
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
-from sdopt.config.overrides import key_of, parsed_override, resembling
+from sdopt.config.overrides import key_of, parsed_override, resembling, written_key
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
@@ -363,7 +363,7 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
     from sdopt.worker.preload import import_all  # what it imports takes seconds
 
     import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
-    own = [override for override in overrides if key_of(override).startswith("plan.")]
+    own = [override for override in overrides if written_key(override).startswith("plan.")]
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
     asked: dict[str, Any] = {}

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from sdopt.foresight.memory import Footprint
 from sdopt.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, ranks, text_of
 from sdopt.foresight.software import software_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.reference import MODEL
 from sdopt.schema import Shape
 from tests.test_architecture import ROOT
 
@@ -185,6 +187,13 @@ class TestCommand:
     def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main(wrong) == UsageError.exit_code
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "my models (v2), x=1"
+    folder.symlink_to(MODEL)
+    [found], _ = plan_of([f"model={folder}", "hardware=t4"])
+    assert found.card == "t4"
 
 
 @pytest.mark.parametrize(
