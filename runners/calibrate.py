@@ -1,5 +1,6 @@
 """sdopt calibrate: measure how much a model's images differ by chance, from which gates take their margins."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,8 @@ def main(argv: list[str]) -> int:
     if arguments.prompts < 2:
         parser.error("--prompts: must be at least 2")
 
+    if arguments.output:  # before minutes of drawing
+        _require_writable(arguments.output)
     if arguments.folders:
         first, second = arguments.folders
         return _of_folders(first, second, arguments.overrides, arguments.output)
@@ -70,6 +73,16 @@ def main(argv: list[str]) -> int:
         from sdopt.record.files import read_result
 
         return _write(read_result(folder / "run"), arguments.output)
+
+
+def _require_writable(output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}; name another file") from error
+    if output.is_dir() or not os.access(output.parent, os.W_OK):
+        why = "is a folder" if output.is_dir() else "its folder cannot be written"
+        raise UsageError(f"--output {output}: {why}; name another file")
 
 
 def _of_folders(first: Path, second: Path, overrides: list[str], output: Path | None) -> int:

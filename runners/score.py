@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         export(result, folder, arguments.export)
         print(f"images and times: {arguments.export}")
         return 0
-    lower = tuple(filter(None, arguments.lower.split(",")))
+    lower = tuple(filter(None, map(str.strip, arguments.lower.split(","))))
     names = import_scores(result, arguments.table, lower)
     write_result(result, folder)
     for _ in write_reports(summary_of(result), folder):

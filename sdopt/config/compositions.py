@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.groups import require_chosen, require_overrides
-from sdopt.config.overrides import group_of, key_of, parsed_override, quoted
+from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of
 from sdopt.errors import UsageError, command_line, shell_word
@@ -265,6 +265,10 @@ def _explained(error: Exception, command: str) -> str:
         ways = shell_word(f"{key}={quoted(values)}"), shell_word(f"{key}=[{values}]")
         sweep = ", to measure each: add -m" if command == "run" else ""
         return f"{key}={values}: several values{sweep}; as one text write {ways[0]}, as a list {ways[1]}"
+    if message.startswith("Config group override must be a string"):  # Hydra does not say which
+        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
+        number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
+        message = f"{number}: no option is named by a number alone; `sdopt {command} --help` lists all"
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
         own = f"write `- override /{grouped[1]}: …` in its defaults list"
@@ -273,7 +277,7 @@ def _explained(error: Exception, command: str) -> str:
     found = rf"In '[^']*': Could not find '({within}|[^']+(?=/[^'/]+'))/([^']+)'"
     if unknown is None and (option := re.match(found, message)):
         known = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
-        near = difflib.get_close_matches(option[2], known, n=2)
+        near = resembling(option[2], known)
         advice = f"did you mean {' or '.join(near)}? " if near else ""
         if option[1] == "hardware" and not re.search(r"\d", option[2]):  # `gpu`: its options are cards, a page of them
             advice = "hardware=auto takes the GPU where there is one, and hardware.device=cuda:1 the second of them; "

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -79,6 +80,12 @@ def _within_list(override: str) -> str:
         return ""
     written = ", ".join(f"{option.replace('=', ':', 1)} instead of {option}" for option in options)
     return f"{key}: in a list, write {written}"
+
+
+def resembling(name: str, known: Collection[str]) -> list[str]:
+    """Returns up to two names that may be meant, in whatever case; that of a card with its maker, or in part."""
+    plain = re.sub(r"nvidia|geforce|radeon|amd|\s", "", name.lower())
+    return [each for each in known if plain and plain in each][:2] or get_close_matches(plain, known, n=2)
 
 
 def key_of(override: str) -> str:

@@ -31,7 +31,7 @@ def judge_folders(
     Raises:
         UsageError: folders, tables, metrics or rules do not fit together; nothing was judged.
     """
-    folder = output or Path("outputs/runs/judge") / f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}"
+    folder = output or Path("outputs/runs/judge") / f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S-%f}"
     if (folder / "result.json").exists():
         raise OccupiedError(f"{folder}: holds a result; choose another folder with --output")
     if strangers := sorted({key.partition("=")[0] for key in overrides if not key.startswith(_SECTIONS)}):

@@ -5,6 +5,7 @@ do. Where nobody tells, images belong together by their file names.
 """
 
 import csv
+import io
 import json
 import math
 import re
@@ -83,7 +84,10 @@ def read_table(file: Path) -> list[Row]:
 
 
 def _csv_rows(file: Path, text: str) -> list[Row]:
-    reader = csv.DictReader(text.splitlines(keepends=True), strict=True)
+    head = text.partition("\n")[0]
+    delimiter = next((each for each in ",;\t" if each in head), ",")
+    # A prompt may hold what `str.splitlines` takes for the end of a line.
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter)
     try:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
@@ -96,7 +100,7 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
 
 def _json_rows(file: Path, text: str) -> list[Row]:
     found = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

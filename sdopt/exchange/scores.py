@@ -24,6 +24,9 @@ _IMAGES = "images.csv"
 
 _COLUMNS = ("variant", "file", "prompt", "negative_prompt", "seed")
 
+_INDEX = re.compile(r"(unnamed: \d+)?")
+"""The number of a row, which pandas adds when it writes a table, and names when it reads it again."""
+
 
 def export(result: StudyResult, folder: Path, target: Path) -> None:
     """Writes a folder for each variant that has images, with `prompts.csv` and `times.csv`, and a list of all images.
@@ -89,7 +92,8 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
         UsageError: a row names no image of the study, or an image of a variant has no value.
     """
     rows = read_table(table)
-    columns = [name for name in dict.fromkeys(name for row in rows for name in row.values) if name not in _COLUMNS]
+    named = dict.fromkeys(name for row in rows for name in row.values)
+    columns = [name for name in named if name not in _COLUMNS and not _INDEX.fullmatch(name)]
     lower = {name.lower() for name in lower_is_better}
     if unknown := sorted(lower - {*columns}):
         raise UsageError(

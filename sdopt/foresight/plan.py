@@ -5,7 +5,6 @@ import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
-from sdopt.config.overrides import key_of, parsed_override
+from sdopt.config.overrides import key_of, parsed_override, resembling, written_key
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
@@ -364,7 +363,7 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
     from sdopt.worker.preload import import_all  # what it imports takes seconds
 
     import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
-    own = [override for override in overrides if key_of(override).startswith("plan.")]
+    own = [override for override in overrides if written_key(override).startswith("plan.")]
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
     asked: dict[str, Any] = {}
@@ -398,7 +397,7 @@ def _cards(composer: HydraComposer, names: Sequence[Any], overrides: Sequence[st
     if names:
         unknown = [str(name) for name in names if str(name) not in sheets]
         if unknown:
-            near = get_close_matches(unknown[0], sheets)
+            near = resembling(unknown[0], sheets)
             meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             raise UsageError(
                 f"plan.hardware: no data sheet for {', '.join(unknown)}{meant} there are {', '.join(sheets)}"

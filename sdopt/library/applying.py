@@ -90,6 +90,7 @@ def optimize(
             the pipeline is as it was before. Where weights were changed already, a note on the error says so.
     """
     require_plain(pipe)
+    prompts = (prompts,) if isinstance(prompts, str) else prompts
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))

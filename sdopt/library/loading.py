@@ -50,6 +50,7 @@ def load(
         UsageError: there is no such result or variant, its files are missing, or it calls functions of one's own.
         ConflictError: the variant cannot run on this machine.
     """
+    prompts = (prompts,) if isinstance(prompts, str) else prompts
     planned = measured(result, variant, tracking_uri=tracking_uri, config_dir=config_dir)
     probed = probe_device(device or planned.hardware.device)
     if problems := planned.conflicts(probed):

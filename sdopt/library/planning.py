@@ -112,6 +112,8 @@ def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], fol
 
 
 def _as_value(chosen: str | Sequence[str]) -> str:
+    if not isinstance(chosen, str | list | tuple) or not all(isinstance(each, str) for each in chosen):
+        raise UsageError(f'{chosen!r}: give the name of an option, as in precision="bf16", or a list of names')
     return chosen if isinstance(chosen, str) else f"[{','.join(chosen)}]"
 
 

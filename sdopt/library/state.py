@@ -161,6 +161,11 @@ def state_of(pipe: "DiffusionPipeline") -> Optimized:
 
 def require_plain(pipe: "DiffusionPipeline") -> None:
     """Raises UsageError if options were applied to a pipeline, or to the one that it is a copy of."""
+    if not hasattr(pipe, "components"):
+        raise UsageError(
+            f"{pipe if isinstance(pipe, str) else type(pipe).__name__}: not a pipeline; load one with diffusers, as in "
+            "StableDiffusionPipeline.from_single_file(…)"
+        )
     if hasattr(pipe, OPTIMIZED):
         state_of(pipe)  # raises for a copy
         raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")

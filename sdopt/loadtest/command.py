@@ -1,10 +1,10 @@
 """Runs the load test of a command line: composes its rows, measures them, and writes and logs what was found."""
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
         UnavailableError: the baseline could not be measured.
     """
     load, policies, others = load_config(argv, config_dir)
-    began = time.strftime("%Y-%m-%d_%H-%M-%S")
+    began = f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S-%f}"
     folder = Path(load.folder) / load.title / began
     record = LoadRecord(
         load.title, [], began, command_line("load-test", *argv), load.requests, load.attainment, load.limit_s or 0.0,

@@ -1,6 +1,7 @@
 """Checks a model's files before anything is loaded: complete, of the right architecture, safetensors only."""
 
 import json
+import re
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -55,6 +56,11 @@ _ORIGINAL: dict[str, tuple[str, ...]] = {
     "VAE": ("first_stage_model.", "vae."),
     "text encoder": ("cond_stage_model.", "conditioner.embedders."),
 }
+
+_OTHER_FAMILIES = re.compile(
+    r"(^|\.)(double|joint)_blocks\.|^(model\.diffusion_model\.)?(transformer_blocks|blocks|layers)\.\d"
+)
+"""Names of tensors of a denoiser that is no U-Net, as the files for ComfyUI have them, with and without a prefix."""
 
 
 def require_model(model: Model) -> None:
@@ -239,7 +245,7 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
         return f"it is a LoRA: give it as lora=loaded lora.path={path}, beside a model"
     if (path.parent.parent / "model_index.json").is_file():
         return f"it is a part of a pipeline: give model={path.parent.parent}"
-    if any(".double_blocks." in name or ".joint_blocks." in name for name in names):
+    if any(map(_OTHER_FAMILIES.search, names)):
         return "it is a model of another family, such as FLUX or SD 3, which sdopt does not run"
     if len(missing) < len(_ORIGINAL):
         return (

@@ -87,10 +87,10 @@ def read_timeline(folder: Path) -> list[Span]:
 
 
 def waited_s(folder: Path) -> float:
-    """Returns for how long the last command of a study waited for another one, in seconds; 0 without a timeline."""
+    """Returns for how long the last command of a study waited for another one, in seconds; 0 where none is told."""
     try:
         return sum(span.seconds for span in read_timeline(folder) if span.phase == WAITING)
-    except OSError:
+    except (OSError, ValueError, TypeError):
         return 0.0
 
 

@@ -449,6 +449,11 @@ def test_what_is_given_twice_is_refused(words: str, said: str) -> None:
         Command.of(CommandLine.of(words.split()))
 
 
+def test_an_option_is_no_number(composer: Composers) -> None:
+    with pytest.raises(UsageError, match="hardware=4090: no option is named by a number alone"):
+        composer(["hardware=4090"])
+
+
 def test_a_kind_of_device_is_no_card(composer: Composers) -> None:
     with pytest.raises(UsageError, match=r"unknown option; hardware=auto takes the GPU .*hardware\.device="):
         composer(["hardware=gpu"])

@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from sdopt.errors import UsageError
+from sdopt.exchange import judging
 from sdopt.exchange.pictures import partners, read_folder, read_table, require_alike
 from sdopt.exchange.scores import import_scores
 from sdopt.exchange.study import Given, import_study
@@ -85,6 +88,23 @@ class TestJudging:
         assert done.result.control is not None
         assert "step" not in done.shown  # nobody told it
         assert "calls of each process" in (done.folder / "table.md").read_text()
+
+    def test_two_of_one_second_have_folders_of_their_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folders: list[Path] = []
+
+        def begun(*arguments: Any) -> None:
+            folders.append(arguments[-1])
+            raise UsageError("enough")
+
+        def now() -> datetime:
+            return datetime(2026, 1, 2, 3, 4, 5, len(folders), UTC)
+
+        monkeypatch.setattr(judging, "import_study", begun)
+        monkeypatch.setattr(judging, "datetime", SimpleNamespace(now=now))
+        for _ in range(2):
+            with pytest.raises(UsageError, match="enough"):
+                judging.judge_folders(Given(tmp_path, [tmp_path]), ["hardware=cpu"], None, [])
+        assert folders[0] != folders[1]
 
     def test_one_damaged_image_is_a_regression(self, tmp_path: Path, judge: Judge) -> None:
         images = pictures()
@@ -250,6 +270,18 @@ class TestScores:
         assert sdopt(tmp_path, "score", str(judged), "--import", "scores.csv", "--lower", "reward").code == 0
         turned = [gate[0], gate[1].replace("score_", "penalty_")]
         assert sdopt(tmp_path, "gate", str(judged), *turned, "--output", "verdicts").code == 0
+
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+    def test_of_a_table_as_pandas_and_spreadsheets_write_it(
+        self, tmp_path: Path, prepared: Path, delimiter: str
+    ) -> None:
+        rows = self.rows(prepared, worse=0.0)
+        names = ["", "Unnamed: 0", *rows[0]]
+        lines = [[number, number, *(row | {"prompt": "two\u2028lines"}).values()] for number, row in enumerate(rows)]
+        file = tmp_path / "scores.csv"
+        with file.open("w", encoding="utf-8-sig", newline="") as stream:
+            csv.writer(stream, delimiter=delimiter).writerows([names, *lines])
+        assert import_scores(read_result(prepared / "outputs" / "judged"), file, ()) == ["score_reward"]
 
     @pytest.mark.parametrize(
         ("change", "said"),

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,10 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.memory import Footprint
-from sdopt.foresight.plan import Prediction, learn, names_of, plan, predict, ranks, text_of
+from sdopt.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, ranks, text_of
 from sdopt.foresight.software import software_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.reference import MODEL
 from sdopt.schema import Shape
 from tests.test_architecture import ROOT
 
@@ -185,6 +187,23 @@ class TestCommand:
     def test_bad_input_is_one_line_and_exit_code_2(self, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main(wrong) == UsageError.exit_code
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "my models (v2), x=1"
+    folder.symlink_to(MODEL)
+    [found], _ = plan_of([f"model={folder}", "hardware=t4"])
+    assert found.card == "t4"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 3060", "rtx3060"), ("4090", "rtx4090"), ("A100", "a100_40")],
+)
+@pytest.mark.parametrize("key", ["hardware='{}'", "plan.hardware=['{}']"])
+def test_a_card_is_meant_however_it_is_written(written: str, meant: str, key: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean {meant}"):
+        plan_of(["model=sd15", key.format(written)])
 
 
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:

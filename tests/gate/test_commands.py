@@ -220,6 +220,14 @@ class TestTrial:
         assert trial(["--result", str(folder), "gate=strict"]) == 2
         assert "leave out gate=strict" in capsys.readouterr().err
 
+    def test_where_a_calibration_cannot_be_written_nothing_is_drawn(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").touch()
+        for output in (tmp_path, tmp_path / "file" / "own.json"):
+            assert calibrate(["model=nothing", "--output", str(output)]) == 2
+            assert f"--output {output}: " in capsys.readouterr().err
+
     @pytest.mark.parametrize(("command", "arguments"), [(trial, []), (calibrate, ["--output", "own.json"])])
     def test_after_a_signal_nothing_more_is_generated(
         self,

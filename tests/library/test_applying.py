@@ -119,6 +119,16 @@ class TestOptimize:
         with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
             pipe("a green tree", negative_prompt="grey")
 
+    def test_one_prompt_is_no_list_of_its_letters(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts="a red apple")
+        assert drawn(pipe, "a red apple").any()
+
+    def test_a_file_and_a_part_are_no_pipeline(self, pipe: StableDiffusionPipeline) -> None:
+        given: list[Any] = ["dreamshaper.safetensors", pipe.unet]
+        for each in given:
+            with pytest.raises(UsageError, match="not a pipeline; load one with diffusers"):
+                sdopt.optimize(each, precision="bf16")
+
     def test_calls_take_a_negative_prompt(self, pipe: StableDiffusionPipeline) -> None:
         prompts: list[Any] = ["a red apple", ["a red apple", "a green tree"]]
         calls = list(zip(prompts, ["grey", ["grey", "dark"]], strict=True))
@@ -160,6 +170,8 @@ class TestOptimize:
         cases: list[tuple[tuple[str, ...], dict[str, Any], type[Exception], str]] = [
             ((), {}, UsageError, "name an option"),
             ((), {"attention": "nothing"}, UsageError, "nothing"),
+            ((), {"precision": torch.bfloat16}, UsageError, "torch.bfloat16: give the name of an option"),
+            ((), {"precision": None}, UsageError, "None: give the name of an option"),
             (("attention.wrong=1",), {"attention": "sliced"}, UsageError, "attention.wrong"),
             ((), {"attention": "cudnn"}, ConflictError, "attention=cudnn: "),
             ((), {"memory": ["precomputed_embeddings"]}, ConflictError, r"prompts=\[…\]"),

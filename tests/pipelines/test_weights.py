@@ -298,6 +298,12 @@ class TestPaths:
         assert f"give model={folder}" in said
         assert "it has no denoiser and no VAE and no text encoder" in said
 
+    @pytest.mark.parametrize("name", ["double_blocks.0", "model.diffusion_model.joint_blocks.0", "layers.0"])
+    def test_of_another_family(self, tmp_path: Path, name: str) -> None:
+        file = tmp_path / "flux1-dev.safetensors"
+        save_file({f"{name}.attention.weight": torch.zeros(4, 4)}, file)
+        assert "it is a model of another family" in refusal(file)
+
     def test_of_a_lora(self, tmp_path: Path) -> None:
         file = tmp_path / "style.safetensors"
         save_file({"lora_unet_a.lora_down.weight": torch.zeros(4, 4)}, file)

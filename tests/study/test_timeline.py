@@ -14,7 +14,7 @@ from rich.console import Console
 from sdopt.report.overhead import EXIT, TARGETS, overhead_blocks, read_overhead, write_overhead
 from sdopt.report.terminal import shown as shown_blocks
 from sdopt.study.progress import Progress
-from sdopt.study.timeline import Timeline, process_begun, read_timeline
+from sdopt.study.timeline import Timeline, process_begun, read_timeline, waited_s
 from sdopt.terminal import OVERWRITES
 from tests.command import Finished, refused, sdopt
 
@@ -52,6 +52,11 @@ class TestTimeline:
         began = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         assert before - 0.05 <= began <= time.monotonic() - 0.3
         assert process_begun() < before
+
+    @pytest.mark.parametrize("damaged", ["", "[{", "[1]", '[{"phase": "loading"}]', "{}", "null"])
+    def test_a_damaged_one_tells_of_no_waiting(self, tmp_path: Path, damaged: str) -> None:
+        (tmp_path / "timeline.json").write_text(damaged)
+        assert waited_s(tmp_path) == 0
 
     def test_of_a_study_is_whole(self, finished: Finished) -> None:
         spans = read_timeline(finished.folder)
