@@ -127,13 +127,13 @@ def _of_part(folder: Path, model: Model, parts: dict[str, Any], name: str, named
     try:
         cls = part_class(library, class_name)
         config = "scheduler_config.json" if name == "scheduler" else "config.json"
-        if not (name.startswith("tokenizer") or (folder / name / config).is_file()):
-            yield f"{name}/ holds no {config}; fetch it, or save the model again"
-        elif name.startswith("tokenizer"):
+        if name.startswith("tokenizer"):
             if lacking := lacking_vocabulary(folder / name):
                 yield f"{name}/ {lacking}"
                 return
             parts[name] = cls.from_pretrained(folder / name, local_files_only=True)
+        elif not (folder / name / config).is_file():
+            yield f"{name}/ holds no {config}; fetch it, or save the model again"
         elif name == "scheduler":
             cls.from_pretrained(folder / name, local_files_only=True)
         else:
