@@ -22,12 +22,13 @@ from tests.fixtures import Compose, Load
 from tests.options.hosts import evidence, image
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
-PACKAGES = ("torchao", "sdnq")
-OPTIONS = [pytest.param(kind, marks=pytest.mark.skipif(find_spec(kind) is None, reason=kind)) for kind in PACKAGES]
+# Not by importing them: SDNQ decides then whether it compiles, and the option tells it before.
+NEEDS_TORCHAO, NEEDS_SDNQ = (pytest.mark.skipif(find_spec(kind) is None, reason=kind) for kind in ("torchao", "sdnq"))
+OPTIONS = [pytest.param("torchao", marks=NEEDS_TORCHAO), pytest.param("sdnq", marks=NEEDS_SDNQ)]
 
 
 class TestOptions:
-    @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao")
+    @NEEDS_TORCHAO
     @pytest.mark.parametrize("kind", ["int8", "fp8"])
     def test_inductor_tunes_no_kernel_for_torchao(self, kind: str) -> None:
         """TorchAO would have it tune each by coordinate descent: many minutes, whose gain is none of 8 bits."""
@@ -39,7 +40,7 @@ class TestOptions:
             assert not config.coordinate_descent_tuning
             assert config.force_fuse_int_mm_with_mul is (kind == "int8")
 
-    @pytest.mark.parametrize("package", PACKAGES)
+    @pytest.mark.parametrize("package", ["torchao", "sdnq"])
     def test_it_is_for_memory_and_where_products_are_in_8_bits_for_latency(
         self, variant: Compose, package: str
     ) -> None:
@@ -100,9 +101,15 @@ class TestProof:
         attention.to_q = torch.nn.Linear(before.in_features, before.out_features, bias=False, dtype=torch.bfloat16)
         assert not evidence(loaded, "precision").engaged
 
-    @pytest.mark.parametrize("option", ["fp8_torchao", "int8_sdnq", "uint4_sdnq"])
+    @pytest.mark.parametrize(
+        "option",
+        [
+            pytest.param("fp8_torchao", marks=NEEDS_TORCHAO),
+            pytest.param("int8_sdnq", marks=NEEDS_SDNQ),
+            pytest.param("uint4_sdnq", marks=NEEDS_SDNQ),
+        ],
+    )
     def test_of_weights_alone_that_are_stored_in_few_bits(self, session: Load, option: str) -> None:
-        pytest.importorskip(option.partition("_")[2])
         loaded = session(f"precision={option}", "precision.activations=false")
         found = evidence(loaded, "precision")
         assert found.engaged, found
@@ -113,9 +120,9 @@ class TestProof:
         # No product has inputs of 4 bits.
         assert loaded._assembly.proofs["precision"](other).engaged == (option == "uint4_sdnq")
 
+    @NEEDS_SDNQ
     def test_a_part_of_low_rank_brings_4_bits_nearer_to_the_weights(self, variant: Compose) -> None:
         """It starts from random numbers, which are the same each time."""
-        pytest.importorskip("sdnq")
         option: Any = variant("precision=uint4_sdnq").optimizations["precision"]
         sample = torch.randn(2, 8, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
 
@@ -135,7 +142,7 @@ class TestProof:
         unranked = predicted(replace(option, svd_rank=None))
         assert 0 < (ranked - plain).norm() < (unranked - plain).norm()
 
-    @pytest.mark.skipif(find_spec("sdnq") is None, reason="sdnq")
+    @NEEDS_SDNQ
     def test_of_convolutions_that_were_left_alone(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         quantize = Sdnq._quantize
         monkeypatch.setattr(Sdnq, "_quantize", lambda own, unet: quantize(replace(own, convolutions=False), unet))
@@ -143,16 +150,16 @@ class TestProof:
         assert not found.engaged
         assert "0 of 39 Conv2d" in found.summary
 
+    @NEEDS_SDNQ
     @pytest.mark.parametrize("caching", ["none", "deepcache"])
     def test_of_replayed_graphs_is_what_is_stored(self, session: Load, caching: str) -> None:
         """Those of DeepCache's two kinds of steps, too, in which no operator is seen."""
-        pytest.importorskip("sdnq")
         captured = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", f"caching={caching}")
         assert session("precision=int8_sdnq", *captured)._assembly.proofs["precision"](Trace()).engaged
 
 
+@NEEDS_SDNQ
 def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load) -> None:
-    pytest.importorskip("sdnq")
     option = ["memory=[quantized_text_encoders]", "memory.quantized_text_encoders.weights=uint4"]
     quantized, plain = session(*option), session()
 
@@ -176,10 +183,9 @@ def test_text_encoders_hold_fewer_bytes_and_show_it(session: Load) -> None:
 @pytest.mark.parametrize(
     "package",
     # SDNQ tries out kernels for a minute, and needs a part of its own in `gpu-suite`.
-    [pytest.param("torchao"), pytest.param("sdnq", marks=pytest.mark.slow)],
+    [pytest.param("torchao", marks=NEEDS_TORCHAO), pytest.param("sdnq", marks=[pytest.mark.slow, NEEDS_SDNQ])],
 )
 def test_on_cuda_products_run_in_8_bits(on_cuda: Load, package: str, kind: str) -> None:
-    pytest.importorskip(package)
     found = evidence(on_cuda(f"precision={kind}_{package}"), "precision")
     assert found.engaged, found
 

@@ -76,7 +76,7 @@ class TestFinished:
         # Operations do not depend on precision or batch.
         [counted] = {row.tflop_per_image for row in result.variants if row.status.measured}
         assert known(counted) > 0
-        assert workers() == []
+        assert eventually(lambda: not workers())
 
     def test_a_batch_makes_the_images_that_single_calls_make(self, finished: Finished) -> None:
         for prompt in range(4):

@@ -107,7 +107,7 @@ class TestCall:
         others = workers()
         with pytest.raises(ChildTimeoutError):
             call_apart(context, sleep, timeout_s=0.5)
-        assert workers() == others
+        assert set(workers()) <= set(others)
 
 
 class TestKill:

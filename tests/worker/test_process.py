@@ -168,7 +168,7 @@ class TestOptionThatGoesWrong:
         log = (tmp_path / "log").read_text()
         for said in ("print", "stderr", "write", "a child", "a child to stderr"):
             assert f"said by {said}\n" in log or f"said to {said}\n" in log
-        assert eventually(lambda: workers() == others)
+        assert eventually(lambda: set(workers()) <= set(others))
 
     def test_finds_what_an_earlier_worker_of_its_log_compiled_and_no_other(self, start: Start, tmp_path: Path) -> None:
         for log in ("a", "a", "b"):
