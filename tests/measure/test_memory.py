@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,9 +64,10 @@ class TestSandbox:
 
 def test_a_peak_of_a_card_that_the_program_resets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the worker's own card: in another thread CUDA's current device is the first one."""
-    peaks = {0: 0, 1: 300 * MIB}
+    peaks, looked = {0: 0, 1: 300 * MIB}, threading.Semaphore(0)
 
     def peak(index: int | None = None) -> int:
+        looked.release()
         current = 1 if threading.current_thread() is threading.main_thread() else 0
         return peaks[current if index is None else index]
 
@@ -78,7 +78,8 @@ def test_a_peak_of_a_card_that_the_program_resets_is_seen(monkeypatch: pytest.Mo
     monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)
     memory = PeakMemory(Device("cuda", 1))
     memory.watch()
-    time.sleep(0.2)
+    # When it looks for the second time, it has kept what it saw first.
+    assert all(looked.acquire(timeout=60) for _ in range(2))
     peaks[1] = 10 * MIB
     assert memory.read().cuda_peak_allocated_gib == 300 * MIB / 2**30
 
