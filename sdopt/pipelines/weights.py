@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,8 +124,12 @@ _MATRIX, _MEANT = 1024, 16
 
 def variants_of(folder: Path, library: str) -> set[str | None]:
     """Returns the variants in which the weights of one network lie in its folder; None is files without a variant."""
+    return variants_among((path.name for path in folder.glob("*")), library)
+
+
+def variants_among(names: Iterable[str], library: str) -> set[str | None]:
+    """Returns the variants in which files of these names hold the weights of one network."""
     stem = _stem(library)
-    names = [path.name for path in folder.glob(f"{stem}*") if ".safetensors" in path.name]
     patterns = (
         rf"{stem}(?:\.([^.]+?))?(?:-\d+-of-\d+)?\.safetensors",
         rf"{stem}-\d+-of-\d+\.([^.]+)\.safetensors",
@@ -183,6 +187,17 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
             "fetch them again"
         )
     return [folder / name for name in files]
+
+
+def require_variant(found: Mapping[str, set[str | None]], variant: str | None, at: str) -> None:
+    """Raises UsageError if parts of a pipeline have files of other variants only, given those that each has."""
+    hint = variant_to_try(found.values())
+    if variant is not None and all(variant not in each for each in found.values()):
+        raise UsageError(f"{at}: no part holds files of model.variant={variant}; {hint}")
+    for name, there in found.items():
+        if there and not {variant, None} & there:
+            has = ", ".join(sorted(map(str, there)))
+            raise UsageError(f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}")
 
 
 def variant_to_try(variants: Iterable[set[str | None]]) -> str:
