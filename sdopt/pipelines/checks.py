@@ -22,7 +22,7 @@ from sdopt.pipelines.catalog import (
     require_kind,
 )
 from sdopt.pipelines.factory import KEY
-from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
+from sdopt.pipelines.families import fitting_architectures, further_inputs, kind_of_file, text_width
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
@@ -208,19 +208,6 @@ def _require_original(path: Path, model: Model) -> None:
             f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "
             "they would be left out"
         )
-
-
-def further_inputs(channels: int, latent: int) -> str | None:
-    """Returns why a denoiser cannot run, if it takes more than the latents that its VAE makes; None if it does not."""
-    if channels == latent:
-        return None
-    kinds = {2 * latent + 1: "for inpainting only", 2 * latent: "that edits an image by an instruction"}
-    way = "task=inpaint uses a text-to-image model" if channels == 2 * latent + 1 else "give a text-to-image model"
-    kind = kinds.get(channels, "with a further input, such as a depth map or a small image")
-    return (
-        f"its denoiser takes {channels} channels, but latents have {latent}: a model {kind}, which sdopt does not run; "
-        + way
-    )
 
 
 def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> str:

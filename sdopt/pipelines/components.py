@@ -11,7 +11,7 @@ import torch
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
-from sdopt.pipelines.checks import further_inputs
+from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
