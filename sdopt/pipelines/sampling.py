@@ -289,6 +289,8 @@ def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.
     """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
     made.set_timesteps(steps)
+    if made.timesteps[0] < made.timesteps[-1]:
+        raise ValueError("its timesteps rise: it makes noise of an image")
     latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
     takes = inspect.signature(made.step).parameters
     noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
@@ -313,7 +315,9 @@ def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[st
     ]
 
 
-_SAYS_VELOCITY = re.compile(r"v[-_. ]?pred(?![a-z])|v[-_. ]?prediction|v[-_. ]param|velocity", re.IGNORECASE)
+_SAYS_VELOCITY = re.compile(
+    r"v[-_. ]?pred(?=v\d|(?-i:[^a-z])|$)|v[-_. ]?prediction|v[-_. ]param|velocity", re.IGNORECASE
+)
 
 
 def remarks(own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
