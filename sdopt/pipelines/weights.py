@@ -102,8 +102,11 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
     empty = []
     with safe_open(file, "pt") as tensors:
         for key in sorted(tensors.keys()):
+            # Averages and levels of noise in a single file are not read.
+            if key.startswith(("model_ema.", "denoiser.")) or "." not in key:
+                continue
             tensor = tensors.get_tensor(key)
-            if key.startswith("model_ema.") or not (tensor.is_floating_point() and tensor.numel()):
+            if not (tensor.is_floating_point() and tensor.numel()):
                 continue
             # Faster than `isfinite`, and a NaN among the numbers becomes both extremes.
             extremes = torch.stack((tensor if tensor.element_size() > 1 else tensor.float()).aminmax())

@@ -376,8 +376,10 @@ class TestSingleFile:
         beside = ("alphas_cumprod", "model_ema.diffusion_modelinput_blocks00weight")
         trained = ("first_stage_model.loss.logvar", "cond_stage_model.logit_scale")
         more = {name: torch.zeros(1) for name in (*beside, *trained)} | {"embedding_manager.a": torch.zeros(1, 144)}
-        # Averages are left out, whatever they are: only training uses them.
-        save_file(original | more | {"model_ema.decay": torch.tensor(float("nan"))}, tmp_path / "ema.safetensors")
+        # Averages and levels of noise are left out, whatever they are: only training uses them.
+        odd = dict.fromkeys(("model_ema.decay", "sqrt_recip_alphas_cumprod", "denoiser.sigmas"), float("inf"))
+        more |= {name: torch.tensor([value]) for name, value in odd.items()}
+        save_file(original | more, tmp_path / "ema.safetensors")
         check(tmp_path / "ema.safetensors")
 
     @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])
