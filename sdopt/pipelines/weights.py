@@ -81,11 +81,11 @@ class Header:
         )
 
 
-def _is_pointer(file: Path) -> bool:
-    """Returns whether a file stands for another, which git fetches only where its extension for large files is."""
+def begins(file: Path, content: bytes, after: int = 0) -> bool:
+    """Returns whether a file can be read and, after some bytes, begins with a content."""
     try:
-        with file.open("rb") as content:
-            return content.read(23) == b"version https://git-lfs"
+        with file.open("rb") as stream:
+            return stream.read(after + len(content))[after:] == content
     except OSError:
         return False
 

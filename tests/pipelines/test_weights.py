@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
@@ -116,6 +117,19 @@ class TestFolder:
             {"format": "pt"},
         )
         assert "text_encoder/ gives 96 channels, and unet/ takes 144" in refusal(folder)
+
+    def test_whose_text_encoder_is_not_clip_s(self, folder: Path) -> None:
+        """As of Chinese models, whose tokenizer has all of its words in one text file."""
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+        shutil.rmtree(folder / "tokenizer")
+        (folder / "tokenizer").mkdir()
+        (folder / "tokenizer" / "vocab.txt").write_text("\n".join(words))
+        (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 24}')
+        sizes = {"hidden_size": 144, "intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 24}
+        BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder / "text_encoder")
+        named = {"text_encoder": ["transformers", "BertModel"], "tokenizer": ["transformers", "BertTokenizer"]}
+        edit(folder / "model_index.json", **named)
+        check(folder)
 
     def test_for_inpainting_only(self, folder: Path) -> None:
         def widen(tensors: Tensors) -> None:
