@@ -28,6 +28,7 @@ from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,
     Header,
+    begins,
     has_vocabulary,
     require_variant,
     variants_of,
@@ -179,7 +180,9 @@ def _require_original(path: Path, model: Model) -> None:
             "or look for the same model in that format"
         )
     if path.suffix != ".safetensors":
-        raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file")
+        # After the length of its header, which is JSON.
+        way = "; it looks like one: rename it to end so" if begins(path, b"{", after=8) else ""
+        raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file{way}")
     shapes = Header.of(path, at).shapes
     missing = [part for part, starts in _ORIGINAL.items() if not any(name.startswith(starts) for name in shapes)]
     if missing:

@@ -59,8 +59,10 @@ class Header:
                 types = {key: str(each.get_dtype()) for key, each in slices.items()}
                 shapes = {key: list(each.get_shape()) for key, each in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
-        except (SafetensorError, OSError) as error:
-            if _is_pointer(file):
+        except OSError as error:
+            raise UsageError(f"{at}: {name} cannot be read ({error})") from error
+        except SafetensorError as error:
+            if begins(file, b"version https://git-lfs"):
                 raise UsageError(f"{at}: {name} is a pointer of Git LFS; run `git lfs pull` where it lies") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
@@ -254,7 +256,7 @@ NO_VOCABULARY = "holds neither tokenizer.json nor vocab.json with merges.txt"
 
 def lacking_vocabulary(folder: Path) -> str | None:
     """Returns why the tokenizer in a pipeline's folder cannot be read; None if it can."""
-    if has_vocabulary(folder):
+    if has_vocabulary(folder) or (folder / "vocab.txt").is_file():  # that of BERT
         return None
     if not (folder / SENTENCEPIECE).is_file():
         return NO_VOCABULARY

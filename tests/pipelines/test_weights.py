@@ -358,7 +358,9 @@ class TestSingleFile:
         renamed = pickled.rename(tmp_path / "model.safetensors")
         assert "not a complete safetensors file" in refusal(renamed)
         (other := tmp_path / "model.gguf").write_bytes(b"GGUF")
-        assert "neither the folder of a diffusers pipeline nor a .safetensors file" in refusal(other)
+        assert refusal(other).endswith("neither the folder of a diffusers pipeline nor a .safetensors file")
+        (named := tmp_path / "model.SAFETENSORS").write_bytes(bytes(8) + b"{}")
+        assert "rename it to end so" in refusal(named)
 
     def test_of_another_architecture(self, single: Path) -> None:
         said = "not of the architecture model=sd15: a StableDiffusionPipeline with 144 text channels"
