@@ -93,10 +93,15 @@ def further_inputs(channels: int, latent: int) -> str | None:
 
 
 def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`."""
-    sample, levels = side_of(unet), vae.get("block_out_channels")
-    size = sample * 2 ** (len(levels) - 1) if sample and isinstance(levels, list) else 512
-    return {"size": size, "guidance_scale": 5.0 if "XL" in text_to_image(index.get("_class_name")) else 7.5}
+    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`.
+
+    What the configurations leave out is as diffusers takes it, or as all Stable Diffusion has it: eight pixels a side
+    for each latent, as of a tiny autoencoder, which names its channels otherwise.
+    """
+    sdxl = "XL" in text_to_image(index.get("_class_name"))
+    sample, levels = side_of(unet) or (128 if sdxl else 64), vae.get("block_out_channels")
+    size = sample * 2 ** (len(levels) - 1 if isinstance(levels, list) else 3)
+    return {"size": size, "guidance_scale": 5.0 if sdxl else 7.5}
 
 
 def side_of(unet: Mapping[str, Any]) -> int | None:
