@@ -178,7 +178,7 @@ def _velocity_beside(file: Path) -> bool:
     """Returns whether a configuration of the same name, which other programs read with a file, says velocity."""
     beside = file.with_suffix(".yaml")
     said = beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
-    return re.search(r"^\s*parameterization:\s*['\"]?v['\"]?\s*$", said, re.MULTILINE) is not None
+    return re.search(r"^\s*parameterization:\s*['\"]?v['\"]?\s*(#.*)?$", said, re.MULTILINE) is not None
 
 
 def _says_yes(metadata: Mapping[str, str], key: str) -> bool:

@@ -145,7 +145,9 @@ def test_marks_are_taken_over_and_said(marked: Model) -> None:
     assert "has no rescale_betas_zero_snr" in sampling_problems(marked, PLMS)[0]
 
 
-@pytest.mark.parametrize("line", ['parameterization: "v"', "  parameterization: v", "parameterization: eps", ""])
+@pytest.mark.parametrize(
+    "line", ['parameterization: "v"', "  parameterization: v  # or v", "parameterization: eps", ""]
+)
 def test_a_configuration_beside_a_file_is_a_mark(tmp_path: Path, line: str) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(1)}, file)
