@@ -195,6 +195,11 @@ class TestParts:
             (TEXT, lose(BIAS), f"{TEXT}: lacks the tensor {BIAS}"),
             (VAE, spoil(FIRST, float("-inf")), f"{VAE}: holds numbers in {FIRST} that are not finite"),
             (TEXT, spoil(BIAS, float("nan")), f"{TEXT}: holds numbers in {BIAS} that are not finite"),
+            (
+                UNET,
+                lambda tensors: tensors.update({f"{LAYER}.base_layer.bias": torch.ones(1)}),
+                "saved with a LoRA in it",
+            ),
             (UNET, end_early, "holds nothing but zeros in"),
             (UNET, rename, f"{UNET}: holds weights of another network"),
             (VAE, b"\x08", f"{VAE} is not a complete safetensors file"),
