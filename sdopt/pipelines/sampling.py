@@ -73,17 +73,21 @@ def _scheduler_named(name: object) -> Any:
 
 
 def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None) -> Any:
-    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it.
-
-    Where the own one clips no images and so does not say it, the chosen one does not either: DDIM would by default,
-    and latents of Stable Diffusion go beyond -1 and 1.
-    """
+    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it."""
     cls = scheduler_class(scheduler)
-    silent = "clip_sample" in _arguments(cls) and "clip_sample" not in own.config
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    unclipped = {"clip_sample": False} if silent else {}
-    return cls.from_config(own.config, **{**unclipped, **(marks or {}), **scheduler.options})
+    return cls.from_config(own.config, **{**unclipped(own.config, scheduler), **(marks or {}), **scheduler.options})
+
+
+def unclipped(own: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
+    """Returns what keeps a chosen scheduler from clipping, where the model's own one clips no images and so is silent.
+
+    DDIM would by default, and latents of Stable Diffusion go beyond -1 and 1.
+    """
+    of_model = _scheduler_named(own.get("_class_name"))
+    said = "clip_sample" in own or (of_model is not None and "clip_sample" in _arguments(of_model))
+    return {"clip_sample": False} if "clip_sample" in _arguments(scheduler_class(scheduler)) and not said else {}
 
 
 def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:
