@@ -61,7 +61,7 @@ class Model:
     factory: str | None = None
     """For `factory`: `my_file.py:make`, which returns a pipeline of diffusers; each process calls it without arguments.
     Scheduler and precision are then sdopt's, as for other models."""
-    size: int = bounded(64, ge=8, le=16384)
+    size: int = bounded(64, ge=8, le=16384, multiple_of=8)
     """Height and width of the training images, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0, le=1000)
     """The default of `workload.guidance_scale`."""

@@ -136,6 +136,11 @@ def _option(value: str, options: Collection[str], revision: str | None = None) -
         return quoted(_registered("model", str(path), _at_path(path)))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
         return quoted(_registered("model", value, _on_hub(value, revision)))
+    if "://" in value:
+        way = "give a file that you have fetched, or a repository of the Hugging Face Hub as owner/name"
+        raise UsageError(f"model={value}: an address, of which sdopt fetches nothing: {way}")
+    if Path(value).is_symlink():
+        raise UsageError(f"model={value}: is a link to what is gone; fetch it again")
     if "/" in value or Path(value).suffix in (".safetensors", ".ckpt", ".pt", ".pth", ".bin"):
         raise UsageError(f"model={value}: there is no such file or folder; the named models are {', '.join(options)}")
     return value  # Hydra says which options there are

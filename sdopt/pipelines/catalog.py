@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sdopt.errors import UsageError
 from sdopt.schema import Model
 
 PACKAGED = Path(__file__).parents[1] / "reference"
@@ -86,6 +88,24 @@ def text_to_image(class_name: Any) -> str:
     # The denoiser of a latent consistency model says itself that it takes the guidance scale.
     name = str(class_name).replace("LatentConsistencyModel", "StableDiffusion")
     return re.sub("(Img2Img|Inpaint)Pipeline$", "Pipeline", name)
+
+
+def require_kind(index: Mapping[str, Any], at: str) -> str:
+    """Returns the class name of the text-to-image pipeline of a `model_index.json`.
+
+    Raises UsageError, `at` the key that names the pipeline, if sdopt does not run it.
+    """
+    kind = text_to_image(index.get("_class_name"))
+    if kind not in PIPELINES:
+        raise UsageError(
+            f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x), "
+            f"StableDiffusionXLPipeline and {ALT_DIFFUSION}"
+        )
+    if "XL" in kind and index.get("text_encoder_2") and index.get("text_encoder", [None, None]) == [None, None]:
+        raise UsageError(
+            f"{at}: has no text_encoder, as an SDXL refiner, which sdopt does not run; give the base model"
+        )
+    return kind
 
 
 def class_named(model: Model) -> str | None:

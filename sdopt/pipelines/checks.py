@@ -13,24 +13,24 @@ from sdopt.pipelines.catalog import (
     ALT_ENCODERS,
     ARCHITECTURES,
     PACKAGED,
-    PIPELINES,
     architecture_folder,
     class_name_of,
     class_named,
     missing_alt_diffusion,
     names_in_folder,
     read_json,
-    text_to_image,
+    require_kind,
 )
 from sdopt.pipelines.factory import KEY
-from sdopt.pipelines.families import fitting_architectures, kind_of_file, text_width
+from sdopt.pipelines.families import fitting_architectures, further_inputs, kind_of_file, text_width
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,
     Header,
+    begins,
     has_vocabulary,
-    variant_to_try,
+    require_variant,
     variants_of,
     weight_files,
 )
@@ -126,19 +126,10 @@ def require_folder(folder: Path, model: Model) -> None:
     if not (folder / "model_index.json").is_file():
         raise UsageError(f"{at}: holds no model_index.json; {_instead_of(folder)}")
     index = _read_json(folder / "model_index.json", at)
-    kind = text_to_image(index.get("_class_name"))
-    if kind not in PIPELINES:
-        raise UsageError(
-            f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x), "
-            f"StableDiffusionXLPipeline and {ALT_DIFFUSION}"
-        )
+    kind = require_kind(index, at)
     alt = kind == ALT_DIFFUSION
     if alt and (missing := missing_alt_diffusion()):
         raise UsageError([f"{at}: {reason}" for reason in missing])
-    if "XL" in kind and index.get("text_encoder_2") and index.get("text_encoder", [None, None]) == [None, None]:
-        raise UsageError(
-            f"{at}: has no text_encoder, as an SDXL refiner, which sdopt does not run; give the base model"
-        )
     parts = [name for name in _LIBRARIES if not name.endswith("_2") or "XL" in kind]
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
@@ -164,14 +155,8 @@ def _instead_of(folder: Path) -> str:
 
 def _require_weights(folder: Path, parts: list[str], variant: str | None, at: str) -> None:
     """Raises UsageError if files of a network are missing or damaged: those of the variant, or else without one."""
-    found = {name: variants_of(folder / name, _LIBRARIES[name]) for name in parts}
-    hint = variant_to_try(found.values())
-    if variant is not None and all(variant not in each for each in found.values()):
-        raise UsageError(f"{at}: no part holds files of model.variant={variant}; {hint}")
-    for name, there in found.items():
-        if there and not {variant, None} & there:
-            has = ", ".join(sorted(map(str, there)))
-            raise UsageError(f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}")
+    require_variant({name: variants_of(folder / name, _LIBRARIES[name]) for name in parts}, variant, at)
+    for name in parts:
         for file in weight_files(folder / name, _LIBRARIES[name], variant, at):
             Header.of(file, at, f"{name}/{file.name}")
 
@@ -195,7 +180,9 @@ def _require_original(path: Path, model: Model) -> None:
             "or look for the same model in that format"
         )
     if path.suffix != ".safetensors":
-        raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file")
+        # After the length of its header, which is JSON.
+        way = "; it looks like one: rename it to end so" if begins(path, b"{", after=8) else ""
+        raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file{way}")
     shapes = Header.of(path, at).shapes
     missing = [part for part, starts in _ORIGINAL.items() if not any(name.startswith(starts) for name in shapes)]
     if missing:
@@ -224,19 +211,6 @@ def _require_original(path: Path, model: Model) -> None:
             f"{at}: holds {len(others)} tensors of a further network, such as {others[0]}, which sdopt does not run: "
             "they would be left out"
         )
-
-
-def further_inputs(channels: int, latent: int) -> str | None:
-    """Returns why a denoiser cannot run, if it takes more than the latents that its VAE makes; None if it does not."""
-    if channels == latent:
-        return None
-    kinds = {2 * latent + 1: "for inpainting only", 2 * latent: "that edits an image by an instruction"}
-    way = "task=inpaint uses a text-to-image model" if channels == 2 * latent + 1 else "give a text-to-image model"
-    kind = kinds.get(channels, "with a further input, such as a depth map or a small image")
-    return (
-        f"its denoiser takes {channels} channels, but latents have {latent}: a model {kind}, which sdopt does not run; "
-        + way
-    )
 
 
 def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
-from sdopt.pipelines.checks import further_inputs
+from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
 from sdopt.pipelines.loading import folder_of, network_config, path_of
 from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
@@ -165,6 +165,10 @@ class _Faults:
 
     def problems(self, part: str, where: str, class_name: str) -> Iterator[str]:
         """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
+        for part_of_name, (what, way) in _LEFT_IN.items():
+            if any(part_of_name in name for name in self.unknown):
+                yield f"{where}: was saved with {what} in it: call {way} before save_pretrained"
+                return
         if self.all_missing:
             yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
             return
@@ -184,6 +188,14 @@ class _Faults:
                 f"{where}: holds {_listed(self.unknown)}, which {class_name} of this configuration does not have: the "
                 "model is of another kind, and would be run without them"
             )
+
+
+_LEFT_IN = {
+    ".base_layer.": ("a LoRA", "pipe.fuse_lora() and pipe.unload_lora_weights()"),
+    "_ip.": ("an IP-Adapter", "pipe.unload_ip_adapter()"),
+    ".to_qkv.": ("fused projections", "pipe.unfuse_qkv_projections()"),
+}
+"""What a program may have left in a network that it saved, by a part of the tensors' names, and what takes it out."""
 
 
 def _listed(names: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
-from sdopt.pipelines.families import settings_of, side_of
+from sdopt.pipelines.families import further_inputs, settings_of, side_of
 from sdopt.pipelines.functions import loaded
 from sdopt.pipelines.parts import Pipeline, casting_hook, digest_of, moves_weights, networks_of, quantized_layer
 from sdopt.pipelines.tasks import task_of
@@ -72,6 +72,10 @@ def _unfinished(pipe: Pipeline) -> str | None:
     """Returns what keeps a pipeline from being moved, cast and called as others are; None if nothing does."""
     if lacking := [name for name in ("unet", "vae", "text_encoder", "tokenizer") if getattr(pipe, name, None) is None]:
         return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
+    if further := further_inputs(pipe.unet.config.in_channels, pipe.vae.config.latent_channels):
+        return f"that cannot be called with prompts alone: {further}"
+    if getattr(pipe.unet, "encoder_hid_proj", None) is not None:
+        return "with an IP-Adapter, whose pictures sdopt does not give: return it without, or call sdopt.optimize on it"
     for name, network in networks_of(pipe).items():
         if moves_weights(network):
             return f"whose {name} is moved while it runs (offloading): return it without, and choose memory=…"

@@ -79,11 +79,29 @@ def predicts_noise(file: Path) -> bool | None:
     return None
 
 
+def further_inputs(channels: int, latent: int) -> str | None:
+    """Returns why a denoiser cannot run, if it takes more than the latents that its VAE makes; None if it does not."""
+    if channels == latent:
+        return None
+    kinds = {2 * latent + 1: "for inpainting only", 2 * latent: "that edits an image by an instruction"}
+    way = "task=inpaint uses a text-to-image model" if channels == 2 * latent + 1 else "give a text-to-image model"
+    kind = kinds.get(channels, "with a further input, such as a depth map or a small image")
+    return (
+        f"its denoiser takes {channels} channels, but latents have {latent}: a model {kind}, which sdopt does not run; "
+        + way
+    )
+
+
 def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`."""
-    sample, levels = side_of(unet), vae.get("block_out_channels")
-    size = sample * 2 ** (len(levels) - 1) if sample and isinstance(levels, list) else 512
-    return {"size": size, "guidance_scale": 5.0 if "XL" in text_to_image(index.get("_class_name")) else 7.5}
+    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`.
+
+    What the configurations leave out is as diffusers takes it, or as all Stable Diffusion has it: eight pixels a side
+    for each latent, as of a tiny autoencoder, which names its channels otherwise.
+    """
+    sdxl = "XL" in text_to_image(index.get("_class_name"))
+    sample, levels = side_of(unet) or (128 if sdxl else 64), vae.get("block_out_channels")
+    size = sample * 2 ** (len(levels) - 1 if isinstance(levels, list) else 3)
+    return {"size": size, "guidance_scale": 5.0 if sdxl else 7.5}
 
 
 def side_of(unet: Mapping[str, Any]) -> int | None:

@@ -1,14 +1,14 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import NOT_RUN, read_json
-from sdopt.pipelines.weights import SENTENCEPIECE
+from sdopt.pipelines.catalog import NOT_RUN, read_json, require_kind
+from sdopt.pipelines.weights import SENTENCEPIECE, require_variant, variants_among
 from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -39,18 +39,45 @@ def hub_folder(model: Model, fetch: bool) -> Path:
     Without `fetch`, only the local cache is read.
 
     Raises:
-        UsageError: the repository or revision does not exist, is gated, or is not in the cache and cannot be reached.
+        UsageError: the repository or revision does not exist, is gated, is not in the cache and cannot be reached, or
+            is no pipeline of safetensors files that sdopt runs.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    repository = str(model.hub_id)
-    with _explained(repository, model.origin, *_PIPELINE, model.revision):
+    repository, at = str(model.hub_id), model.origin
+    with _explained(repository, at, *_PIPELINE, model.revision):
         file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
-        names = _names(repository, model.revision) if fetch and model.variant else []
-        wanted = _files(read_json(Path(file)), model.variant, names)
-        return Path(
+        index = read_json(Path(file))
+        require_kind(index, at)
+        names = _names(repository, model.revision) if fetch else []
+        found = _variants(index, names)
+        if names and (lacking := [part for part, there in found.items() if not there]):
+            raise UsageError(
+                f"{at}: has no safetensors files of {' and '.join(lacking)}, and sdopt loads no pickled weights: "
+                "choose a revision that has them, as model.revision=refs/pr/1, or another repository of the same model"
+            )
+        if names:
+            require_variant(found, model.variant, at)
+        wanted = _files(index, model.variant, names)
+        folder = Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
+        # Of a repository that was looked at, or fetched in another variant, some files are there.
+        there = [str(path.relative_to(folder)) for path in folder.glob("*/*") if path.exists()]
+        if not fetch and not all({model.variant, None} & each for each in _variants(index, there).values()):
+            raise LocalEntryNotFoundError(f"not complete: {folder}")
+        return folder
+
+
+def _variants(index: Mapping[str, object], names: Sequence[str]) -> dict[str, set[str | None]]:
+    """Returns the variants in which files of these names hold the weights of each network of a pipeline."""
+    found = {}
+    for part in ("unet", "vae", "text_encoder", "text_encoder_2"):
+        if part in index:
+            library = "transformers" if part.startswith("text") else "diffusers"
+            found[part] = variants_among((name.removeprefix(f"{part}/") for name in names), library)
+    return found
 
 
 def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -61,10 +88,13 @@ def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str,
     """
     from huggingface_hub import hf_hub_download
 
-    parts = ("model_index", "unet/config", "vae/config")
-    with _explained(repository, f"model={repository} (no folder here)", *_PIPELINE, revision):
-        files = [hf_hub_download(repository, f"{part}.json", revision=revision) for part in parts]
-        index, unet, vae = (read_json(Path(file)) for file in files)
+    at = f"model={repository} (no folder here)"
+    with _explained(repository, at, *_PIPELINE, revision):
+        index = read_json(Path(hf_hub_download(repository, "model_index.json", revision=revision)))
+        require_kind(index, at)
+        parts = ("unet", "vae")
+        files = [hf_hub_download(repository, f"{part}/config.json", revision=revision) for part in parts]
+        unet, vae = (read_json(Path(file)) for file in files)
         return index, unet, vae
 
 
@@ -117,7 +147,7 @@ def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fe
 
 
 _PIPELINE = (
-    "no model_index.json, so it is not a diffusers pipeline",
+    "no model_index.json, so it is not a diffusers pipeline; if it has a single file, fetch that, and give model=FILE",
     "give model.weights=path with model.path, or measure speed alone with model.weights=random",
 )
 """What a repository lacks that is no pipeline, and what to do if it cannot be fetched."""
@@ -148,8 +178,8 @@ def _explained(repository: str, at: str, lacks: str, instead: str, revision: str
         RepositoryNotFoundError: f"{at}: unknown repository; to see private ones, {login}",
         RevisionNotFoundError: f"model.revision={revision}: {repository} has no such branch, tag or commit",
         RemoteEntryNotFoundError: f"{at}: holds {lacks}",
-        LocalEntryNotFoundError: f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be "
-        f"reached; fetch it where there is a network, {instead}",
+        LocalEntryNotFoundError: f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and not fetched here "
+        f"(the hub cannot be reached, or only the cache is read); fetch it where there is a network, {instead}",
     }
     try:
         yield

@@ -73,17 +73,21 @@ def _scheduler_named(name: object) -> Any:
 
 
 def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | None = None) -> Any:
-    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it.
-
-    Where the own one clips no images and so does not say it, the chosen one does not either: DDIM would by default,
-    and latents of Stable Diffusion go beyond -1 and 1.
-    """
+    """Returns the chosen scheduler with a model's own configuration, as far as no mark or option overrides it."""
     cls = scheduler_class(scheduler)
-    silent = "clip_sample" in _arguments(cls) and "clip_sample" not in own.config
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    unclipped = {"clip_sample": False} if silent else {}
-    return cls.from_config(own.config, **{**unclipped, **(marks or {}), **scheduler.options})
+    return cls.from_config(own.config, **{**unclipped(own.config, scheduler), **(marks or {}), **scheduler.options})
+
+
+def unclipped(own: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
+    """Returns what keeps a chosen scheduler from clipping, where the model's own one clips no images and so is silent.
+
+    DDIM would by default, and latents of Stable Diffusion go beyond -1 and 1.
+    """
+    of_model = _scheduler_named(own.get("_class_name"))
+    said = "clip_sample" in own or (of_model is not None and "clip_sample" in _arguments(of_model))
+    return {"clip_sample": False} if "clip_sample" in _arguments(scheduler_class(scheduler)) and not said else {}
 
 
 def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:
@@ -178,7 +182,7 @@ def _velocity_beside(file: Path) -> bool:
     """Returns whether a configuration of the same name, which other programs read with a file, says velocity."""
     beside = file.with_suffix(".yaml")
     said = beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
-    return re.search(r"^\s*parameterization:\s*['\"]?v['\"]?\s*$", said, re.MULTILINE) is not None
+    return re.search(r"^\s*parameterization:\s*['\"]?v['\"]?\s*(#.*)?$", said, re.MULTILINE) is not None
 
 
 def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
@@ -289,6 +293,8 @@ def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.
     """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
     made.set_timesteps(steps)
+    if made.timesteps[0] < made.timesteps[-1]:
+        raise ValueError("its timesteps rise: it makes noise of an image")
     latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
     takes = inspect.signature(made.step).parameters
     noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
@@ -313,7 +319,9 @@ def misnamed(name: str, own: Mapping[str, Any], scheduler: Scheduler) -> list[st
     ]
 
 
-_SAYS_VELOCITY = re.compile(r"v[-_. ]?pred(?![a-z])|v[-_. ]?prediction|v[-_. ]param|velocity", re.IGNORECASE)
+_SAYS_VELOCITY = re.compile(
+    r"v[-_. ]?pred(?=v\d|(?-i:[^a-z])|$)|v[-_. ]?prediction|v[-_. ]param|velocity", re.IGNORECASE
+)
 
 
 def remarks(own: Mapping[str, Any], marks: Mapping[str, Any], scheduler: Scheduler) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,8 +59,10 @@ class Header:
                 types = {key: str(each.get_dtype()) for key, each in slices.items()}
                 shapes = {key: list(each.get_shape()) for key, each in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
-        except (SafetensorError, OSError) as error:
-            if _is_pointer(file):
+        except OSError as error:
+            raise UsageError(f"{at}: {name} cannot be read ({error})") from error
+        except SafetensorError as error:
+            if begins(file, b"version https://git-lfs"):
                 raise UsageError(f"{at}: {name} is a pointer of Git LFS; run `git lfs pull` where it lies") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
@@ -81,11 +83,11 @@ class Header:
         )
 
 
-def _is_pointer(file: Path) -> bool:
-    """Returns whether a file stands for another, which git fetches only where its extension for large files is."""
+def begins(file: Path, content: bytes, after: int = 0) -> bool:
+    """Returns whether a file can be read and, after some bytes, begins with a content."""
     try:
-        with file.open("rb") as content:
-            return content.read(23) == b"version https://git-lfs"
+        with file.open("rb") as stream:
+            return stream.read(after + len(content))[after:] == content
     except OSError:
         return False
 
@@ -102,8 +104,11 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
     empty = []
     with safe_open(file, "pt") as tensors:
         for key in sorted(tensors.keys()):
+            # Averages and levels of noise in a single file are not read.
+            if key.startswith(("model_ema.", "denoiser.")) or "." not in key:
+                continue
             tensor = tensors.get_tensor(key)
-            if key.startswith("model_ema.") or not (tensor.is_floating_point() and tensor.numel()):
+            if not (tensor.is_floating_point() and tensor.numel()):
                 continue
             # Faster than `isfinite`, and a NaN among the numbers becomes both extremes.
             extremes = torch.stack((tensor if tensor.element_size() > 1 else tensor.float()).aminmax())
@@ -124,8 +129,12 @@ _MATRIX, _MEANT = 1024, 16
 
 def variants_of(folder: Path, library: str) -> set[str | None]:
     """Returns the variants in which the weights of one network lie in its folder; None is files without a variant."""
+    return variants_among((path.name for path in folder.glob("*")), library)
+
+
+def variants_among(names: Iterable[str], library: str) -> set[str | None]:
+    """Returns the variants in which files of these names hold the weights of one network."""
     stem = _stem(library)
-    names = [path.name for path in folder.glob(f"{stem}*") if ".safetensors" in path.name]
     patterns = (
         rf"{stem}(?:\.([^.]+?))?(?:-\d+-of-\d+)?\.safetensors",
         rf"{stem}-\d+-of-\d+\.([^.]+)\.safetensors",
@@ -185,6 +194,17 @@ def weight_files(folder: Path, library: str, variant: str | None, at: str) -> li
     return [folder / name for name in files]
 
 
+def require_variant(found: Mapping[str, set[str | None]], variant: str | None, at: str) -> None:
+    """Raises UsageError if parts of a pipeline have files of other variants only, given those that each has."""
+    hint = variant_to_try(found.values())
+    if variant is not None and all(variant not in each for each in found.values()):
+        raise UsageError(f"{at}: no part holds files of model.variant={variant}; {hint}")
+    for name, there in found.items():
+        if there and not {variant, None} & there:
+            has = ", ".join(sorted(map(str, there)))
+            raise UsageError(f"{at}: {name}/ holds only files of a variant ({has}), and none without; {hint}")
+
+
 def variant_to_try(variants: Iterable[set[str | None]]) -> str:
     """Returns what to do if some parts of a pipeline have no files of the chosen variant, given those that each has."""
     each = [found for found in variants if found]
@@ -236,7 +256,7 @@ NO_VOCABULARY = "holds neither tokenizer.json nor vocab.json with merges.txt"
 
 def lacking_vocabulary(folder: Path) -> str | None:
     """Returns why the tokenizer in a pipeline's folder cannot be read; None if it can."""
-    if has_vocabulary(folder):
+    if has_vocabulary(folder) or (folder / "vocab.txt").is_file():  # that of BERT
         return None
     if not (folder / SENTENCEPIECE).is_file():
         return NO_VOCABULARY

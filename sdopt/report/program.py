@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sdopt.pipelines.catalog import class_name_of
-from sdopt.pipelines.loading import clip_skip_of, folder_of, marks_of
+from sdopt.pipelines.loading import clip_skip_of, folder_of, marks_of, part_config
+from sdopt.pipelines.sampling import unclipped
 from sdopt.pipelines.weights import has_vocabulary, tokenizer_settings
 from sdopt.record.choices import NONE, option_name
 from sdopt.record.configuration import RecordedConfig
@@ -76,8 +77,8 @@ def _loading(model: Model, kind: str, dtype: str) -> Iterator[str]:
     if single:
         yield f"    config={str(folder)!r},  # comes with sdopt; without it, diffusers asks the hub"
         yield from (f"    {name}={loaded}," for name, loaded in _tokenizers(model))
-    elif model.variant:
-        yield f"    variant={model.variant!r},"
+    given = {"revision": model.revision, "variant": model.variant}
+    yield from (f"    {name}={value!r}," for name, value in given.items() if value)
     if dtype:
         yield f"    dtype={dtype},"
     yield "    add_watermarker=False," if "XL" in kind else "    safety_checker=None, requires_safety_checker=False,"
@@ -98,7 +99,8 @@ def _tokenizers(model: Model) -> Iterator[tuple[str, str]]:
 
 
 def _scheduler(config: RecordedConfig) -> list[str]:
-    options = {**marks_of(config.model), **config.scheduler.options}
+    own = part_config(config.model, "scheduler") or {}
+    options = {**unclipped(own, config.scheduler), **marks_of(config.model), **config.scheduler.options}
     return ["pipe.scheduler.config", *(f"{key}={value!r}" for key, value in options.items())]
 
 

@@ -173,6 +173,8 @@ def make():
     [
         ("pass", None),
         ("pipe.text_encoder = None", "returns a pipeline without text_encoder"),
+        ("pipe.unet.register_to_config(in_channels=17)", "a model for inpainting only"),
+        ("pipe.unet.encoder_hid_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
         ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
         ("pipe.unet.to(torch.float8_e4m3fn)", "whose unet is quantized .such as conv_in"),
         ("pipe.unet.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)", "whose unet is quantized"),

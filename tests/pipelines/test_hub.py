@@ -18,7 +18,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.hub import download_bytes, fetch_models, hub_folder
+from sdopt.pipelines.hub import download_bytes, fetch_models, hub_configs, hub_folder
 from sdopt.quality.features import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
@@ -138,8 +138,35 @@ class TestCache:
         assert load(model).unet.config.in_channels == 8
         [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
         file.unlink()
+        assert download_bytes(model) is None
         with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)"):
             fetch_models([model])
+
+    @pytest.mark.parametrize(
+        ("names", "said"),
+        [
+            ("unet/diffusion_pytorch_model.bin", "no safetensors files of unet, and sdopt loads no pickled weights"),
+            ("unet/diffusion_pytorch_model.fp16.safetensors", "unet/ holds only files of a variant (fp16)"),
+        ],
+    )
+    def test_with_weights_that_are_not_read(
+        self, cache: Path, monkeypatch: pytest.MonkeyPatch, names: str, said: str
+    ) -> None:
+        """What the repository has is asked: of what is not read, nothing is fetched."""
+        offline(monkeypatch, cache)
+        there = [names, "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"]
+        monkeypatch.setattr("sdopt.pipelines.hub._names", lambda *_: there)
+        with pytest.raises(UsageError) as caught:
+            fetch_models([Model(weights="hub", hub_id="somebody/small-emoji")])
+        assert said in caught.value.problems[0]
+
+    def test_of_another_family(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has no folder unet/, and is told before any of it is fetched."""
+        offline(monkeypatch, cache)
+        [index] = cache.glob("*/snapshots/*/model_index.json")
+        index.write_text('{"_class_name": "FluxPipeline"}')
+        with pytest.raises(UsageError, match="is a FluxPipeline; sdopt runs StableDiffusionPipeline"):
+            hub_configs("somebody/small-emoji")
 
 
 class _Hub(BaseHTTPRequestHandler):

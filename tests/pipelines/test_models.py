@@ -214,9 +214,11 @@ class TestFolders:
         ("model=sdxl model.weights=path", "model.path: model.weights=path needs the folder"),
         ("model.path=x", "model.path=x: there is no such file or folder"),
         ("model=x.safetensors", "model=x.safetensors: there is no such file or folder; the named models are"),
+        ("model=https://civitai.com/models/1", "model=https://civitai.com/models/1: an address, of which"),
         ("model.path=x model.weights=hub", "model.path=x: only applies to model.weights=path"),
         ("model=sd15 model.weights=random model.revision=v", "model.revision=v: only applies to model.weights=hub"),
         ("model.weights=random model.variant=fp16", "model.variant=fp16: only applies to a repository or a folder"),
+        ("model.size=100", "model.size=100: must be at least 8 and at most 16384 and a multiple of 8"),
         ("model=sdxl model.weights=download", "model.weights=download: choose one of packaged, hub, path, random"),
     ],
 )
@@ -229,6 +231,9 @@ def test_a_file_of_an_architecture_that_sdopt_does_not_have(composer: Composers,
     names = ["model.diffusion_model.attn2.to_k.weight", "first_stage_model.a", "cond_stage_model.a"]
     save_file({name: torch.zeros(4, 7) for name in names}, path)
     assert "its denoiser reads 7 channels of text" in problem(composer, f"model={path}")
+    (link := tmp_path / "link.safetensors").symlink_to(path)
+    path.unlink()
+    assert "is a link to what is gone" in problem(composer, f"model={link}")
 
 
 SCHEDULERS = ["ddim", "plms", "euler", "dpmpp_2m", "unipc"]

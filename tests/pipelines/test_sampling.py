@@ -53,6 +53,7 @@ def own(**values: Any) -> dict[str, Any]:
         ({"prediction_type": "flow_prediction"}, EULER, "cannot sample prediction_type=flow_prediction"),
         ({"timestep_type": "continuous", "prediction_type": "v_prediction"}, DDIM, "has no timestep_type"),
         ({"prediction_type": "sample"}, PLMS, "prediction_type=sample in workload.steps=20 (ValueError: "),
+        ({}, Scheduler("DDIMInverseScheduler"), "its timesteps rise"),
         ({}, Scheduler("CogVideoXDPMScheduler"), "cannot sample prediction_type=epsilon"),
     ],
 )
@@ -144,7 +145,9 @@ def test_marks_are_taken_over_and_said(marked: Model) -> None:
     assert "has no rescale_betas_zero_snr" in sampling_problems(marked, PLMS)[0]
 
 
-@pytest.mark.parametrize("line", ['parameterization: "v"', "  parameterization: v", "parameterization: eps", ""])
+@pytest.mark.parametrize(
+    "line", ['parameterization: "v"', "  parameterization: v  # or v", "parameterization: eps", ""]
+)
 def test_a_configuration_beside_a_file_is_a_mark(tmp_path: Path, line: str) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(1)}, file)
@@ -164,7 +167,9 @@ def test_a_file_that_is_named_as_of_another_family_is_refused(tmp_path: Path) ->
     assert not sampling_problems(Model("sd21", "path", str(file)), DDIM)
 
 
-@pytest.mark.parametrize("name", ["mix_vPred10.safetensors", "a-v-pred.safetensors", "v_prediction.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["mix_vPred10.safetensors", "noobVpredMix.safetensors", "a-vpredv1.safetensors", "v_prediction.safetensors"]
+)
 def test_a_name_that_says_velocity_is_not_passed_over(tmp_path: Path, name: str) -> None:
     model = Model("sd15", "path", str(tmp_path / name))
     save_file({"a": torch.zeros(1)}, tmp_path / name)

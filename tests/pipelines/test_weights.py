@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
@@ -117,6 +118,19 @@ class TestFolder:
         )
         assert "text_encoder/ gives 96 channels, and unet/ takes 144" in refusal(folder)
 
+    def test_whose_text_encoder_is_not_clip_s(self, folder: Path) -> None:
+        """As of Chinese models, whose tokenizer has all of its words in one text file."""
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+        shutil.rmtree(folder / "tokenizer")
+        (folder / "tokenizer").mkdir()
+        (folder / "tokenizer" / "vocab.txt").write_text("\n".join(words))
+        (folder / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 24}')
+        sizes = {"hidden_size": 144, "intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 24}
+        BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder / "text_encoder")
+        named = {"text_encoder": ["transformers", "BertModel"], "tokenizer": ["transformers", "BertTokenizer"]}
+        edit(folder / "model_index.json", **named)
+        check(folder)
+
     def test_for_inpainting_only(self, folder: Path) -> None:
         def widen(tensors: Tensors) -> None:
             tensors["conv_in.weight"] = torch.zeros(96, 17, 3, 3)
@@ -181,6 +195,11 @@ class TestParts:
             (TEXT, lose(BIAS), f"{TEXT}: lacks the tensor {BIAS}"),
             (VAE, spoil(FIRST, float("-inf")), f"{VAE}: holds numbers in {FIRST} that are not finite"),
             (TEXT, spoil(BIAS, float("nan")), f"{TEXT}: holds numbers in {BIAS} that are not finite"),
+            (
+                UNET,
+                lambda tensors: tensors.update({f"{LAYER}.base_layer.bias": torch.ones(1)}),
+                "saved with a LoRA in it",
+            ),
             (UNET, end_early, "holds nothing but zeros in"),
             (UNET, rename, f"{UNET}: holds weights of another network"),
             (VAE, b"\x08", f"{VAE} is not a complete safetensors file"),
@@ -344,7 +363,9 @@ class TestSingleFile:
         renamed = pickled.rename(tmp_path / "model.safetensors")
         assert "not a complete safetensors file" in refusal(renamed)
         (other := tmp_path / "model.gguf").write_bytes(b"GGUF")
-        assert "neither the folder of a diffusers pipeline nor a .safetensors file" in refusal(other)
+        assert refusal(other).endswith("neither the folder of a diffusers pipeline nor a .safetensors file")
+        (named := tmp_path / "model.SAFETENSORS").write_bytes(bytes(8) + b"{}")
+        assert "rename it to end so" in refusal(named)
 
     def test_of_another_architecture(self, single: Path) -> None:
         said = "not of the architecture model=sd15: a StableDiffusionPipeline with 144 text channels"
@@ -376,8 +397,10 @@ class TestSingleFile:
         beside = ("alphas_cumprod", "model_ema.diffusion_modelinput_blocks00weight")
         trained = ("first_stage_model.loss.logvar", "cond_stage_model.logit_scale")
         more = {name: torch.zeros(1) for name in (*beside, *trained)} | {"embedding_manager.a": torch.zeros(1, 144)}
-        # Averages are left out, whatever they are: only training uses them.
-        save_file(original | more | {"model_ema.decay": torch.tensor(float("nan"))}, tmp_path / "ema.safetensors")
+        # Averages and levels of noise are left out, whatever they are: only training uses them.
+        odd = dict.fromkeys(("model_ema.decay", "sqrt_recip_alphas_cumprod", "denoiser.sigmas"), float("inf"))
+        more |= {name: torch.tensor([value]) for name, value in odd.items()}
+        save_file(original | more, tmp_path / "ema.safetensors")
         check(tmp_path / "ema.safetensors")
 
     @pytest.mark.parametrize("name", ["sd15", "sd21", "sdxl"])

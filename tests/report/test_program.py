@@ -1,5 +1,7 @@
 """The program that an answer ends with, run as it is: its image is the one that sdopt makes."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sdopt.assembly import Assembly
-from sdopt.pipelines.catalog import ARCHITECTURES
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.record.records import StudyResult
-from sdopt.report.program import _tokenizers, program_of
+from sdopt.report.program import _loading, _tokenizers, program_of
 from sdopt.schema import Model, Scheduler, Task
 from sdopt.study.plan import plan_result
 from sdopt.worker.machine import Machine
 from tests.fixtures import CPU, Composers
 from tests.options.test_lora import kohya
-from tests.pipelines.single_file import original_layout
+from tests.pipelines.single_file import edit, original_layout
+
+EMOJI = PACKAGED / "emoji"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +37,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(load_file(folder / "dream.safetensors"), folder / "skips.safetensors", {"modelspec.encoder_layer": "2"})
     code = "from diffusers import DiffusionPipeline\nfrom sdopt.reference import MODEL\n"
     (folder / "mine.py").write_text(code + "def make():\n    return DiffusionPipeline.from_pretrained(MODEL)\n")
+    # As a program leaves it that has put in a scheduler of its own, which clips nothing and does not say so.
+    own = Path(shutil.copytree(EMOJI, folder / "own")) / "scheduler" / "scheduler_config.json"
+    config = {key: value for key, value in json.loads(own.read_text()).items() if key != "clip_sample"}
+    own.write_text(json.dumps(config | {"_class_name": "DPMSolverMultistepScheduler"}))
+    edit(folder / "own" / "model_index.json", scheduler=["diffusers", "DPMSolverMultistepScheduler"])
     return folder
 
 
@@ -47,7 +56,7 @@ def planned(composer: Composers, *overrides: str, steps: int = 3) -> tuple[Study
     ), plan.variants[1]
 
 
-@pytest.mark.parametrize("model", ["dream.safetensors", "skips.safetensors", "mine.py:make"])
+@pytest.mark.parametrize("model", ["dream.safetensors", "skips.safetensors", "mine.py:make", "own"])
 def test_makes_the_image_that_sdopt_makes(
     composer: Composers, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -67,6 +76,12 @@ def test_makes_the_image_that_sdopt_makes(
     with assembly.entered(), torch.no_grad():
         made = assembly.pipe("a lighthouse on a rocky coast at dusk", generator=torch.manual_seed(7), **settings)
     assert np.array_equal(found, np.asarray(made.images[0]))
+
+
+def test_names_the_revision_and_the_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.report.program.folder_of", lambda _: EMOJI)
+    model = Model(weights="hub", hub_id="a/b", revision="v2", variant="fp16")
+    assert {"    revision='v2',", "    variant='fp16',"} <= set(_loading(model, "StableDiffusionPipeline", ""))
 
 
 @pytest.mark.parametrize(("steps", "given"), [(10, "timesteps=[999, 850, "), (6, "timesteps=spread([999, 850, ")])
