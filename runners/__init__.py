@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sdopt.config.paths import own_folder
-from sdopt.errors import SdoptError, UsageError
-from sdopt.guard import end_with_code, exit_code_of, interrupts_deferred
+from sdopt.errors import SdoptError, UnavailableError, UsageError
+from sdopt.guard import end_with_code, exit_code_of, explained, interrupts_deferred
 from sdopt.schema import Tracking
 from sdopt.worker.forkserver import prepare_environment
 
@@ -109,8 +109,9 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     try:
         with redirect_stdout(sys.stderr):
             yield found.update
-    except SdoptError as error:
-        found |= {"exit_code": error.exit_code, "problems": error.problems}
+    except Exception as error:
+        known = error if isinstance(error, SdoptError) else UnavailableError(explained(error))
+        found |= {"exit_code": known.exit_code, "problems": known.problems}
         raise
     except KeyboardInterrupt as interrupt:
         found["exit_code"] = exit_code_of(interrupt)
@@ -119,7 +120,7 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         os.dup2(kept, 1)
         os.close(kept)
         # Without an answer, a command has shown a plan.
-        print(json.dumps({"exit_code": 0} | found, ensure_ascii=False, allow_nan=False), file=out)
+        print(json.dumps({"exit_code": 0} | found, allow_nan=False), file=out)
 
 
 def printed() -> "type[BaseModel]":
@@ -133,7 +134,7 @@ def printed() -> "type[BaseModel]":
         "exit_code": (int, ...),
         "studies": (list[Answer], Field([], description="of a result, or of each job of a sweep")),
         "problems": (list[str], Field([], description="why the command ended, or which results are damaged")),
-        "verdicts": (Any, Field(None, description="of sdopt gate: every ruling, as verdicts.json has it")),
+        "verdicts": (Any, Field(None, description="of sdopt gate, as verdicts.json; of a sweep a list, as `studies`")),
         "search": (SearchRecord | None, Field(None, description="of sdopt search; its judged study is in `studies`")),
     }
     return create_model("Printed", __config__={"extra": "forbid"}, **fields)
