@@ -511,6 +511,13 @@ class TestSync:
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
 
+    def test_within_a_folder_its_name_and_its_sweep_are_known(self, sweep: Finished, store: Store) -> None:
+        [folder] = (sweep.cwd / "outputs" / "sweeps" / "pair").iterdir()
+        assert sdopt(folder / "1", "sync", ".", *store.overrides).code == 0
+        names = [run.info.run_name for run in store.runs("pair")]
+        assert f"sweep {folder.name}" in names
+        assert any(name.startswith("1: ") for name in names)
+
     def test_one_unreadable_result_does_not_keep_the_others_and_none_is_said(
         self, store: Store, copied: Copied, tmp_path: Path
     ) -> None:
