@@ -67,6 +67,12 @@ class Arguments(argparse.ArgumentParser):
     def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line, with flags anywhere, before libraries are imported that read the environment."""
         prepare_environment()
+        may_be_empty = {flag for action in self._actions if action.default == "" for flag in action.option_strings}
+        for before, word in zip(["", *argv], argv, strict=False):
+            flag, sign, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+            if sign and not value and flag not in may_be_empty:  # a path would be that of the working folder
+                what = flag if flag.startswith("-") else "an argument"
+                self.error(f"{what} is empty, as of a variable that is not set")
         return self.parse_intermixed_args(argv)
 
     def error(self, message: str) -> NoReturn:

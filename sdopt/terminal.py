@@ -31,8 +31,9 @@ def console(stderr: bool = False) -> Console:
         force_terminal=live,
         color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
         width=_width(stream),
+        emoji=False,  # `:key:` in a path is no emoji
     )
-    return Console() if found.is_jupyter else found
+    return Console(emoji=False) if found.is_jupyter else found
 
 
 def _width(stream: TextIO) -> int | None:

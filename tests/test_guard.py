@@ -84,6 +84,10 @@ def test_a_mistake_ends_each_command_with_2(
     if command == "optimize":
         assert main(["optimize", "emoji", "--budjet", "4m"]) == 2
         assert "did you mean --budget?" in capsys.readouterr().err
+    if command == "gate":  # where a variable of CI is not set, the working folder is not meant
+        for empty in ([""], ["a", "--against", ""], ["a", "--output="]):
+            assert main(["gate", *empty]) == 2
+            assert "is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run"])
@@ -183,8 +187,8 @@ def test_no_columns_are_no_width(terminal: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("COLUMNS", "0")
     monkeypatch.setattr(sys, "stdout", out := StringIO())
     monkeypatch.setattr(out, "isatty", lambda: terminal)
-    console().print("done")
-    assert "done" in out.getvalue()
+    console().print("done: a:key:b", markup=False)
+    assert "done: a:key:b" in out.getvalue()
 
 
 def test_passwords_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
