@@ -134,10 +134,7 @@ def _options(now: VariantResult, then: VariantResult) -> dict[str, tuple[Any, An
     return {
         key: (mine[key], other[key])
         for key in mine
-        if key.partition(".")[0] in groups
-        and not key.endswith("_target_")
-        and key in other
-        and mine[key] != other[key]
+        if key.partition(".")[0] in groups and not key.endswith("_target_") and key in other and mine[key] != other[key]
     }
 
 

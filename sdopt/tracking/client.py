@@ -421,8 +421,8 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
     try:
         found = client.get_run(run)
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # such as a name with blanks
+            raise UsageError(f"{run}: neither a file or folder, nor the id of a run at {tracking.uri}") from error
         raise
     with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
         _settle(client, tracking, found.info.experiment_id)

@@ -299,6 +299,8 @@ class TestPlaces:
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=r"name their folder with tracking\.artifacts="):
             download_run(first.run, own.tracking)
+        with pytest.raises(UsageError, match="a name with blanks: neither a file or folder, nor the id of a run"):
+            download_run("a name with blanks", own.tracking)
         assert download_run(first.run, elsewhere)[0].id == copied[0].id
         assert require_store(elsewhere, "shared") is None
 
