@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sdopt.config.paths import own_folder
-from sdopt.errors import SdoptError, UsageError
-from sdopt.guard import end_with_code, exit_code_of, interrupts_deferred
+from sdopt.errors import SdoptError, UnavailableError, UsageError
+from sdopt.guard import end_with_code, exit_code_of, explained, interrupts_deferred
 from sdopt.schema import Tracking
 from sdopt.worker.forkserver import prepare_environment
 
@@ -67,6 +67,12 @@ class Arguments(argparse.ArgumentParser):
     def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line, with flags anywhere, before libraries are imported that read the environment."""
         prepare_environment()
+        may_be_empty = {flag for action in self._actions if action.default == "" for flag in action.option_strings}
+        for before, word in zip(["", *argv], argv, strict=False):
+            flag, sign, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+            if sign and not value and flag not in may_be_empty:  # a path would be that of the working folder
+                what = flag if flag.startswith("-") else "an argument"
+                self.error(f"{what} is empty, as of a variable that is not set")
         return self.parse_intermixed_args(argv)
 
     def error(self, message: str) -> NoReturn:
@@ -109,8 +115,9 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     try:
         with redirect_stdout(sys.stderr):
             yield found.update
-    except SdoptError as error:
-        found |= {"exit_code": error.exit_code, "problems": error.problems}
+    except Exception as error:
+        known = error if isinstance(error, SdoptError) else UnavailableError(explained(error))
+        found |= {"exit_code": known.exit_code, "problems": known.problems}
         raise
     except KeyboardInterrupt as interrupt:
         found["exit_code"] = exit_code_of(interrupt)
@@ -119,7 +126,7 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         os.dup2(kept, 1)
         os.close(kept)
         # Without an answer, a command has shown a plan.
-        print(json.dumps({"exit_code": 0} | found, ensure_ascii=False, allow_nan=False), file=out)
+        print(json.dumps({"exit_code": 0} | found, allow_nan=False), file=out)
 
 
 def printed() -> "type[BaseModel]":
@@ -133,7 +140,7 @@ def printed() -> "type[BaseModel]":
         "exit_code": (int, ...),
         "studies": (list[Answer], Field([], description="of a result, or of each job of a sweep")),
         "problems": (list[str], Field([], description="why the command ended, or which results are damaged")),
-        "verdicts": (Any, Field(None, description="of sdopt gate: every ruling, as verdicts.json has it")),
+        "verdicts": (Any, Field(None, description="of sdopt gate, as verdicts.json; of a sweep a list, as `studies`")),
         "search": (SearchRecord | None, Field(None, description="of sdopt search; its judged study is in `studies`")),
     }
     return create_model("Printed", __config__={"extra": "forbid"}, **fields)

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from sdopt.errors import UsageError
 
@@ -43,6 +42,8 @@ def main(argv: list[str]) -> int:
 
     from sdopt.config.composer import gate_of
     from sdopt.judging import Judging
+    from sdopt.report.verdicts import verdict_json
+    from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_results
 
     with only_json(arguments.json) as say:
@@ -52,17 +53,14 @@ def main(argv: list[str]) -> int:
                 f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
             )
         waived = _waived(arguments.waive, arguments.against)
-        code = Judging(config, arguments.against, waived, arguments.output).judge_all(arguments.result)
+        found = find_results(arguments.result, config.tracking)
+        code, judged, problems = Judging(config, arguments.against, waived, arguments.output).judge_all(found)
         if arguments.json:
-            found = find_results(arguments.result, config.tracking)
-            say(answers(found, code) | {"verdicts": _verdicts(arguments.output or found.folder)})
+            by_id = {result.id: json.loads(verdict_json(summary_of(result))) for result in judged}
+            verdicts = [by_id.get(result.id) for result, _ in found.studies]
+            answer = answers(found, code) | {"verdicts": verdicts if found.sweep else verdicts[0]}
+            say(answer | ({"problems": problems} if problems else {}))
         return code
-
-
-def _verdicts(folder: Path) -> Any:
-    """Returns the verdicts of a folder; a comparison with an earlier result leaves no trace in the result itself."""
-    file = folder / "verdicts.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:

@@ -36,18 +36,19 @@ def main(argv: list[str]) -> int:
     from sdopt.tracking.finding import find_results
 
     folder = Path(arguments.result)
+    if arguments.json:
+        with only_json(wanted=True) as say:
+            found = find_results(str(folder), tracking_of(arguments.overrides))
+            print_problems(found.damaged)
+            code = UsageError.exit_code if found.damaged else 0
+            say(answers(found, code))
+        return code
     console = terminal()
-    if (folder / RECORD).is_file() and not arguments.json:  # a search: its answer, and the study that judged
+    if (folder / RECORD).is_file():  # a search: its answer, and the study that judged
         console.print(json.loads((folder / RECORD).read_text(encoding="utf-8"))["sentence"], style="bold", markup=False)
         console.print(f"Everything that was tried: {folder / PAGE}\n", markup=False, soft_wrap=True)
         folder = folder / FINAL if (folder / FINAL / "result.json").is_file() else folder
     found = find_results(str(folder), tracking_of(arguments.overrides))
-    if arguments.json:
-        code = UsageError.exit_code if found.damaged else 0
-        print_problems(found.damaged)
-        with only_json(wanted=True) as say:
-            say(answers(found, code))
-        return code
     if found.sweep and found.studies:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
     for result, folder in found.studies:

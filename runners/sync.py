@@ -48,9 +48,10 @@ def main(argv: list[str]) -> int:
     sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
         with _noted(path.parent, problems):
-            _say(path.parent, log_study(read_result(path), path.parent, tracking))
+            own = path.parent.resolve()  # of `.`, the name
+            _say(path.parent, log_study(read_result(path), own, tracking))
             # A job's folder may lie several folders below that of its sweep.
-            if above := next((up for up in list(path.parents)[1:6] if (up / "multirun.yaml").is_file()), None):
+            if above := next((up for up in list(own.parents)[:5] if (up / "multirun.yaml").is_file()), None):
                 sweeps[above] = None
     for folder in sweeps:
         sweep = read_sweep(folder)

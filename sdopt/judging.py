@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +24,7 @@ from sdopt.schema import Tracking
 from sdopt.statistics.summary import summary_of
 from sdopt.terminal import console as terminal
 from sdopt.tracking.client import TrackingError
-from sdopt.tracking.finding import find_result, find_results
+from sdopt.tracking.finding import Found, find_result
 from sdopt.tracking.runs import update_verdicts
 
 
@@ -46,40 +46,41 @@ class Judging:
     output: Path | None = None
     console: Console = field(default_factory=terminal)
 
-    def judge_all(self, name: str) -> int:
+    def judge_all(self, found: Found) -> tuple[int, list[StudyResult], list[str]]:
         """Judges the result of a run, those of a sweep, or that of an MLflow run; prints and writes the verdicts.
 
         Returns:
-            the exit code. A result of a sweep that cannot be judged is printed, and the others are judged.
+            the exit code; each judged result, with its verdicts; and a line for each that cannot be judged, which is
+            printed.
 
         Raises:
-            UsageError: there is no such result, or none of them has a comparison to judge.
+            UsageError: none of them has a comparison to judge.
             UnavailableError: the verdicts cannot be written, or MLflow cannot be reached.
         """
-        found = find_results(name, self.config.tracking)
-        codes, problems = [], list(found.damaged)
-        judged = [study for study in found.studies if self.against or judged_comparisons(study[0])]
-        if found.studies and not judged:
-            raise UsageError([*problems, f"{name}: has no comparison to judge"])
-        for result, folder in judged:
+        judged: list[StudyResult] = []
+        problems = list(found.damaged)
+        studies = [study for study in found.studies if self.against or judged_comparisons(study[0])]
+        if found.studies and not studies:
+            raise UsageError([*problems, f"{found.name}: has no comparison to judge"])
+        for result, folder in studies:
             try:
                 # Each job of a sweep has verdicts of its own.
                 output = self.output / found.job(folder) if self.output and found.sweep else self.output
-                codes.append(self._judge(result, folder, output))
+                judged.append(self._judge(result, folder, output))
             except UsageError as error:
                 problems += error.problems
         print_problems(problems)
-        codes += [UsageError.exit_code] * len(problems)
-        return worst_code(codes)
+        codes = [exit_code(result.judgements, self.config.gate) for result in judged]
+        return worst_code([*codes, *[UsageError.exit_code] * len(problems)]), judged, problems
 
-    def _judge(self, result: StudyResult, folder: Path, output: Path | None) -> int:
-        """Judges one result, and returns the exit code; only verdicts of the result by itself are recorded in it."""
+    def _judge(self, result: StudyResult, folder: Path, output: Path | None) -> StudyResult:
+        """Returns one result with the verdicts; only those of the result by itself are recorded in its file."""
         gate = self.config.gate
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))
             _record(result, folder, verdicts=output is None)
         else:
-            result.judgements = self._drift(result, folder, self.against)
+            result = replace(result, gate=gate.name, judgements=self._drift(result, folder, self.against))
         summary, width = summary_of(result), self.console.width
         if self.against is None:
             self.console.print(answer_shown(summary, width))
@@ -96,12 +97,11 @@ class Judging:
             for _ in write_reports(summary, folder):
                 pass
             self._track(result, folder)
-        return exit_code(result.judgements, gate)
+        return result
 
     def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:
         earlier, then = find_result(against, self.config.tracking)
         gate = self.config.gate
-        result.gate = gate.name
         images = [
             where / record.path
             for where, study in ((folder, result), (then, earlier))

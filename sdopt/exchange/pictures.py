@@ -58,14 +58,15 @@ class Row:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UsageError(f"{self.place}: {names[0]} is '{found}', which is not a number")
+            advice = f" (write {found.replace(',', '.')})" if found.count(",") == 1 else ""
+            raise UsageError(f"{self.place}: {names[0]} is '{found}', which is not a number{advice}")
         return value
 
     def whole(self, *names: str) -> int | None:
         """Returns a whole number, of any length as seeds are; None where the table has none. Raises UsageError."""
         found = self.text(*names)
         try:
-            return None if found is None else int(found)
+            return None if found is None else int(found.removesuffix(".0"))  # as pandas writes it beside empty cells
         except ValueError:
             raise UsageError(f"{self.place}: {names[0]} is '{found}', which is not a whole number") from None
 
@@ -92,6 +93,8 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UsageError(f"{file}:{reader.line_num}: {error}") from error
+    if twice := _repeated(name.strip().lower() for name in reader.fieldnames or () if name.strip()):
+        raise UsageError(f"{file}: has several columns of the name {twice}; keep one of them")
     for line, row in rows:
         if None in row or None in row.values():
             raise UsageError(f"{file}:{line}: has not as many values as there are names; quote values with commas")
@@ -185,9 +188,11 @@ def _as_it_says(file: Path) -> Picture:
     """Returns an image with the prompt and seed that the program which wrote it left in the file."""
     image = open_image(file)
     given = image.info.get("parameters") or _comment(image)
-    if isinstance(given, str) and (seed := _A1111_SEED.search(given)):
-        prompt, _, rest = given[: seed.start()].rpartition("\nSteps: ")[0].partition("\nNegative prompt: ")
-        return Picture(file, prompt.strip(), int(seed[1]), rest.strip())
+    if isinstance(given, str):
+        texts, steps, settings = f"\n{given}".rpartition("\nSteps: ")
+        if steps and (seed := _A1111_SEED.search(settings)):  # a prompt may say Seed: 5, too
+            prompt, _, rest = texts.partition("\nNegative prompt: ")
+            return Picture(file, prompt.strip(), int(seed[1]), rest.strip())
     try:
         graph = json.loads(image.info.get("prompt") or "{}")
     except ValueError:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import UnavailableError, UsageError, os_problem
 from sdopt.exchange.pictures import Row, read_table
 from sdopt.exchange.study import TIMES
 from sdopt.quality.inputs import by_prompt
@@ -24,7 +24,7 @@ _IMAGES = "images.csv"
 
 _COLUMNS = ("variant", "file", "prompt", "negative_prompt", "seed")
 
-_INDEX = re.compile(r"(unnamed: \d+)?")
+_INDEX = re.compile(r"(unnamed: \d+|index)?")
 """The number of a row, which pandas adds when it writes a table, and names when it reads it again."""
 
 
@@ -43,7 +43,7 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
         listed = [row for variant in pictured for row in _written(variant, folder, target)]
         _write(target / _IMAGES, _COLUMNS, listed)
     except OSError as error:
-        raise UnavailableError(f"{target}: {error.strerror}") from error
+        raise UnavailableError(os_problem(error, target)) from error
 
 
 def require_new(target: Path) -> None:
@@ -59,6 +59,8 @@ def folder_name(variant: str) -> str:
 
 def _written(variant: VariantResult, folder: Path, target: Path) -> list[list[Any]]:
     own = target / folder_name(variant.name)
+    while own.exists():  # another variant's name differs only by signs
+        own = own.with_name(f"{own.name}_")
     own.mkdir(parents=True)
     rows = []
     for record in variant.images:
@@ -102,6 +104,8 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
     if not columns:
         raise UsageError(f"{table}: has no column of scores beside {', '.join(_COLUMNS)}")
     names = {column: f"{'penalty' if column in lower else 'score'}_{slug(column)}" for column in columns}
+    if len({*names.values()}) < len(names):
+        raise UsageError(f"{table}: of {', '.join(columns)} several would be one metric; rename them")
     found: dict[str, dict[str, Row]] = {}
     for row in rows:
         variant = result.variant(row.need("variant"))

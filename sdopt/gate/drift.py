@@ -17,11 +17,13 @@ from sdopt.gate.rule_checks import applicable, is_of_images
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
+from sdopt.record.choices import NONE
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
+from sdopt.statistics.adoption import PLAIN
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import LogRatio, speedup_drift
 
@@ -123,17 +125,16 @@ def _contents(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tupl
 
 def _options(now: VariantResult, then: VariantResult) -> dict[str, tuple[Any, Any]]:
     """Returns the options and keys of options in which two variants differ, by full name, with both values."""
-    mine, other = now.config.flat() | now.choices, then.config.flat() | then.choices
+    # An axis that one of them has not is of another version of sdopt: its default, which changes nothing.
+    plain = {axis: PLAIN.get(axis, NONE) for axis in (*now.choices, *then.choices)}
+    mine, other = plain | now.config.flat() | now.choices, plain | then.config.flat() | then.choices
     groups = {axis.partition(".")[0] for axis in (*now.choices, *then.choices)} - {*WORK}
     # The location of an option's class is sdopt's code, which is compared as such. A key that only one side has comes
     # from another version of sdopt; another option shows among the choices.
     return {
-        key: (mine.get(key), other.get(key))
-        for key in dict.fromkeys([*mine, *other])
-        if key.partition(".")[0] in groups
-        and not key.endswith("_target_")
-        and (key in {*now.choices, *then.choices} or (key in mine and key in other))
-        and mine.get(key) != other.get(key)
+        key: (mine[key], other[key])
+        for key in mine
+        if key.partition(".")[0] in groups and not key.endswith("_target_") and key in other and mine[key] != other[key]
     }
 
 

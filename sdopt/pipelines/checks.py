@@ -28,12 +28,12 @@ from sdopt.pipelines.weights import (
     NO_VOCABULARY,
     PICKLED,
     Header,
-    begins,
     has_vocabulary,
     require_variant,
     variants_of,
     weight_files,
 )
+from sdopt.record.files import begins
 from sdopt.schema import Model, wrong_name
 
 _NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import read_json
+from sdopt.record.files import POINTER, is_pointer
 from sdopt.reference import VOCABULARY
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class Header:
         except OSError as error:
             raise UsageError(f"{at}: {name} cannot be read ({error})") from error
         except SafetensorError as error:
-            if begins(file, b"version https://git-lfs"):
-                raise UsageError(f"{at}: {name} is a pointer of Git LFS; run `git lfs pull` where it lies") from error
+            if is_pointer(file):
+                raise UsageError(f"{at}: {name} {POINTER}") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
             ) from error
@@ -81,15 +82,6 @@ class Header:
             ),
             None,
         )
-
-
-def begins(file: Path, content: bytes, after: int = 0) -> bool:
-    """Returns whether a file can be read and, after some bytes, begins with a content."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(after + len(content))[after:] == content
-    except OSError:
-        return False
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:

@@ -65,7 +65,7 @@ _HOME = "sdopt.home"
 _LEFT_OUT = "sdopt.left_out"
 """Tag: the artifacts that a server did not take because of their size."""
 
-_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 6000, 800, 100, 50_000
+_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 500, 800, 100, 50_000  # as also servers of 2023 take them
 
 BEGUN = "begun"
 """What the process says when the deadline of a request begins."""
@@ -251,7 +251,7 @@ def is_server(tracking: Tracking) -> bool:
 
 _PASSING = (
     *("database is locked", "OperationalError) table", "DuplicateTable"),
-    *("UniqueViolation", "UNIQUE constraint", "IntegrityError"),
+    *("UniqueViolation", "UNIQUE constraint", "UNIQUE KEY", "Duplicate entry"),
 )
 """Errors of a database while another process writes it, creates its schema, or adds the same row first, such as an
 experiment or a tag of it: MLflow looks whether there is one, and then adds it."""
@@ -421,8 +421,8 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
     try:
         found = client.get_run(run)
     except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # such as a name with blanks
+            raise UsageError(f"{run}: neither a file or folder, nor the id of a run at {tracking.uri}") from error
         raise
     with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
         _settle(client, tracking, found.info.experiment_id)

@@ -18,10 +18,10 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.exchange import judging
 from sdopt.exchange.pictures import partners, read_folder, read_table, require_alike
-from sdopt.exchange.scores import import_scores
+from sdopt.exchange.scores import export, import_scores
 from sdopt.exchange.study import Given, import_study
 from sdopt.gate.calibration import read_calibration
 from sdopt.record.files import read_result
@@ -271,13 +271,25 @@ class TestScores:
         turned = [gate[0], gate[1].replace("score_", "penalty_")]
         assert sdopt(tmp_path, "gate", str(judged), *turned, "--output", "verdicts").code == 0
 
+    def test_go_by_folders_of_their_own_and_a_missing_image_is_named(self, tmp_path: Path, prepared: Path) -> None:
+        folder = prepared / "outputs" / "judged"
+        result = read_result(folder)
+        for variant, name in zip(result.variants, ("x y", "x_y"), strict=True):
+            variant.name = name
+        export(result, folder, tmp_path / "out")
+        assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {"x_y", "x_y_"}
+        result.variants[0].images[0].path = "gone.png"
+        with pytest.raises(UnavailableError, match=r"judged/gone.png: No such file"):
+            export(result, folder, tmp_path / "again")
+
     @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
     def test_of_a_table_as_pandas_and_spreadsheets_write_it(
         self, tmp_path: Path, prepared: Path, delimiter: str
     ) -> None:
         rows = self.rows(prepared, worse=0.0)
-        names = ["", "Unnamed: 0", *rows[0]]
-        lines = [[number, number, *(row | {"prompt": "two\u2028lines"}).values()] for number, row in enumerate(rows)]
+        names = ["", "Unnamed: 0", "index", *rows[0]]
+        as_read = [row | {"prompt": "two\u2028lines", "seed": f"{row['seed']}.0"} for row in rows]
+        lines = [[number, number, number, *row.values()] for number, row in enumerate(as_read)]
         file = tmp_path / "scores.csv"
         with file.open("w", encoding="utf-8-sig", newline="") as stream:
             csv.writer(stream, delimiter=delimiter).writerows([names, *lines])
@@ -290,6 +302,8 @@ class TestScores:
             (lambda rows: [*rows, rows[0]], "has a row already"),
             (lambda rows: [{**row, "reward": "good"} for row in rows], "not a number"),
             (lambda rows: [{**row, "reward": "nan"} for row in rows], "not a number"),
+            (lambda rows: [{**row, "reward": "0,5"} for row in rows], r"not a number \(write 0\.5\)"),
+            (lambda rows: [{**row, "my reward": 1, "my_reward": 2} for row in rows], "my reward, my_reward several"),
             (lambda rows: [{**row, "variant": "c"} for row in rows], "not in the study"),
             (lambda rows: [{**row, "file": "99999_00.png"} for row in rows], "has 0 images"),
             (lambda rows: [{k: v for k, v in row.items() if k != "reward"} for row in rows], "no column of scores"),
@@ -342,6 +356,9 @@ class TestPartners:
         [mine], [other] = (read_folder(tmp_path / name) for name in "ab")
         assert mine.made_from == other.made_from == ("a cat, (red:1.2)", "blurry", 42)
         assert partners([mine], [other], (tmp_path / "a", tmp_path / "b")) == [other]
+        for name, prompt in (("c", "a bag, Seed: 5"), ("d", "")):
+            self.in_png(tmp_path / name, parameters=A1111.replace("a cat, (red:1.2)", prompt).strip())
+            assert read_folder(tmp_path / name)[0].made_from == (prompt, "blurry", 42)
 
     @pytest.mark.parametrize("graph", ["[]", "{", '{"3": {"inputs": {"positive": ["3", 0], "seed": ["3", 0]}}}', '"x"'])
     def test_a_graph_that_says_nothing_is_no_error(self, tmp_path: Path, graph: str) -> None:
@@ -370,6 +387,7 @@ class TestPartners:
             (listed_twice, "3.png is listed several times"),
             (lambda folder: (folder / "times.csv").write_text("seconds\n-1\n"), "above 0"),
             (lambda folder: (folder / "times.csv").write_text("secs\n1\n"), "seconds is missing"),
+            (lambda folder: (folder / "times.csv").write_text("seconds, Seconds\n1,2\n"), "the name seconds"),
             (animate, "2 frames"),
         ],
     )

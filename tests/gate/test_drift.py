@@ -105,6 +105,14 @@ def give_interval(row: VariantResult, interval: int) -> None:
 
 
 class TestChoices:
+    def test_an_axis_of_a_later_version_that_changes_nothing_is_none(self, results: Results) -> None:
+        later, earlier = results
+        for row in later.variants:
+            row.choices |= {"patch": "none", "compiler": "eager"}
+        assert differences(*results) == differences(earlier, later) == []
+        later.variant("it").choices["patch"] = "mine"
+        assert [one.what for one in differences(*results)] == ["patch: mine against none (it)"]
+
     @pytest.mark.parametrize(
         ("change", "named"),
         [

@@ -1,12 +1,13 @@
 """`--json` is one object of a documented form, and nothing else on standard output."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 
-from runners import printed
+from runners import only_json, printed
 from sdopt.record.scores import Score
 from sdopt.report.answer_json import Answer, baseline_digest
 from sdopt.report.tables import worst_prompts
@@ -38,13 +39,38 @@ def test_shows_what_the_terminal_says(finished: Finished, tmp_path: Path) -> Non
             assert mine.speedup.estimate == row.speedup.interval.estimate
 
 
-@pytest.mark.parametrize("command", [("run", "precision=no"), ("gate", "nowhere"), ("judge", "here", "there")])
+@pytest.mark.parametrize(
+    "command", [("run", "precision=no"), ("gate", "nowhere"), ("show", "nowhere"), ("judge", "here", "there")]
+)
 def test_an_error_is_an_object_too(tmp_path: Path, command: tuple[str, ...]) -> None:
     failed = sdopt(tmp_path, *command, "--json")
     found = json.loads(failed.out)
     assert failed.code == found["exit_code"] == 2
     assert found["problems"]
     assert found["problems"][0] in failed.err
+
+
+def test_what_nobody_foresaw_is_no_success(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError, match="no room"), only_json(wanted=True):
+        raise OSError("no room")
+    assert json.loads(capfd.readouterr().out) == {"exit_code": 3, "problems": ["no room"]}
+
+
+def test_a_gate_answers_with_the_verdicts_that_it_gives_now(
+    finished: Finished, sweep_folder: Path, tmp_path: Path
+) -> None:
+    swept = sdopt(tmp_path, "gate", str(sweep_folder), "gate=default", "--output", "all", "--json")
+    answer = json.loads(swept.out)
+    written = [tmp_path / "all" / study["folder"].rpartition("/")[2] / "verdicts.json" for study in answer["studies"]]
+    assert answer["verdicts"] == [json.loads(file.read_text()) if file.is_file() else None for file in written]
+    assert answer["studies"][1]["candidates"][0]["gate"] == answer["verdicts"][1]["variants"][0]["gate"] is not None
+    own = tmp_path / "own"
+    shutil.copytree(finished.folder, own)
+    assert sdopt(tmp_path, "gate", "own", "gate=default").code != 2
+    other = json.loads(sdopt(tmp_path, "gate", "own", "--against", str(sweep_folder / "0"), "--json").out)
+    assert other["exit_code"] == 2
+    assert other["verdicts"] is None
+    assert "not comparable" in other["problems"][0]
 
 
 def test_the_schema_and_the_page_are_printed(tmp_path: Path) -> None:

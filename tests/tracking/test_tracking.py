@@ -299,6 +299,8 @@ class TestPlaces:
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=r"name their folder with tracking\.artifacts="):
             download_run(first.run, own.tracking)
+        with pytest.raises(UsageError, match="a name with blanks: neither a file or folder, nor the id of a run"):
+            download_run("a name with blanks", own.tracking)
         assert download_run(first.run, elsewhere)[0].id == copied[0].id
         assert require_store(elsewhere, "shared") is None
 
@@ -429,7 +431,7 @@ def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(store: 
     for name in names:
         assert len([p for p in store.artifacts(children[name], "images") if p.endswith(".png")]) == 4
     for run in (parent, children["TensorFloat-32"]):
-        assert len(run.data.tags["mlflow.note.content"]) <= 8000
+        assert len(run.data.tags["mlflow.note.content"]) <= 5000  # a server before MLflow 2.17 takes no more
     assert "cut here" in parent.data.tags["mlflow.note.content"]
 
 
@@ -510,6 +512,13 @@ class TestSync:
         assert [Path(line).name for line in logged[:3]] == ["0", "1", "2"]
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
+
+    def test_within_a_folder_its_name_and_its_sweep_are_known(self, sweep: Finished, store: Store) -> None:
+        [folder] = (sweep.cwd / "outputs" / "sweeps" / "pair").iterdir()
+        assert sdopt(folder / "1", "sync", ".", *store.overrides).code == 0
+        names = [run.info.run_name for run in store.runs("pair")]
+        assert f"sweep {folder.name}" in names
+        assert any(name.startswith("1: ") for name in names)
 
     def test_one_unreadable_result_does_not_keep_the_others_and_none_is_said(
         self, store: Store, copied: Copied, tmp_path: Path
