@@ -62,6 +62,8 @@ CACHING = [
     case(f"caching=deepcache compiler=regional {TEN}"),
     # Steps that a task leaves out do not count.
     case(f"caching=deepcache|pyramid_attention {HALF_TASK} workload.steps=4"),
+    case(f"{SDXL} caching=tome", "attention only from a downsampling by 2 on: set caching.max_downsample=2"),
+    case(f"{SDXL} caching=tome caching.max_downsample=2|4"),
     case(f"caching=deepcache {HALF_TASK} workload.steps=3", "set workload.steps to 4 or more"),
 ]
 
@@ -250,6 +252,7 @@ ATTENTION = [
     case("attention=xformers", "this build of xFormers is for another version", on=card(xformers=False)),
     case("attention=sliced attention.slice_size=5", "a layer of this model has only 4 heads; choose at most 4"),
     case("attention=sliced attention.slice_size=4"),
+    case(f"{SDXL} attention=sliced attention.slice_size=10"),
     case("attention=fused_qkv lora=loaded", "would ignore the LoRA: choose lora=fused"),
     case(DEEPSPEED, on=CARD),
     case(f"{DEEPSPEED} workload.size=768", on=CARD),
@@ -329,11 +332,25 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PACKAGED / "emoji", tmp_path / "model"))
 
 
-def test_a_vae_that_has_neither_slices_nor_tiles(variant: Compose, model: Path) -> None:
-    edit(model / "vae" / "config.json", _class_name="AsymmetricAutoencoderKL")
-    for option in ("vae_slicing", "vae_tiling"):
-        chosen = variant("model=folder", f"model.path={model}", f"memory={option}", *TWO.split(), LARGE)
-        assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
+_NO_PIECES = "diffusers' AsymmetricAutoencoderKL does not support it"
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "option", "reason"),
+    [
+        ("vae", {"_class_name": "AsymmetricAutoencoderKL"}, "memory=vae_slicing", _NO_PIECES),
+        ("vae", {"_class_name": "AsymmetricAutoencoderKL"}, "memory=vae_tiling", _NO_PIECES),
+        ("unet", {"attention_head_dim": 1}, "attention=sliced", "only one head, which cannot be halved"),
+        ("unet", {"mid_block_type": None}, f"caching=deepcache caching.branch=3 {TEN}", "has the branches 0 to 2"),
+    ],
+)
+def test_parts_that_an_option_cannot_change(
+    variant: Compose, model: Path, part: str, changes: dict[str, Any], option: str, reason: str
+) -> None:
+    edit(model / part / "config.json", **changes)
+    chosen = variant("model=folder", f"model.path={model}", *option.split(), *TWO.split(), LARGE)
+    [found] = chosen.conflicts(CPU)
+    assert reason in found
 
 
 @pytest.mark.parametrize(
