@@ -1,6 +1,7 @@
 """What options conflict with: on a device, with a model, a workload and other options, where all packages are there."""
 
 import shutil
+from importlib.metadata import PackageNotFoundError
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.options.base import outdated
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose
 from tests.options.hosts import card
@@ -409,3 +411,31 @@ def test_packages_count_where_a_variant_runs(variant: Compose, monkeypatch: pyte
     assert variant("attention=xformers").conflicts(CARD) == []  # a card that is planned for
     [found] = variant("attention=xformers").conflicts(card(8, 0, known=True))
     assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
+
+
+@pytest.mark.parametrize(("installed", "works"), [("0.10.0+cu124", False), ("0.18.0.dev1", True), (None, True)])
+def test_packages_that_are_too_old(
+    variant: Compose, monkeypatch: pytest.MonkeyPatch, installed: str | None, works: bool
+) -> None:
+    """The second is a build of last night; the third has modules, but no name."""
+
+    def version(_name: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError
+        return installed
+
+    def refused() -> bool:
+        raise ImportError(f"Found version {installed}")
+
+    monkeypatch.setattr("sdopt.options.base.requires", lambda _: ["torch", 'torchao>=0.18; extra == "torchao"'])
+    monkeypatch.setattr("sdopt.options.base.version", version)
+    monkeypatch.setattr("peft.import_utils.is_torchao_available", refused)
+    outdated.cache_clear()
+    found = [*variant("precision=int8_torchao").conflicts(CPU), *variant("lora=fused").conflicts(CPU)]
+    outdated.cache_clear()
+    way = "pip install 'sdopt[torchao]'"
+    wanted = [
+        f"precision=int8_torchao: needs torchao>=0.18 instead of {installed}: {way}",
+        f"lora=fused: peft loads no LoRA here (Found version {installed}): {way}, or pip uninstall torchao",
+    ]
+    assert found == ([] if works else wanted)
