@@ -17,7 +17,7 @@ from sdopt.hardware.cards import (
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import common_attention, unchanged_layers
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
-from sdopt.pipelines.loading import fewest_heads, head_dimensions
+from sdopt.pipelines.loading import head_dimensions, heads_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 
 
@@ -203,7 +203,9 @@ class Sliced(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        heads = fewest_heads(ctx.model)
+        heads = min(heads_by_level(ctx.model).values(), default=None)
+        if heads == 1 and self.slice_size is None:
+            return ["a layer of this model has only one head, which cannot be halved: choose attention=sliced_max"]
         if self.slice_size is None or heads is None or self.slice_size <= heads:
             return []
         found = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"

@@ -4,10 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -251,6 +255,26 @@ def existing(files: Sequence[Path], key: str) -> list[Path]:
         if not file.is_file():
             raise UsageError(f"{key}: {file}: no such file")
     return [*files]
+
+
+@cache
+def outdated(extra: str) -> tuple[str, ...]:
+    """Returns the packages of one of sdopt's extras that are installed in a version that it does not take."""
+    try:
+        wanted = [Requirement(line) for line in requires("sdopt") or ()]
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return ()
+    found = []
+    for each in wanted:
+        if each.marker is not None and each.marker.evaluate({"extra": extra}):
+            try:
+                installed = version(each.name)
+            except PackageNotFoundError:  # another package may have its modules
+                continue
+            # A build from source or of last night counts as the release that it is for.
+            if Version(installed).base_version not in each.specifier:
+                found.append(f"{each.name}{each.specifier} instead of {installed}")
+    return tuple(found)
 
 
 def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:

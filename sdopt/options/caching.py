@@ -23,7 +23,7 @@ from sdopt.options.assumptions import (
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, missing_packages, unguided
-from sdopt.pipelines.loading import part_config
+from sdopt.pipelines.loading import heads_by_level, part_config
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
 from sdopt.schema import SEEDS
 
@@ -176,7 +176,8 @@ class DeepCaching(SkippedLayers):
     def conflicts(self, ctx: Context) -> list[str]:
         found, config = super().conflicts(ctx), part_config(ctx.model, "unet")
         if config is not None:
-            last = len(_branches(config)) - 1
+            # The innermost place has only the mid block behind it.
+            last = len(_branches(config)) - (2 if config.get("mid_block_type", "") is None else 1)
             if self.branch > last:
                 return [*found, f"caching.branch={self.branch}: this model has the branches 0 to {last}"]
             found += _uncut(config, _branches(config)[self.branch][0])
@@ -459,6 +460,13 @@ class TokenMerging(Caching):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         return super().conflicts(ctx) + missing_packages(ctx, "tome", "tomesd")
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        if (first := 2 ** min(heads_by_level(ctx.model), default=0)) <= self.max_downsample:
+            return []
+        merges = f"merges no token: this model has attention only from a downsampling by {first} on"
+        return [f"{merges}: set caching.max_downsample={first}"]
 
     def left_of(self, tokens: int, level: int) -> int:
         """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""

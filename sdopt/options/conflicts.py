@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import torch
 
 from sdopt.options import Context, Optimization
-from sdopt.options.base import loading_arguments
+from sdopt.options.base import loading_arguments, outdated
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
 from sdopt.options.lora import Lora
@@ -14,9 +14,10 @@ from sdopt.pipelines.loading import is_sdxl, part_config
 
 
 def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
-    """Returns a conflict if modules of the extra `extra` are not installed on this machine."""
-    # A study planned for another machine's card says nothing about the packages there.
-    lacking = [name for name in modules if find_spec(name) is None] if ctx.device.is_here else []
+    """Returns a conflict if modules of the extra `extra` are not installed on this machine, or are too old or new."""
+    if not ctx.device.is_here:  # planned for another machine, of whose packages this one says nothing
+        return []
+    lacking = [name for name in modules if find_spec(name) is None] or outdated(extra)
     return [f"needs {', '.join(lacking)}: pip install 'sdopt[{extra}]'"] if lacking else []
 
 

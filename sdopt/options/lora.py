@@ -17,7 +17,7 @@ from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights
-from sdopt.options.base import Inputs
+from sdopt.options.base import Inputs, outdated
 from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
 from sdopt.pipelines.loras import (
     has_biases,
@@ -104,6 +104,7 @@ class Lora(Optimization):
                 found += [] if self.path is None else misfits(file, ctx.model)
             except UsageError as error:
                 found += error.problems
+        found += _refused_by_peft() if ctx.device.is_here else []
         return list(dict.fromkeys(found)) or self._unfit([lora_file(self.path, name) for name in self.names])
 
     def _unfit(self, files: Sequence[Path]) -> list[str]:
@@ -383,6 +384,19 @@ def _draws_with(layers: Sequence[Any], trace: Trace) -> bool:
             for layer in layers:
                 layer.enable_adapters(enabled=True)
     return bool(np.abs(own - whole).sum() < np.abs(own - without).sum())
+
+
+def _refused_by_peft() -> list[str]:
+    """Returns why peft would load no LoRA: it raises an error beside a TorchAO that is too old, used or not."""
+    if not outdated("torchao"):
+        return []
+    from peft.import_utils import is_torchao_available
+
+    try:
+        is_torchao_available()
+    except ImportError as error:
+        return [f"peft loads no LoRA here ({error}): pip install 'sdopt[torchao]', or pip uninstall torchao"]
+    return []
 
 
 _ENCODING = "_sdopt_lora_in_text_encoders"

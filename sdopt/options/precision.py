@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -269,10 +270,15 @@ def _run_in_own_type(vae: Any) -> None:
 
     def encode_in_own_type(image: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = encode(image.to(vae.dtype), *args, **kwargs)
-        output.latent_dist = DiagonalGaussianDistribution(output.latent_dist.parameters.to(image.dtype))
+        if "latents" in output:  # of an AutoencoderTiny
+            output.latents = output.latents.to(image.dtype)
+        else:
+            output.latent_dist = DiagonalGaussianDistribution(output.latent_dist.parameters.to(image.dtype))
         return output
 
-    def decode_in_own_type(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return decode(latents.to(vae.dtype), *args, **kwargs)
+    def decode_in_own_type(*args: Any, **kwargs: Any) -> Any:
+        # Beside the latents, an AsymmetricAutoencoderKL gets the image and the mask.
+        args, kwargs = tree_map_only(torch.Tensor, lambda given: given.to(vae.dtype), (args, kwargs))
+        return decode(*args, **kwargs)
 
     vae.__dict__ |= {"encode": encode_in_own_type, "decode": decode_in_own_type}

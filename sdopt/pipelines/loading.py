@@ -207,10 +207,20 @@ def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
     )
 
 
-def fewest_heads(model: Model) -> int | None:
-    """Returns the smallest number of attention heads in a layer of the UNet; None if its configuration is not local."""
+def heads_by_level(model: Model) -> dict[int, int]:
+    """Returns the number of heads of the UNet's attention layers by the number of downsamplings before them.
+
+    It is {} if the UNet's configuration is not local.
+    """
     config = part_config(model, "unet")
-    return None if config is None else min(_heads(config))
+    if config is None:
+        return {}
+    # For historical reasons, diffusers' UNets call the number of heads `attention_head_dim`.
+    heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
+    attends = ["CrossAttn" in block for block in config["down_block_types"]]
+    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type", "CrossAttn") or "")
+    each = heads if isinstance(heads, list) else [int(heads)] * len(attends)
+    return {level: each[level] for level, used in enumerate(attends) if used}
 
 
 def head_dimensions(model: Model) -> list[int]:
@@ -220,20 +230,8 @@ def head_dimensions(model: Model) -> list[int]:
 
 def head_dimensions_by_level(model: Model) -> dict[int, int]:
     """Returns the channels of attention heads by the number of downsamplings; {} without a local configuration."""
-    config = part_config(model, "unet")
-    if config is None:
-        return {}
-    channels, heads = config["block_out_channels"], _heads(config)
-    attends = ["CrossAttn" in block for block in config["down_block_types"]]
-    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type", "CrossAttn") or "")
-    return {level: channels[level] // heads[level] for level, used in enumerate(attends) if used}
-
-
-def _heads(config: dict[str, Any]) -> list[int]:
-    """Returns the number of heads of each block."""
-    # For historical reasons, diffusers' UNets call the number of heads `attention_head_dim`.
-    heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
-    return heads if isinstance(heads, list) else [int(heads)] * len(config["block_out_channels"])
+    config = part_config(model, "unet") or {}
+    return {level: config["block_out_channels"][level] // heads for level, heads in heads_by_level(model).items()}
 
 
 def load_pipeline(

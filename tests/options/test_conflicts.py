@@ -1,6 +1,7 @@
 """What options conflict with: on a device, with a model, a workload and other options, where all packages are there."""
 
 import shutil
+from importlib.metadata import PackageNotFoundError
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.options.base import outdated
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose
 from tests.options.hosts import card
@@ -62,6 +64,8 @@ CACHING = [
     case(f"caching=deepcache compiler=regional {TEN}"),
     # Steps that a task leaves out do not count.
     case(f"caching=deepcache|pyramid_attention {HALF_TASK} workload.steps=4"),
+    case(f"{SDXL} caching=tome", "attention only from a downsampling by 2 on: set caching.max_downsample=2"),
+    case(f"{SDXL} caching=tome caching.max_downsample=2|4"),
     case(f"caching=deepcache {HALF_TASK} workload.steps=3", "set workload.steps to 4 or more"),
 ]
 
@@ -250,6 +254,7 @@ ATTENTION = [
     case("attention=xformers", "this build of xFormers is for another version", on=card(xformers=False)),
     case("attention=sliced attention.slice_size=5", "a layer of this model has only 4 heads; choose at most 4"),
     case("attention=sliced attention.slice_size=4"),
+    case(f"{SDXL} attention=sliced attention.slice_size=10"),
     case("attention=fused_qkv lora=loaded", "would ignore the LoRA: choose lora=fused"),
     case(DEEPSPEED, on=CARD),
     case(f"{DEEPSPEED} workload.size=768", on=CARD),
@@ -329,11 +334,25 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PACKAGED / "emoji", tmp_path / "model"))
 
 
-def test_a_vae_that_has_neither_slices_nor_tiles(variant: Compose, model: Path) -> None:
-    edit(model / "vae" / "config.json", _class_name="AsymmetricAutoencoderKL")
-    for option in ("vae_slicing", "vae_tiling"):
-        chosen = variant("model=folder", f"model.path={model}", f"memory={option}", *TWO.split(), LARGE)
-        assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
+_NO_PIECES = "diffusers' AsymmetricAutoencoderKL does not support it"
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "option", "reason"),
+    [
+        ("vae", {"_class_name": "AsymmetricAutoencoderKL"}, "memory=vae_slicing", _NO_PIECES),
+        ("vae", {"_class_name": "AsymmetricAutoencoderKL"}, "memory=vae_tiling", _NO_PIECES),
+        ("unet", {"attention_head_dim": 1}, "attention=sliced", "only one head, which cannot be halved"),
+        ("unet", {"mid_block_type": None}, f"caching=deepcache caching.branch=3 {TEN}", "has the branches 0 to 2"),
+    ],
+)
+def test_parts_that_an_option_cannot_change(
+    variant: Compose, model: Path, part: str, changes: dict[str, Any], option: str, reason: str
+) -> None:
+    edit(model / part / "config.json", **changes)
+    chosen = variant("model=folder", f"model.path={model}", *option.split(), *TWO.split(), LARGE)
+    [found] = chosen.conflicts(CPU)
+    assert reason in found
 
 
 @pytest.mark.parametrize(
@@ -392,3 +411,31 @@ def test_packages_count_where_a_variant_runs(variant: Compose, monkeypatch: pyte
     assert variant("attention=xformers").conflicts(CARD) == []  # a card that is planned for
     [found] = variant("attention=xformers").conflicts(card(8, 0, known=True))
     assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
+
+
+@pytest.mark.parametrize(("installed", "works"), [("0.10.0+cu124", False), ("0.18.0.dev1", True), (None, True)])
+def test_packages_that_are_too_old(
+    variant: Compose, monkeypatch: pytest.MonkeyPatch, installed: str | None, works: bool
+) -> None:
+    """The second is a build of last night; the third has modules, but no name."""
+
+    def version(_name: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError
+        return installed
+
+    def refused() -> bool:
+        raise ImportError(f"Found version {installed}")
+
+    monkeypatch.setattr("sdopt.options.base.requires", lambda _: ["torch", 'torchao>=0.18; extra == "torchao"'])
+    monkeypatch.setattr("sdopt.options.base.version", version)
+    monkeypatch.setattr("peft.import_utils.is_torchao_available", refused)
+    outdated.cache_clear()
+    found = [*variant("precision=int8_torchao").conflicts(CPU), *variant("lora=fused").conflicts(CPU)]
+    outdated.cache_clear()
+    way = "pip install 'sdopt[torchao]'"
+    wanted = [
+        f"precision=int8_torchao: needs torchao>=0.18 instead of {installed}: {way}",
+        f"lora=fused: peft loads no LoRA here (Found version {installed}): {way}, or pip uninstall torchao",
+    ]
+    assert found == ([] if works else wanted)

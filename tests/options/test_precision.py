@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AsymmetricAutoencoderKL, AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
 
 from sdopt.measure.trace import Trace
 from sdopt.options import Contract
+from sdopt.options.precision import _run_in_own_type
 from sdopt.options.quantization import Sdnq, TorchAo
 from sdopt.reference import MODEL
 from sdopt.worker.host import PipelineHost
@@ -207,6 +208,18 @@ class TestFullVae:
         assert not torch.equal(whole.bfloat16().float(), whole)
         loaded = session("precision=fp16_vae_fp32", "precision.weights=bfloat16")
         assert torch.equal(loaded._pipe.vae.decoder.conv_in.weight, whole)
+
+    def test_of_another_kind_gets_all_inputs_in_its_type_and_encodes_in_that_of_the_image(self) -> None:
+        picture, mask = torch.rand(1, 3, 16, 16).half(), torch.ones(1, 1, 16, 16).half()
+        masked = AsymmetricAutoencoderKL(norm_num_groups=8)
+        tiny = AutoencoderTiny(decoder_block_out_channels=(8, 8, 8, 8), encoder_block_out_channels=(8, 8, 8, 8))
+        for vae, others in ((masked, {"image": picture, "mask": mask}), (tiny, {})):
+            _run_in_own_type(vae)
+            with torch.no_grad():
+                assert vae.decode(torch.rand(1, 4, 16, 16).half(), **others).sample.dtype == torch.float32
+                found = vae.encode(picture)
+            latents = found.latents if vae is tiny else found.latent_dist.mode()
+            assert latents.dtype == torch.float16
 
     def test_of_random_weights(self, variant: Compose) -> None:
         chosen = variant("precision=fp16_vae_fp32", "model=emoji", "model.weights=random")
