@@ -126,20 +126,25 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
 
     PyTorch does not multiply numbers of 8 bits, which some files store to be small. And where alphas differ, or some
     are missing, diffusers scales some layers by another one's, and it reads alphas beside kohya's names only: here such
-    alphas are multiplied into the weights.
+    alphas are multiplied into the weights. It knows kohya's names of matrices only beside kohya's names of modules.
     """
-    found = _read(file)
+    stored = _read(file)
+    found = {name if name.startswith("lora_") else _of_peft(name): each for name, each in stored.items()}
     alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
     with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
     others = [module for module in _pairs(found) if module not in with_alpha or not module.startswith("lora_")]
     differ = len(set(alphas.values())) > 1 or bool(alphas and others)
-    if not differ and all(tensor.element_size() > 1 for tensor in found.values()):
+    if not differ and found.keys() == stored.keys() and all(each.element_size() > 1 for each in found.values()):
         return None
     tensors = {name: each.to(torch.float32) for name, each in found.items() if not (differ and name in alphas)}
     for module, pair in _pairs(tensors).items() if differ else ():
         rank = tensors[pair["down"]].shape[0]
         tensors[pair["up"]] = tensors[pair["up"]] * (alphas.get(module + _ALPHA, rank) / rank)
     return tensors
+
+
+def _of_peft(name: str) -> str:
+    return name.replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
 
 
 def misfits(file: Path, model: Model) -> list[str]:

@@ -197,6 +197,10 @@ def peft_with_alphas() -> Tensors:
     return packaged() | {n.replace("lora_A.weight", "alpha"): torch.tensor(2.0) for n in packaged() if "lora_A" in n}
 
 
+def peft_with_kohyas_matrices() -> Tensors:
+    return {n.replace("lora_A", "lora_down").replace("lora_B", "lora_up"): t for n, t in peft_with_alphas().items()}
+
+
 class TestArrival:
     """A file arrives in the networks as a whole, or is refused before a worker starts."""
 
@@ -256,7 +260,9 @@ class TestArrival:
         assert loaded.conflicts(CPU) == []
         assert "has biases, which peft cannot fuse: choose lora=loaded" in str(fused.conflicts(CPU))
 
-    @pytest.mark.parametrize("tensors", [of_all_kinds, in_8_bits, peft_with_alphas])
+    @pytest.mark.parametrize(
+        "tensors", [of_all_kinds, in_8_bits, peft_with_alphas, peft_with_kohyas_matrices]
+    )
     def test_what_arrives_is_the_formula(
         self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]
     ) -> None:
@@ -269,7 +275,8 @@ class TestArrival:
         assert len(layers) == sum(name.endswith(("lora_down.weight", "lora_A.weight")) for name in given)
         for name, layer in layers.items():
             peft = f"unet.{name}.alpha" in given
-            base, names = (f"unet.{name}", "AB") if peft else ("lora_unet_" + name.replace(".", "_"), ("down", "up"))
+            base = f"unet.{name}" if peft else "lora_unet_" + name.replace(".", "_")
+            names = "AB" if f"{base}.lora_A.weight" in given else ("down", "up")
             down, up = (given[f"{base}.lora_{which}.weight"].float() for which in names)
             scale = float(given.get(f"{base}.alpha", torch.tensor(len(down)))) / len(down)
             wanted = scale * (up.flatten(1) @ down.flatten(1))
