@@ -278,6 +278,27 @@ def _lost(file: Path, model: Model) -> list[str]:
 _OF_A_NETWORK = re.compile(r"unet\.|text_encoder|lora_")
 
 
+def unswappable(file: Path, other: Path, model: Model) -> list[str]:
+    """Returns why another LoRA cannot take the place of one at run time, though both fit the model; [] if it can.
+
+    peft keeps the layers of the first one: those that only the other one updates would be new.
+    """
+    if _pairs(_header(other).shapes).keys() <= _pairs(_header(file).shapes).keys():
+        return []
+    if (pipe := _empty_pipeline(model)) is None:
+        return []
+    try:
+        with quiet():
+            for each, how in ((file, {}), (other, {"hotswap": True})):
+                source: Any = tensors_of(each) or str(each)
+                pipe.load_lora_weights(source, adapter_name=_ADAPTER, local_files_only=True, **how)
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:150]
+        way = "make the LoRA of the most layers lora.weight_name"
+        return [f"{other.name} cannot take the place of {file.name}, which lacks some of its layers: {way} ({why}…)"]
+    return []
+
+
 def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns the names of the two matrices (`down`, `up`) of each module."""
     found: dict[str, dict[str, str]] = {}

@@ -126,6 +126,19 @@ class TestFiles:
         keys = "and lora.weight_name and lora.other to the two files"
         assert found.endswith(f": needs two LoRAs: set lora.path to their folder or repository, {keys}")
 
+    def test_a_swap_for_one_of_more_layers(self, variant: Compose, tmp_path: Path) -> None:
+        save_file(packaged(), tmp_path / "whole.safetensors")
+        save_file({n: t for n, t in packaged().items() if "attn" in n}, tmp_path / "part.safetensors")
+        save_file(kohya(alpha=None), tmp_path / "kohya.safetensors")
+
+        def found(first: str, other: str) -> list[str]:
+            names = (f"lora.weight_name={first}.safetensors", f"lora.other={other}.safetensors")
+            return variant("lora=hotswap", f"lora.path={tmp_path}", *names).conflicts(CPU)
+
+        assert found("whole", "part") == found("whole", "kohya") == []
+        [reason] = found("part", "whole")
+        assert "whole.safetensors cannot take the place of part.safetensors, which lacks some of its layers" in reason
+
     def test_of_a_text_encoder_cannot_be_exchanged(self, variant: Compose, tmp_path: Path) -> None:
         tensors = load_file(LORAS / "fxemoji.safetensors")
         for name in ("a", "b"):
