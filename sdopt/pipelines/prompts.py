@@ -222,7 +222,7 @@ _PLAIN = {
     "options": re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=]|$)"),
     "list marks": re.compile(r"^(?:[-*•]|\d+[.)]|\d{3,})\s"),
     "comments and fences": re.compile(r"^(?:[;%]|```|~~~|---)"),
-    "names of files": re.compile(r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif)\b", re.IGNORECASE),
+    "names of files": re.compile(r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif|txt|[ct]sv|jsonl?)\b", re.IGNORECASE),
     "lines that go on": re.compile(r"\\$"),
     "quotes around the whole": re.compile(r"""^(["'`]).*\1,?$""", re.DOTALL),
     "tabs": re.compile(r"\S\t+\S"),
