@@ -273,9 +273,7 @@ class TestArrival:
         assert loaded.conflicts(CPU) == []
         assert "has biases, which peft cannot fuse: choose lora=loaded" in str(fused.conflicts(CPU))
 
-    @pytest.mark.parametrize(
-        "tensors", [of_all_kinds, in_8_bits, peft_with_alphas, peft_with_kohyas_matrices]
-    )
+    @pytest.mark.parametrize("tensors", [of_all_kinds, in_8_bits, peft_with_alphas, peft_with_kohyas_matrices])
     def test_what_arrives_is_the_formula(
         self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]
     ) -> None:
