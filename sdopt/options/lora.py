@@ -74,7 +74,8 @@ class Lora(Optimization):
     """A .safetensors file, a folder, or a Hugging Face Hub repository (`owner/name`); null is the folder of the two
     packaged style LoRAs."""
     weight_name: str | None = None
-    """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs."""
+    """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs, and for others
+    diffusers' usual name, `pytorch_lora_weights.safetensors`."""
 
     @property
     def names(self) -> tuple[str | None, ...]:

@@ -49,25 +49,38 @@ _KINDS = {
 
 _ADAPTER = "sdopt_check"
 
+_USUAL_NAME = "pytorch_lora_weights.safetensors"
+"""The name under which diffusers saves a LoRA, and which it looks for if none is given."""
+
 
 def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
     """Returns the safetensors file of a LoRA.
 
-    Without a path, it is a packaged one; `fetch` downloads what is not in the local cache of the hub.
+    Without a path, it is a packaged one, and without a name the usual one; `fetch` downloads what is not in the local
+    cache of the hub.
 
     Raises:
         UsageError: the file does not exist, or is not a safetensors file.
     """
+    if path is not None and "://" in path:
+        on_hub = "for one on the hub give lora.path=owner/name and its lora.weight_name"
+        raise UsageError(f"lora.path={path}: is an address; download the file, or {on_hub}")
     if path is not None and is_on_hub(path):
-        if weight_name is None or not weight_name.endswith(".safetensors"):
+        name, at = (
+            weight_name or _USUAL_NAME,
+            f"lora.path={path}" + ("" if weight_name else " without lora.weight_name"),
+        )
+        if not name.endswith(".safetensors"):
             raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {path}")
-        [file] = fetch_files(path, [weight_name], f"lora.path={path}", "give the file as lora.path", fetch)
+        [file] = fetch_files(path, [name], at, "give the file as lora.path", fetch)
         return file
     path_given = LORAS if path is None else Path(path).expanduser()
     if path_given.is_file() and weight_name is not None:
         raise UsageError(
             f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
         )
+    if path is not None and weight_name is None and (path_given / _USUAL_NAME).is_file():
+        weight_name = _USUAL_NAME
     if path_given.is_dir() and weight_name is None:
         raise UsageError(f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}")
     file = path_given / str(weight_name) if path_given.is_dir() else path_given
@@ -82,7 +95,7 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
 
 def is_on_hub(path: str | None) -> bool:
     """Returns whether a LoRA comes from the hub, so that nothing is known of it before it is downloaded."""
-    if path is None or Path(path).expanduser().exists() or path.endswith(".safetensors"):
+    if path is None or Path(path).expanduser().exists() or path.endswith((".safetensors", ".ckpt", ".pt", ".bin")):
         return False
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
 

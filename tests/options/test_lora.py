@@ -16,7 +16,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
-from sdopt.pipelines.loras import rank_of
+from sdopt.pipelines.loras import lora_file, rank_of
 from sdopt.reference import LORAS
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image, proved
@@ -47,6 +47,8 @@ class TestFiles:
             (["lora.weight_name=no.safetensors"], "no such file"),
             (["lora.path=/nowhere/at/all.safetensors"], "no such file"),
             ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
+            (["lora.path=loras/style.pt"], "from .safetensors files only"),
+            (["lora.path=https://civitai.com/api/download/models/1"], "models/1: is an address; download the file"),
             ([f"lora.path={LORAS}", "lora.weight_name=README.md"], "from .safetensors files only"),
             (
                 [f"lora.path={LORAS / 'fxemoji.safetensors'}", "lora.weight_name=a.safetensors"],
@@ -73,8 +75,9 @@ class TestFiles:
         assert "not a complete safetensors file" in found
         assert chosen.optimizations["lora"].diffusers_lines == (), "a study of other variants asks for them too"
 
+    @pytest.mark.parametrize("name", ["it.safetensors", None])
     def test_on_the_hub_are_fetched_before_they_are_looked_at(
-        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None
     ) -> None:
         asked = []
 
@@ -83,15 +86,17 @@ class TestFiles:
             return str(tmp_path / name)
 
         monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-        options = ("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
+        options = ("lora=loaded", "lora.path=some/style", *([f"lora.weight_name={name}"] if name else []))
+        file = tmp_path / (name or "pytorch_lora_weights.safetensors")
         chosen = variant(*options)
         assert chosen.conflicts(CPU) == []
         for fetch in (True, False):
-            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [tmp_path / "it.safetensors"]
-        assert asked == [("some/style", "it.safetensors", local) for local in (True, False, True)]
-        save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / "it.safetensors")
+            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [file]
+        assert asked == [("some/style", file.name, local) for local in (True, False, True)]
+        save_file(load_file(LORAS / "fxemoji.safetensors"), file)
         [found] = variant(*options, "model=sd15", "model.weights=random").conflicts(CPU)
-        assert "it.safetensors cannot be loaded into this model" in found
+        assert f"{file.name} cannot be loaded into this model" in found
+        assert lora_file(str(tmp_path), name) == file
 
     def test_of_the_time_when_loras_were_attention_processors(
         self, variant: Compose, session: Load, tmp_path: Path
