@@ -355,24 +355,27 @@ def _arrived(pipe: Any) -> tuple[dict[tuple[_Mark, ...], list[float]], list[str]
 
 def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
     """Returns which matrices do not fit a layer of the pipeline's networks; first those of other widths."""
-    # By the letters and digits of their names: input and output channels.
-    sizes = {
-        _letters(name): (layer.weight.shape[1], layer.weight.shape[0])
-        for network in networks_of_a_lora(pipe)
-        for name, layer in network.named_modules()
-        if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1
-    }
+    # By the letters and digits of their names, which both text encoders' layers share: input and output channels.
+    sizes: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    for network in networks_of_a_lora(pipe):
+        for name, layer in network.named_modules():
+            if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1:
+                sizes[_letters(name.removeprefix("text_model."))].add((layer.weight.shape[1], layer.weight.shape[0]))
     widths, absent = [], []
     for module, pair in _pairs(tensors).items():
         letters = _letters(module)
-        layer = max(filter(letters.endswith, sizes), key=len, default=None)
+        found = max(filter(letters.endswith, sizes), key=len, default=None)
         has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
-        if layer is None:
-            absent.append(f"it has no layer for the update of {module}")
-        elif has != sizes[layer]:
-            own, wanted = (" to ".join(map(str, each)) for each in (has, sizes[layer]))
+        if found is None:
+            # diffusers knows the names of the original program's layers for SDXL alone.
+            absent += [] if _ORIGINAL.search(module) and hasattr(pipe, "text_encoder_2") else [module]
+        elif has not in sizes[found]:
+            own, wanted = (" to ".join(map(str, each)) for each in (has, min(sizes[found])))
             widths.append(f"its update of {module} is from {own} channels, and this model's layer from {wanted}")
-    return widths + absent
+    return widths + [f"it has no layer for the update of {module}" for module in absent]
+
+
+_ORIGINAL = re.compile(r"(in|out)put_blocks|middle_block|time_embed|label_emb|out_\d$")
 
 
 def _letters(name: str) -> str:

@@ -34,12 +34,19 @@ class TestFiles:
         [found] = variant(f"lora={option}", "model=sd15", "model.weights=random").conflicts(CPU)
         assert found == f"lora={option}: the LoRAs that come with sdopt are for model=emoji: set lora.path"
 
-    def test_of_another_model(self, variant: Compose) -> None:
+    def test_of_another_model(self, variant: Compose, tmp_path: Path) -> None:
         chosen = ("lora=loaded", f"lora.path={LORAS / 'fxemoji.safetensors'}", "model=sdxl")
         assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
         [found] = variant(*chosen, "model.weights=random").conflicts(CPU)
         assert "fxemoji.safetensors cannot be loaded into this model: its update of unet.down_blocks" in found
         assert "from 160 to 160 channels, and this model's layer from 640 to 640" in found
+        # A layer of the name is in both text encoders, and the original program's names are SDXL's too.
+        part = {n: t for n, t in text_lora("lora_te1_text_model_encoder", 768).items() if "q_proj" in n}
+        matrices = {"down": torch.ones(4, 1280), "up": torch.ones(1280, 4)}
+        part |= {f"lora_unet_middle_block_1_proj_in.lora_{name}.weight": each for name, each in matrices.items()}
+        save_file(part, tmp_path / "part.safetensors")
+        [found] = variant(*chosen[::2], "model.weights=random", f"lora.path={tmp_path}/part.safetensors").conflicts(CPU)
+        assert found.endswith("this model: (ValueError: Could not automatically infer state dict type)")
 
     @pytest.mark.parametrize(
         ("overrides", "reason"),
