@@ -169,6 +169,8 @@ class TestRemarks:
         assert "reads 24 tokens and cuts 1 of 2 texts: line 2 (" in found
         [found] = remarks_on_length(Workload(negative_prompt=long), Model())
         assert "workload.negative_prompt (" in found
+        [found] = remarks_on_length(Workload(prompts=["a <cat-toy> in a <b>box"]), Model())
+        assert "this model was taught no word <b>, <cat-toy>, and reads it as text" in found
         assert remarks_on_length(Workload(), Model()) == []
 
     def test_the_packaged_prompts_are_not_cut(self) -> None:
