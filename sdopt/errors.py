@@ -109,7 +109,9 @@ def shell_word(word: str) -> str:
 def print_problems(problems: Iterable[str]) -> None:
     """Prints each problem as a line on standard error."""
     for problem in problems:
-        print(f"sdopt: {without_passwords(problem)}", file=sys.stderr)
+        # A file's own names, of columns or tensors, may hold what controls a terminal.
+        shown = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda odd: ascii(odd[0])[1:-1], problem)
+        print(f"sdopt: {without_passwords(shown)}", file=sys.stderr)
 
 
 def without_passwords(text: str) -> str:

@@ -169,6 +169,11 @@ def test_passwords_are_not_passed_on(address: str, capsys: pytest.CaptureFixture
     assert all("***" in each for each in said)
 
 
+def test_what_a_file_says_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_problems(["a.csv: the columns are \x1b[31mred\x07, grün\r"])
+    assert capsys.readouterr().err == "sdopt: a.csv: the columns are \\x1b[31mred\\x07, grün\\r\n"
+
+
 @pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
 def test_colours_for_a_log_move_no_cursor(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)

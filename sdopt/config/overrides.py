@@ -59,6 +59,8 @@ def parsed_override(override: str) -> Override:
             raise UsageError(written) from error
         reason = str(error).splitlines()[0]
         way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
+        if value.startswith("["):
+            way = f"""put each text in quotes, as in {shell_word(f'{key}=["a","b"]')}"""
         raise UsageError(f"{override}: not an override ({reason}); {way}") from error
 
 

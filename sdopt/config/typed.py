@@ -148,7 +148,10 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
     except OmegaConfBaseException as error:
         if "each" in limits and isinstance(node[key], str):
             return [f"{full}={node[key]}: must be a whole number, or a list of them"]
-        return [f"{full}: {str(error).splitlines()[0]}"]
+        said = str(error).splitlines()[0]
+        if said.startswith("Interpolation key"):
+            said += "; for a ${ that names no key write \\${"
+        return [f"{full}: {said}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
 
 

@@ -14,7 +14,7 @@ from sdopt.assembly import Assembly
 from sdopt.errors import UsageError
 from sdopt.library.planning import Plan, plan_for
 from sdopt.library.process import ProcessChanges, kept_generators
-from sdopt.library.state import OPTIMIZED, Optimized, keep, named_as_chosen, require_plain, state_of
+from sdopt.library.state import OPTIMIZED, Optimized, keep, listed_prompts, named_as_chosen, require_plain, state_of
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
 from sdopt.pipelines.parts import device_of, place
@@ -90,7 +90,7 @@ def optimize(
             the pipeline is as it was before. Where weights were changed already, a note on the error says so.
     """
     require_plain(pipe)
-    prompts = (prompts,) if isinstance(prompts, str) else prompts
+    prompts = listed_prompts(prompts)
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
@@ -107,7 +107,7 @@ def optimize(
         else:
             before.restore(pipe)
         raise
-    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, before, tuple(prompts), process=process))
+    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, before, prompts, process=process))
     return pipe
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -174,6 +174,14 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
 def named_as_chosen(options: Mapping[str, Optimization], choices: Mapping[str, str]) -> dict[str, Optimization]:
     """Returns options by what chooses them, as in `attention=math`."""
     return {as_choice(axis, choices[axis]): option for axis, option in options.items()}
+
+
+def listed_prompts(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns a program's prompts, of which one may come without a list. Raises UsageError if they are no texts."""
+    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if wrong := [each for each in found if not isinstance(each, str)]:
+        raise UsageError(f"prompts: {wrong[0]!r} is no text; give a list of prompts")
+    return found
 
 
 def require_prompts(named: Mapping[str, Optimization], prompts: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from sdopt.pipelines.loras import (
     rank_of,
     tensors_of,
     trains_text_encoder,
+    unswappable,
 )
 from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
 from sdopt.reference import MODEL
@@ -73,7 +74,8 @@ class Lora(Optimization):
     """A .safetensors file, a folder, or a Hugging Face Hub repository (`owner/name`); null is the folder of the two
     packaged style LoRAs."""
     weight_name: str | None = None
-    """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs."""
+    """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs, and for others
+    diffusers' usual name, `pytorch_lora_weights.safetensors`."""
 
     @property
     def names(self) -> tuple[str | None, ...]:
@@ -105,9 +107,9 @@ class Lora(Optimization):
             except UsageError as error:
                 found += error.problems
         found += _refused_by_peft() if ctx.device.is_here else []
-        return list(dict.fromkeys(found)) or self._unfit([lora_file(self.path, name) for name in self.names])
+        return list(dict.fromkeys(found)) or self._unfit([lora_file(self.path, name) for name in self.names], ctx.model)
 
-    def _unfit(self, files: Sequence[Path]) -> list[str]:
+    def _unfit(self, files: Sequence[Path], model: Model) -> list[str]:
         """Returns why LoRAs that fit the model cannot be used in this way; [] if they can."""
         return []
 
@@ -175,7 +177,7 @@ class Fused(Lora):
     """Scale of the update."""
 
     @override
-    def _unfit(self, files: Sequence[Path]) -> list[str]:
+    def _unfit(self, files: Sequence[Path], model: Model) -> list[str]:
         return [
             f"{file.name} has biases, which peft cannot fuse: choose lora=loaded" for file in files if has_biases(file)
         ]
@@ -312,7 +314,7 @@ class Hotswap(Lora):
         return super().lacking(ctx)
 
     @override
-    def _unfit(self, files: Sequence[Path]) -> list[str]:
+    def _unfit(self, files: Sequence[Path], model: Model) -> list[str]:
         found = [
             f"{file.name} updates the text encoder too, which cannot be hot-swapped"
             for file in files
@@ -321,7 +323,7 @@ class Hotswap(Lora):
         rank = max(map(rank_of, files))
         if self.target_rank is not None and self.target_rank < rank:
             found.append(f"lora.target_rank={self.target_rank}: the files have ranks up to {rank}")
-        return found
+        return found or unswappable(*files, model)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -49,25 +49,38 @@ _KINDS = {
 
 _ADAPTER = "sdopt_check"
 
+_USUAL_NAME = "pytorch_lora_weights.safetensors"
+"""The name under which diffusers saves a LoRA, and which it looks for if none is given."""
+
 
 def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
     """Returns the safetensors file of a LoRA.
 
-    Without a path, it is a packaged one; `fetch` downloads what is not in the local cache of the hub.
+    Without a path, it is a packaged one, and without a name the usual one; `fetch` downloads what is not in the local
+    cache of the hub.
 
     Raises:
         UsageError: the file does not exist, or is not a safetensors file.
     """
+    if path is not None and "://" in path:
+        on_hub = "for one on the hub give lora.path=owner/name and its lora.weight_name"
+        raise UsageError(f"lora.path={path}: is an address; download the file, or {on_hub}")
     if path is not None and is_on_hub(path):
-        if weight_name is None or not weight_name.endswith(".safetensors"):
+        name, at = (
+            weight_name or _USUAL_NAME,
+            f"lora.path={path}" + ("" if weight_name else " without lora.weight_name"),
+        )
+        if not name.endswith(".safetensors"):
             raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {path}")
-        [file] = fetch_files(path, [weight_name], f"lora.path={path}", "give the file as lora.path", fetch)
+        [file] = fetch_files(path, [name], at, "give the file as lora.path", fetch)
         return file
     path_given = LORAS if path is None else Path(path).expanduser()
     if path_given.is_file() and weight_name is not None:
         raise UsageError(
             f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
         )
+    if path is not None and weight_name is None and (path_given / _USUAL_NAME).is_file():
+        weight_name = _USUAL_NAME
     if path_given.is_dir() and weight_name is None:
         raise UsageError(f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}")
     file = path_given / str(weight_name) if path_given.is_dir() else path_given
@@ -82,7 +95,7 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
 
 def is_on_hub(path: str | None) -> bool:
     """Returns whether a LoRA comes from the hub, so that nothing is known of it before it is downloaded."""
-    if path is None or Path(path).expanduser().exists() or path.endswith(".safetensors"):
+    if path is None or Path(path).expanduser().exists() or path.endswith((".safetensors", ".ckpt", ".pt", ".bin")):
         return False
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
 
@@ -126,20 +139,25 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
 
     PyTorch does not multiply numbers of 8 bits, which some files store to be small. And where alphas differ, or some
     are missing, diffusers scales some layers by another one's, and it reads alphas beside kohya's names only: here such
-    alphas are multiplied into the weights.
+    alphas are multiplied into the weights. It knows kohya's names of matrices only beside kohya's names of modules.
     """
-    found = _read(file)
+    stored = _read(file)
+    found = {name if name.startswith("lora_") else _of_peft(name): each for name, each in stored.items()}
     alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
     with_alpha = {name.removesuffix(_ALPHA) for name in alphas}
     others = [module for module in _pairs(found) if module not in with_alpha or not module.startswith("lora_")]
     differ = len(set(alphas.values())) > 1 or bool(alphas and others)
-    if not differ and all(tensor.element_size() > 1 for tensor in found.values()):
+    if not differ and found.keys() == stored.keys() and all(each.element_size() > 1 for each in found.values()):
         return None
     tensors = {name: each.to(torch.float32) for name, each in found.items() if not (differ and name in alphas)}
     for module, pair in _pairs(tensors).items() if differ else ():
         rank = tensors[pair["down"]].shape[0]
         tensors[pair["up"]] = tensors[pair["up"]] * (alphas.get(module + _ALPHA, rank) / rank)
     return tensors
+
+
+def _of_peft(name: str) -> str:
+    return name.replace(".lora_down.", ".lora_A.").replace(".lora_up.", ".lora_B.")
 
 
 def misfits(file: Path, model: Model) -> list[str]:
@@ -273,6 +291,27 @@ def _lost(file: Path, model: Model) -> list[str]:
 _OF_A_NETWORK = re.compile(r"unet\.|text_encoder|lora_")
 
 
+def unswappable(file: Path, other: Path, model: Model) -> list[str]:
+    """Returns why another LoRA cannot take the place of one at run time, though both fit the model; [] if it can.
+
+    peft keeps the layers of the first one: those that only the other one updates would be new.
+    """
+    if _pairs(_header(other).shapes).keys() <= _pairs(_header(file).shapes).keys():
+        return []
+    if (pipe := _empty_pipeline(model)) is None:
+        return []
+    try:
+        with quiet():
+            for each, how in ((file, {}), (other, {"hotswap": True})):
+                source: Any = tensors_of(each) or str(each)
+                pipe.load_lora_weights(source, adapter_name=_ADAPTER, local_files_only=True, **how)
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:150]
+        way = "make the LoRA of the most layers lora.weight_name"
+        return [f"{other.name} cannot take the place of {file.name}, which lacks some of its layers: {way} ({why}…)"]
+    return []
+
+
 def _pairs(tensors: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns the names of the two matrices (`down`, `up`) of each module."""
     found: dict[str, dict[str, str]] = {}
@@ -316,24 +355,27 @@ def _arrived(pipe: Any) -> tuple[dict[tuple[_Mark, ...], list[float]], list[str]
 
 def _misfitting(tensors: Mapping[str, torch.Tensor], pipe: Any) -> list[str]:
     """Returns which matrices do not fit a layer of the pipeline's networks; first those of other widths."""
-    # By the letters and digits of their names: input and output channels.
-    sizes = {
-        _letters(name): (layer.weight.shape[1], layer.weight.shape[0])
-        for network in networks_of_a_lora(pipe)
-        for name, layer in network.named_modules()
-        if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1
-    }
+    # By the letters and digits of their names, which both text encoders' layers share: input and output channels.
+    sizes: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    for network in networks_of_a_lora(pipe):
+        for name, layer in network.named_modules():
+            if getattr(layer, "weight", None) is not None and layer.weight.ndim > 1:
+                sizes[_letters(name.removeprefix("text_model."))].add((layer.weight.shape[1], layer.weight.shape[0]))
     widths, absent = [], []
     for module, pair in _pairs(tensors).items():
         letters = _letters(module)
-        layer = max(filter(letters.endswith, sizes), key=len, default=None)
+        found = max(filter(letters.endswith, sizes), key=len, default=None)
         has = tensors[pair["down"]].shape[1], tensors[pair["up"]].shape[0]
-        if layer is None:
-            absent.append(f"it has no layer for the update of {module}")
-        elif has != sizes[layer]:
-            own, wanted = (" to ".join(map(str, each)) for each in (has, sizes[layer]))
+        if found is None:
+            # diffusers knows the names of the original program's layers for SDXL alone.
+            absent += [] if _ORIGINAL.search(module) and hasattr(pipe, "text_encoder_2") else [module]
+        elif has not in sizes[found]:
+            own, wanted = (" to ".join(map(str, each)) for each in (has, min(sizes[found])))
             widths.append(f"its update of {module} is from {own} channels, and this model's layer from {wanted}")
-    return widths + absent
+    return widths + [f"it has no layer for the update of {module}" for module in absent]
+
+
+_ORIGINAL = re.compile(r"(in|out)put_blocks|middle_block|time_embed|label_emb|out_\d$")
 
 
 def _letters(name: str) -> str:

@@ -269,7 +269,9 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
         items = [(f"line {number}", _loads(line, number)) for number, line in lines]
     else:
         if isinstance(content, dict) and any(isinstance(value, list) for value in content.values()):
-            content, beside = _list_in(content)
+            chosen = column or _named([*content], _PROMPT_COLUMNS)
+            if chosen is None or not isinstance(content.get(chosen), str):
+                content, beside = _list_in(content)
         listed = isinstance(content, list)
         items = (
             [(f"item {n}", item) for n, item in enumerate(content, 1)] if listed else [(f"line {lines[0][0]}", content)]
@@ -331,6 +333,7 @@ _NO_PROMPTS = {
     r"(?:positive |negative)?[ _]?prompts?\s*[=:]|(?:captions|- \w+)\s*:(?:\s|$)|neg(?:ative)?\s*:|Steps: \d+\b": (
         f"looks like a setting; {_ELSEWHERE}"
     ),
+    r"\[\s*(['\"]|$)": "begins a list; save it as .json, with double quotes and no comma before the last bracket",
     r"/imagine\b": f"is a command of another program; {_ELSEWHERE}",
     r"(?:.*\s)?--[A-Za-z][\w-]*(?:[\s=]|$)": f"holds an option, which sdopt does not read; {_ELSEWHERE}",
     r"\{\\rtf|<!doctype|<html|<\?xml": "is RTF, HTML or XML; save it as plain text",

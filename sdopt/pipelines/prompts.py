@@ -222,7 +222,7 @@ _PLAIN = {
     "options": re.compile(r"(?:^|\s)--[A-Za-z][\w-]*(?=[\s=]|$)"),
     "list marks": re.compile(r"^(?:[-*•]|\d+[.)]|\d{3,})\s"),
     "comments and fences": re.compile(r"^(?:[;%]|```|~~~|---)"),
-    "names of files": re.compile(r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif)\b", re.IGNORECASE),
+    "names of files": re.compile(r"^\S+\.(?:png|jpe?g|webp|gif|bmp|tiff?|avif|txt|[ct]sv|jsonl?)\b", re.IGNORECASE),
     "lines that go on": re.compile(r"\\$"),
     "quotes around the whole": re.compile(r"""^(["'`]).*\1,?$""", re.DOTALL),
     "tabs": re.compile(r"\S\t+\S"),
@@ -248,7 +248,9 @@ _FIRST, _SHOWN = 3, 30
 
 
 def remarks_on_length(workload: Workload, model: Model) -> list[str]:
-    """Returns which prompts a model's text encoder cuts; call it in a process that may import the model's libraries.
+    """Returns what of prompts a model's text encoder cuts, or has no word for.
+
+    Call it in a process that may import the model's libraries.
 
     Raises:
         UsageError: the model's files are not there.
@@ -257,7 +259,9 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
         return []  # the words of a random model are a substitute's
     texts = list(_texts(workload, _chosen(workload, model)))
     found: dict[str, None] = {}
+    words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
     for tokenizer in _tokenizers(model):
+        words = {word for word in words if word not in tokenizer.get_vocab()}
         limit = tokenizer.model_max_length
         counts = map(len, tokenizer([text for _, text in texts], verbose=False)["input_ids"])
         cut = [f"{place} ({count} tokens)" for (place, _), count in zip(texts, counts, strict=True) if count > limit]
@@ -266,6 +270,11 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
                 f"{_named(workload)}: the text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
                 f"{_listed(cut)}; what comes later has no effect"
             ] = None
+    if words:
+        saved = "load a textual inversion in diffusers, and save the pipeline with it"
+        found[
+            f"{_named(workload)}: this model was taught no word {_listed(sorted(words))}, and reads it as text: {saved}"
+        ] = None
     return list(found)
 
 

@@ -189,7 +189,11 @@ def _says_yes(metadata: Mapping[str, str], key: str) -> bool:
     return metadata.get(key, "").strip().lower() in ("true", "1")
 
 
-def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = 20) -> list[str]:
+_USUAL_STEPS = 20
+"""So many can be sampled by every scheduler that suits a model."""
+
+
+def unsuited(own: Mapping[str, Any], scheduler: Scheduler, steps: int = _USUAL_STEPS) -> list[str]:
     """Returns why a scheduler cannot sample a model as the model's own scheduler says; [] if it can."""
     key = _key(own, scheduler, steps)
     if key not in _found:
@@ -284,6 +288,8 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     if scheduler.options and not _rehearsed(own, replace(scheduler, options={}), steps):
         given = " ".join(f"scheduler.options.{key}={value}" for key, value in scheduler.options.items())
         return [f"{given}: {scheduler.class_name} cannot sample with it ({why})"]
+    if steps > _USUAL_STEPS and not _rehearsed(own, scheduler, _USUAL_STEPS):
+        return [f"workload.steps={steps}: {scheduler.class_name} cannot sample in so many ({why}): set fewer"]
     predicts = scheduler.options.get("prediction_type", own.get("prediction_type", "epsilon"))
     what = f"cannot sample prediction_type={predicts} in workload.steps={steps} ({why})"
     return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]

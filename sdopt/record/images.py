@@ -31,7 +31,7 @@ def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     if not file.is_file():  # reading a pipe or a device may block
-        raise UsageError(f"{file}: cannot be read as an image (no such file)")
+        raise UsageError(f"{file}: cannot be read as an image ({'not a' if file.exists() else 'no such'} file)")
     try:
         with Image.open(file) as image:
             image.load()
@@ -52,6 +52,8 @@ def _as_shown(image: "Image") -> "Image":
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format not in _FIRST_IS_WHOLE:
         raise UsageError(f"holds {frames} frames; save the one to use as an image of its own")
+    if getattr(image, "tag_v2", {}).get(_SUBFILE, 0) & 1:
+        raise UsageError("begins with a preview of the picture, as raw files of cameras do; save it as PNG or JPEG")
     upright = ImageOps.exif_transpose(image)
     if upright.mode.startswith(("I", "F")):
         return _scaled(image, upright).convert("RGB")
@@ -104,8 +106,9 @@ _OPAQUE = 255
 
 _TRANSPARENT = "has transparent pixels, below which an image has no colour; flatten it onto a background"
 
-_BITS, _PHOTOMETRIC = 258, 262
-"""TIFF's tags of the bits in a sample, and of its meaning: 1 is a grey value that grows towards white."""
+_SUBFILE, _BITS, _PHOTOMETRIC = 254, 258, 262
+"""TIFF's tags of the kind of an image, 1 for one that is reduced; of the bits in a sample, and of its meaning: 1 is a
+grey value that grows towards white."""
 
 _16_BITS_IN_32 = (("I", "PNG"), ("I", "PPM"))
 """Modes and formats in which PIL keeps 16-bit numbers in 32 bits."""

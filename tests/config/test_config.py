@@ -167,6 +167,11 @@ class TestMistakes:
                 "workload.batch_size=[1,two]": "workload.batch_size: Value 'two'",
             },
             {"objective=${nope}": "objective: "},
+            {"workload.prompts=['a ${b}']": "workload.prompts: Interpolation key 'b' not found; for a ${ that"},
+            {
+                "workload.prompts=[it's a cat]": "workload.prompts=[it's a cat]: not an override (token recognition "
+                """error at: ''s a cat]'); put each text in quotes, as in workload.prompts='["a","b"]'"""
+            },
             {"workload.size=64px": "workload.size=64px: must be a whole number"},
             {"workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"},
             {"workload.prompts=[]": "workload.prompts=[]: holds no prompt"},

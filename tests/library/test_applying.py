@@ -119,9 +119,17 @@ class TestOptimize:
         with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
             pipe("a green tree", negative_prompt="grey")
 
-    def test_one_prompt_is_no_list_of_its_letters(self, pipe: StableDiffusionPipeline) -> None:
-        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts="a red apple")
+    @pytest.mark.parametrize("given", ["a red apple", np.array(["a red apple", "a cat"])])
+    def test_one_prompt_is_no_list_of_its_letters_and_an_array_is_one(
+        self, pipe: StableDiffusionPipeline, given: Any
+    ) -> None:
+        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=given)
         assert drawn(pipe, "a red apple").any()
+
+    @pytest.mark.parametrize("given", [Path("prompts.txt"), [1], ["a", None]])
+    def test_what_is_no_prompt(self, pipe: StableDiffusionPipeline, given: Any) -> None:
+        with pytest.raises(UsageError, match=r"^prompts: .* is no text; give a list of prompts"):
+            sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=given)
 
     def test_a_file_and_a_part_are_no_pipeline(self, pipe: StableDiffusionPipeline) -> None:
         given: list[Any] = ["dreamshaper.safetensors", pipe.unet]

@@ -16,7 +16,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
-from sdopt.pipelines.loras import rank_of
+from sdopt.pipelines.loras import lora_file, rank_of
 from sdopt.reference import LORAS
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image, proved
@@ -34,12 +34,19 @@ class TestFiles:
         [found] = variant(f"lora={option}", "model=sd15", "model.weights=random").conflicts(CPU)
         assert found == f"lora={option}: the LoRAs that come with sdopt are for model=emoji: set lora.path"
 
-    def test_of_another_model(self, variant: Compose) -> None:
+    def test_of_another_model(self, variant: Compose, tmp_path: Path) -> None:
         chosen = ("lora=loaded", f"lora.path={LORAS / 'fxemoji.safetensors'}", "model=sdxl")
         assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
         [found] = variant(*chosen, "model.weights=random").conflicts(CPU)
         assert "fxemoji.safetensors cannot be loaded into this model: its update of unet.down_blocks" in found
         assert "from 160 to 160 channels, and this model's layer from 640 to 640" in found
+        # A layer of the name is in both text encoders, and the original program's names are SDXL's too.
+        part = {n: t for n, t in text_lora("lora_te1_text_model_encoder", 768).items() if "q_proj" in n}
+        matrices = {"down": torch.ones(4, 1280), "up": torch.ones(1280, 4)}
+        part |= {f"lora_unet_middle_block_1_proj_in.lora_{name}.weight": each for name, each in matrices.items()}
+        save_file(part, tmp_path / "part.safetensors")
+        [found] = variant(*chosen[::2], "model.weights=random", f"lora.path={tmp_path}/part.safetensors").conflicts(CPU)
+        assert found.endswith("this model: (ValueError: Could not automatically infer state dict type)")
 
     @pytest.mark.parametrize(
         ("overrides", "reason"),
@@ -47,6 +54,8 @@ class TestFiles:
             (["lora.weight_name=no.safetensors"], "no such file"),
             (["lora.path=/nowhere/at/all.safetensors"], "no such file"),
             ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
+            (["lora.path=loras/style.pt"], "from .safetensors files only"),
+            (["lora.path=https://civitai.com/api/download/models/1"], "models/1: is an address; download the file"),
             ([f"lora.path={LORAS}", "lora.weight_name=README.md"], "from .safetensors files only"),
             (
                 [f"lora.path={LORAS / 'fxemoji.safetensors'}", "lora.weight_name=a.safetensors"],
@@ -73,8 +82,9 @@ class TestFiles:
         assert "not a complete safetensors file" in found
         assert chosen.optimizations["lora"].diffusers_lines == (), "a study of other variants asks for them too"
 
+    @pytest.mark.parametrize("name", ["it.safetensors", None])
     def test_on_the_hub_are_fetched_before_they_are_looked_at(
-        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None
     ) -> None:
         asked = []
 
@@ -83,15 +93,17 @@ class TestFiles:
             return str(tmp_path / name)
 
         monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-        options = ("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
+        options = ("lora=loaded", "lora.path=some/style", *([f"lora.weight_name={name}"] if name else []))
+        file = tmp_path / (name or "pytorch_lora_weights.safetensors")
         chosen = variant(*options)
         assert chosen.conflicts(CPU) == []
         for fetch in (True, False):
-            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [tmp_path / "it.safetensors"]
-        assert asked == [("some/style", "it.safetensors", local) for local in (True, False, True)]
-        save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / "it.safetensors")
+            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [file]
+        assert asked == [("some/style", file.name, local) for local in (True, False, True)]
+        save_file(load_file(LORAS / "fxemoji.safetensors"), file)
         [found] = variant(*options, "model=sd15", "model.weights=random").conflicts(CPU)
-        assert "it.safetensors cannot be loaded into this model" in found
+        assert f"{file.name} cannot be loaded into this model" in found
+        assert lora_file(str(tmp_path), name) == file
 
     def test_of_the_time_when_loras_were_attention_processors(
         self, variant: Compose, session: Load, tmp_path: Path
@@ -125,6 +137,19 @@ class TestFiles:
         [found] = variant("lora=hotswap", *overrides).conflicts(CPU)
         keys = "and lora.weight_name and lora.other to the two files"
         assert found.endswith(f": needs two LoRAs: set lora.path to their folder or repository, {keys}")
+
+    def test_a_swap_for_one_of_more_layers(self, variant: Compose, tmp_path: Path) -> None:
+        save_file(packaged(), tmp_path / "whole.safetensors")
+        save_file({n: t for n, t in packaged().items() if "attn" in n}, tmp_path / "part.safetensors")
+        save_file(kohya(alpha=None), tmp_path / "kohya.safetensors")
+
+        def found(first: str, other: str) -> list[str]:
+            names = (f"lora.weight_name={first}.safetensors", f"lora.other={other}.safetensors")
+            return variant("lora=hotswap", f"lora.path={tmp_path}", *names).conflicts(CPU)
+
+        assert found("whole", "part") == found("whole", "kohya") == []
+        [reason] = found("part", "whole")
+        assert "whole.safetensors cannot take the place of part.safetensors, which lacks some of its layers" in reason
 
     def test_of_a_text_encoder_cannot_be_exchanged(self, variant: Compose, tmp_path: Path) -> None:
         tensors = load_file(LORAS / "fxemoji.safetensors")
@@ -197,6 +222,10 @@ def peft_with_alphas() -> Tensors:
     return packaged() | {n.replace("lora_A.weight", "alpha"): torch.tensor(2.0) for n in packaged() if "lora_A" in n}
 
 
+def peft_with_kohyas_matrices() -> Tensors:
+    return {n.replace("lora_A", "lora_down").replace("lora_B", "lora_up"): t for n, t in peft_with_alphas().items()}
+
+
 class TestArrival:
     """A file arrives in the networks as a whole, or is refused before a worker starts."""
 
@@ -256,7 +285,7 @@ class TestArrival:
         assert loaded.conflicts(CPU) == []
         assert "has biases, which peft cannot fuse: choose lora=loaded" in str(fused.conflicts(CPU))
 
-    @pytest.mark.parametrize("tensors", [of_all_kinds, in_8_bits, peft_with_alphas])
+    @pytest.mark.parametrize("tensors", [of_all_kinds, in_8_bits, peft_with_alphas, peft_with_kohyas_matrices])
     def test_what_arrives_is_the_formula(
         self, variant: Compose, session: Load, tmp_path: Path, tensors: Callable[[], Tensors]
     ) -> None:
@@ -269,7 +298,8 @@ class TestArrival:
         assert len(layers) == sum(name.endswith(("lora_down.weight", "lora_A.weight")) for name in given)
         for name, layer in layers.items():
             peft = f"unet.{name}.alpha" in given
-            base, names = (f"unet.{name}", "AB") if peft else ("lora_unet_" + name.replace(".", "_"), ("down", "up"))
+            base = f"unet.{name}" if peft else "lora_unet_" + name.replace(".", "_")
+            names = "AB" if f"{base}.lora_A.weight" in given else ("down", "up")
             down, up = (given[f"{base}.lora_{which}.weight"].float() for which in names)
             scale = float(given.get(f"{base}.alpha", torch.tensor(len(down)))) / len(down)
             wanted = scale * (up.flatten(1) @ down.flatten(1))

@@ -84,6 +84,11 @@ def test_negative_prompts_of_a_file(tmp_path: Path, name: str, text: str) -> Non
     assert negative_prompts(Workload(prompts=path, prompt_start=1), Model()) == ()
 
 
+def test_one_object_with_a_prompt_and_lists_of_something_else(tmp_path: Path) -> None:
+    text = '{"tag": "one", "include": [{"class": "apple"}], "prompt": "a red apple"}\n'
+    assert prompts(written(tmp_path, "a.jsonl", text)) == ("a red apple",)
+
+
 def test_a_quoted_line_break_stays(tmp_path: Path) -> None:
     assert prompts(written(tmp_path, "a.tsv", 'id\tprompt\r\n1\t"a red\napple"\r\n2\tb\r\n')) == ("a red\napple", "b")
 
@@ -140,6 +145,7 @@ class TestRemarks:
             ("0001 a fish", "list marks"),
             ("; a fish", "comments and fences"),
             ("fish.png: a fish", "names of files"),
+            ("more_prompts.txt", "names of files"),
             ("a fish \\", "lines that go on"),
             ('"a fish",', "quotes around the whole"),
             ("1\ta fish", "tabs"),
@@ -163,6 +169,8 @@ class TestRemarks:
         assert "reads 24 tokens and cuts 1 of 2 texts: line 2 (" in found
         [found] = remarks_on_length(Workload(negative_prompt=long), Model())
         assert "workload.negative_prompt (" in found
+        [found] = remarks_on_length(Workload(prompts=["a <cat-toy> in a <b>box"]), Model())
+        assert "this model was taught no word <b>, <cat-toy>, and reads it as text" in found
         assert remarks_on_length(Workload(), Model()) == []
 
     def test_the_packaged_prompts_are_not_cut(self) -> None:
@@ -208,6 +216,8 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.json", '["a", 3]', "item 2 is not a JSON object or a text"),
         ("a.json", '[{"prompt": "a", "prompt": "b"}]', "two keys named prompt"),
         ("a.json", '{"prompts": ["a"], "text": "b"}', "the keys prompts, text; write a list of objects"),
+        ("a.txt", "['a', 'b']\n", "line 1 (['a', 'b']) begins a list; save it as .json"),
+        ("a.txt", '[\n  "a",\n]\n', "line 1 ([) begins a list; save it as .json"),
         ("a.txt", "/imagine prompt: a dog", "is a command of another program"),
         ("a.json", '{"a": ["x", "y"], "b": ["z"]}', "is an object with the keys a, b; write a list of objects"),
         ("a.json", '{"prompts": ["a", "b"], "negative": ["x"]}', "the keys prompts, negative; write a list of objects"),

@@ -88,6 +88,8 @@ def test_a_number_of_steps_that_a_scheduler_cannot_take_is_refused() -> None:
     assert not unsuited(own(), runge_kutta)
     [found] = unsuited(own(), runge_kutta, steps=3)
     assert "in workload.steps=3 (ValueError" in found
+    [found] = unsuited(own(), Scheduler(), steps=1001)
+    assert found.startswith("workload.steps=1001: DDIMScheduler cannot sample in so many (ValueError")
     [found] = unsuited(own(), Scheduler("EulerDiscreteScheduler", {"timestep_spacing": "even"}))
     assert found.startswith(
         "scheduler.options.timestep_spacing=even: EulerDiscreteScheduler cannot sample with it (Val"

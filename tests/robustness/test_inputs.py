@@ -115,6 +115,7 @@ def test_pictures_that_could_mean_several_things(tmp_path: Path) -> None:
         "frames.png": (image, two, "holds 2 frames"),
         "frames.webp": (image, two, "holds 2 frames"),
         "pages.tif": (image, two, "holds 2 frames"),
+        "raw.tif": (image, {"tiffinfo": {254: 1}}, "begins with a preview"),
     }
     for name, (given, options, said) in cases.items():
         given.save(tmp_path / name, **options)
