@@ -1,6 +1,6 @@
 """Loads the pipeline of a variant that was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
-from sdopt.library.state import Optimized, keep, named_as_chosen, require_prompts
+from sdopt.library.state import Optimized, as_prompts, keep, named_as_chosen, require_prompts
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_run
@@ -25,7 +25,7 @@ def load(
     result: str | Path,
     variant: str | None = None,
     *,
-    prompts: Sequence[str] = (),
+    prompts: Iterable[str] | None = (),
     device: str | None = None,
     tracking_uri: str | None = None,
     config_dir: str | Path | None = None,
@@ -50,7 +50,7 @@ def load(
         UsageError: there is no such result or variant, its files are missing, or it calls functions of one's own.
         ConflictError: the variant cannot run on this machine.
     """
-    prompts = (prompts,) if isinstance(prompts, str) else prompts
+    prompts = as_prompts(prompts)
     planned = measured(result, variant, tracking_uri=tracking_uri, config_dir=config_dir)
     probed = probe_device(device or planned.hardware.device)
     if problems := planned.conflicts(probed):
@@ -61,7 +61,7 @@ def load(
     if prompts:
         assembly.prepare_inputs([*prompts, *filter(None, [usual["negative_prompt"]])])
     ctx, choices = planned.context(probed), dict(planned.choices)
-    keep(assembly.pipe, Optimized(assembly, choices, ctx, None, tuple(prompts), usual))
+    keep(assembly.pipe, Optimized(assembly, choices, ctx, None, prompts, usual))
     return assembly.pipe
 
 
