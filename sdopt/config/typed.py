@@ -6,7 +6,7 @@ from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf, StringNode
+from omegaconf import DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.options.base import Optimization
@@ -148,8 +148,20 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
     except OmegaConfBaseException as error:
         if "each" in limits and isinstance(node[key], str):
             return [f"{full}={node[key]}: must be a whole number, or a list of them"]
+        if "each" not in limits and (wrong := _misformed(full, node._get_node(key), schema._get_node(key))):
+            return [wrong]
         return [f"{full}: {str(error).splitlines()[0]}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
+
+
+def _misformed(full: str, given: Any, wanted: Any) -> str:
+    """Returns what is wrong with a value where a list, a mapping or a single one is wanted; "" if nothing is."""
+    if isinstance(wanted, ListConfig) and not isinstance(given, ListConfig):
+        return f"{full}={given}: must be a list, as in {full}=[{given}]"
+    if isinstance(wanted, DictConfig) and not isinstance(given, DictConfig):
+        return f"{full}={given}: must be a mapping, as in {full}={{key: value}}"
+    single = OmegaConf.is_config(given) and not OmegaConf.is_config(wanted)
+    return f"{full}={given}: takes one value, not several" if single else ""
 
 
 @dataclass

@@ -124,7 +124,7 @@ class TestMistakes:
             "protocol.rounds: ",
             "attention._target_=sdopt.options.attention.Nope: cannot be imported",
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
-            "layout.memory_format: ",
+            "layout.memory_format=[]: takes one value, not several",
             "nonsense: unknown key; the sections are model, ",
             "dry_run: must be true or false",
             "objective: ",
@@ -167,7 +167,11 @@ class TestMistakes:
                 "workload.batch_size=[1,two]": "workload.batch_size: Value 'two'",
             },
             {"objective=${nope}": "objective: "},
-            {"workload.size=64px": "workload.size=64px: must be a whole number"},
+            {
+                "workload.size=64px": "workload.size=64px: must be a whole number",
+                "quality.features=effnet": "quality.features=effnet: must be a list, as in quality.features=[effnet]",
+                "tracking.tags=x": "tracking.tags=x: must be a mapping",
+            },
             {"workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"},
             {"workload.prompts=[]": "workload.prompts=[]: holds no prompt"},
             # A group is chosen in one way.
