@@ -45,6 +45,12 @@ class OccupiedError(UsageError):
     """A folder that another process writes, or that holds the result of another run."""
 
 
+def require_texts(function: str, overrides: Iterable[object]) -> None:
+    """Raises UsageError unless all overrides of a call of `sdopt.<function>` are texts."""
+    if wrong := [override for override in overrides if not isinstance(override, str)]:
+        raise UsageError(f"{wrong[0]!r}: each override is an argument of its own, as in sdopt.{function}(*overrides)")
+
+
 class UnavailableError(SdoptError):
     """A resource that a command needs is unavailable, or an operation failed: exit code 3."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sdopt.apart import start_apart
-from sdopt.errors import ENDINGS, SdoptError, UnavailableError, UsageError
+from sdopt.errors import ENDINGS, SdoptError, UnavailableError, require_texts
 from sdopt.guard import PLAIN, explained, patient_streams
 from sdopt.terminal import OVERWRITES
 
@@ -41,8 +41,7 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> "Outcome":
         UnavailableError: the study was aborted, for example by a full disk; completed measurements are kept.
         KeyboardInterrupt: Ctrl-C; completed measurements are kept in the folder.
     """
-    if wrong := [override for override in overrides if not isinstance(override, str)]:
-        raise UsageError(f"{wrong[0]!r}: each override is an argument of its own, as in sdopt.run(*overrides)")
+    require_texts("run", overrides)
     # A stream that is not the process's own, as in a notebook, is written to from here.
     shown = [sys.stdout, sys.stderr]
     piped = {

@@ -297,6 +297,8 @@ def load_of(overrides: Sequence[str], config_dir: Path | None) -> dict[str, Any]
 
 
 def _search_path(config_dir: Path | None) -> list[str]:
+    if config_dir is not None and not config_dir.is_dir():
+        raise UsageError(f"config_dir={config_dir}: there is no such folder; name one with groups of your own")
     return [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
 
 

@@ -22,10 +22,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
-from sdopt.config.groups import require_chosen, require_overrides
+from sdopt.config.groups import data_sheets, require_chosen, require_overrides
 from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of
+from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of
 from sdopt.errors import UsageError, command_line, shell_word
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
@@ -268,15 +268,18 @@ def _explained(error: Exception, command: str) -> str:
     if message.startswith("Config group override must be a string"):  # Hydra does not say which
         frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
         number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
-        message = f"{number}: no option is named by a number alone; `sdopt {command} --help` lists all"
+        group, _, name = number.partition("=")
+        near = resembling(name, [*options_of(group), *(data_sheets() if group == "hardware" else ())])
+        advice = f"did you mean {' or '.join(near)}? " if near else ""
+        message = f"{number}: no option is named by a number alone; {advice}`sdopt {command} --help` lists all"
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
         own = f"write `- override /{grouped[1]}: …` in its defaults list"
         return f"{grouped[1]}: begin the file with `# @package _global_`, and {own}"
     within = "|".join(folder.name for folder in CONF.iterdir() if folder.is_dir())  # a group; its option may be a path
-    found = rf"In '[^']*': Could not find '({within}|[^']+(?=/[^'/]+'))/([^']+)'"
+    found = rf"In '[^']*': Could not (?:find|load) '({within}|[^']+(?=/[^'/]+'))/([^']+)'"
     if unknown is None and (option := re.match(found, message)):
-        known = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
+        known = re.findall(r"^\t(\S+)$", message, re.MULTILINE) or options_of(option[1])  # of a list Hydra says none
         near = resembling(option[2], known)
         advice = f"did you mean {' or '.join(near)}? " if near else ""
         if option[1] == "hardware" and not re.search(r"\d", option[2]):  # `gpu`: its options are cards, a page of them

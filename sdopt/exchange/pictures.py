@@ -93,7 +93,7 @@ def _csv_rows(file: Path, text: str) -> list[Row]:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:
         raise UsageError(f"{file}:{reader.line_num}: {error}") from error
-    if twice := _repeated(name.strip().lower() for name in reader.fieldnames or () if name.strip()):
+    if twice := repeated(name.strip().lower() for name in reader.fieldnames or () if name.strip()):
         raise UsageError(f"{file}: has several columns of the name {twice}; keep one of them")
     for line, row in rows:
         if None in row or None in row.values():
@@ -126,7 +126,8 @@ _TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
 
 _USER_COMMENT, _EXIF = 0x9286, 0x8769
 
-_A1111_SEED = re.compile(r"\bSeed: (\d+)")
+_A1111 = re.compile(r"(?s)(.*(?:^|\n))Steps: \d.*?\bSeed: (\d+)")
+"""Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +161,14 @@ def read_folder(folder: Path) -> list[Picture]:
         UsageError: there is no image, two files have one name but for the suffix, or a table beside them does not fit.
     """
     files = image_files(folder)
-    if twice := _repeated(file.stem for file in files):
+    if twice := repeated(file.stem for file in files):
         raise UsageError(f"{folder}: several images are named {twice}; keep one of them")
     tables = [folder / name for name in _TABLES if (folder / name).is_file()]
     if not tables:
         return [_as_it_says(file) for file in files]
     rows = [(Path(row.need("file", "file_name", "filename", "image")).name, row) for row in read_table(tables[0])]
     by_name, there = dict(rows), {file.name for file in files}
-    if twice := _repeated(name for name, _ in rows):
+    if twice := repeated(name for name, _ in rows):
         raise UsageError(f"{tables[0]}: {twice} is listed several times; list each image of the folder once")
     if lacking := sorted(by_name.keys() ^ there):
         what = "is listed, and is not there" if lacking[0] in by_name else "is not listed"
@@ -188,11 +189,9 @@ def _as_it_says(file: Path) -> Picture:
     """Returns an image with the prompt and seed that the program which wrote it left in the file."""
     image = open_image(file)
     given = image.info.get("parameters") or _comment(image)
-    if isinstance(given, str):
-        texts, steps, settings = f"\n{given}".rpartition("\nSteps: ")
-        if steps and (seed := _A1111_SEED.search(settings)):  # a prompt may say Seed: 5, too
-            prompt, _, rest = texts.partition("\nNegative prompt: ")
-            return Picture(file, prompt.strip(), int(seed[1]), rest.strip())
+    if isinstance(given, str) and (made := _A1111.match(given)):
+        prompt, _, negative = f"\n{made[1]}".partition("\nNegative prompt: ")
+        return Picture(file, prompt.strip(), int(made[2]), negative.strip())
     try:
         graph = json.loads(image.info.get("prompt") or "{}")
     except ValueError:
@@ -265,7 +264,7 @@ def partners(first: Sequence[Picture], second: Sequence[Picture], folders: tuple
             "the files of a pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
         )
     for folder, pictures in zip(folders, (first, second), strict=True):
-        if twice := _repeated(picture.made_from for picture in pictures):
+        if twice := repeated(picture.made_from for picture in pictures):
             raise UsageError(f"{folder}: several images are of the seed {twice[2]} and the prompt '{twice[0]}'")
     by_origin = {picture.made_from: picture for picture in second}
     alone_of = {picture.made_from for picture in first} ^ by_origin.keys()
@@ -288,7 +287,7 @@ def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders:
     if found is None:
         by_prompt = {picture.prompt: picture for picture in second}
         prompts = [picture.prompt for picture in first]
-        if None in prompts or _repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
+        if None in prompts or repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
             raise UsageError(
                 f"{folders[0]} and {folders[1]}: which images are of the same prompt? Give them the same file name, or "
                 "list file, prompt and seed in a prompts.csv in both folders"
@@ -312,7 +311,7 @@ def _by_name(first: Sequence[Picture], second: Sequence[Picture]) -> list[Pictur
     return [other[name] for name in names] if {*names} == other.keys() else None
 
 
-def _repeated(values: Iterable[Any]) -> Any:
+def repeated(values: Iterable[Any]) -> Any:
     """Returns a value that occurs several times; None if there is none."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
 

@@ -14,6 +14,7 @@ from sdopt.exchange.pictures import (
     partners,
     read_folder,
     read_table,
+    repeated,
     require_alike,
 )
 from sdopt.record.comparisons import Comparison
@@ -75,6 +76,9 @@ def import_study(
     Raises:
         UsageError: folders, images or tables do not fit together.
     """
+    given_folders = [given.baseline, *given.candidates, *filter(None, [given.again])]
+    if twice := repeated(folder.resolve() for folder in given_folders):
+        raise UsageError(f"{twice}: is given twice; name each folder once")
     first = read_folder(given.baseline)
     sides = [_Side(BASELINE, given.baseline, first, _times(given.baseline))]
     names = _names([*given.candidates])
@@ -140,7 +144,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
         if len({*names, BASELINE, AGAIN}) == len(names) + 2:
             return names
     if folders:
-        raise UsageError(f"{folders[0]}: is given twice; name each folder once")
+        raise UsageError(f"{folders[0]}: its name is that of another; rename it")
     return []
 
 

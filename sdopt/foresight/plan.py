@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,9 @@ import numpy as np
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
-from sdopt.config.overrides import key_of, parsed_override, resembling, written_key
+from sdopt.config.overrides import key_of, resembling, written_key
 from sdopt.config.paths import options_of
-from sdopt.errors import UsageError, command_line
+from sdopt.errors import UsageError, command_line, require_texts
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu, threads_of
 from sdopt.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
@@ -350,6 +351,7 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     """
     import pandas as pd
 
+    require_texts("plan", overrides)
     predictions, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
     return pd.DataFrame([each.row() for each in predictions])
 
@@ -363,46 +365,48 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
     from sdopt.worker.preload import import_all  # what it imports takes seconds
 
     import_all(("diffusers.models",))  # without what other libraries say of themselves when they are imported
+    # Several cards are asked for under either name.
+    overrides = [f"plan.{each}" if re.match(r"hardware=.*,", each) else each for each in overrides]
     own = [override for override in overrides if written_key(override).startswith("plan.")]
     rest = [override for override in overrides if override not in own]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
-    asked: dict[str, Any] = {}
+    asked: dict[str, str] = {}
     for override in own:
         key = key_of(override)
         if key not in KEYS:
             raise UsageError(f"{key}: unknown key; {', '.join(f'{name} is {what}' for name, what in KEYS.items())}")
         # A version is as written: 2.10 is not 2.1.
-        text = override.partition("=")[2].strip("'\"")
-        asked[key] = text if key == "plan.torch" else parsed_override(override).value()
-    named = asked.get("plan.hardware")
-    names = named if isinstance(named, list) else [named] if named else []
-    torch = asked.get("plan.torch")
+        asked[key] = override.partition("=")[2].strip("'\"")
+    names = [name for each in asked.get("plan.hardware", "").strip("[]").split(",") if (name := each.strip(" '\""))]
+    if names and (others := [override for override in rest if key_of(override) == "hardware"]):
+        raise UsageError(f"{others[0]}: plan.hardware names the cards; leave one of the two out")
+    written = asked.get("plan.torch")
     learned: Learned | None = None
     try:
-        torch = torch and version_of(torch)
+        torch = version_of(written) if written else None
     except ValueError:
-        raise UsageError(f"plan.torch={torch}: is no version; write it as in plan.torch=2.3") from None
+        raise UsageError(f"plan.torch={written}: is no version; write it as in plan.torch=2.3") from None
     if "plan.measured" in asked:
         if torch:
             raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
-        torch, learned = _learned(Path(str(asked["plan.measured"])))
+        torch, learned = _learned(Path(asked["plan.measured"]))
     with composer_of(rest, config_dir) as composer:
         predictions = predict(_variants(composer, rest), _cards(composer, names, rest), learned, torch)
     return predictions, command_line("run", *rest, "protocol.replicates=3")
 
 
-def _cards(composer: HydraComposer, names: Sequence[Any], overrides: Sequence[str]) -> dict[str, Sheet]:
+def _cards(composer: HydraComposer, names: Sequence[str], overrides: Sequence[str]) -> dict[str, Sheet]:
     """Returns the cards to plan for, by option of `hardware`."""
     sheets = data_sheets()
     if names:
-        unknown = [str(name) for name in names if str(name) not in sheets]
+        unknown = [name for name in names if name not in sheets]
         if unknown:
             near = resembling(unknown[0], sheets)
             meant = f"; did you mean {' or '.join(near)}?" if near else ";"
             raise UsageError(
                 f"plan.hardware: no data sheet for {', '.join(unknown)}{meant} there are {', '.join(sheets)}"
             )
-        return {str(name): sheets[str(name)] for name in dict.fromkeys(names)}
+        return {name: sheets[name] for name in dict.fromkeys(names)}
     sheet = composer.current.hardware.sheet
     if sheet is None and composer.current.hardware.device == "cpu":
         return {"cpu": sheet_of_cpu(composer.current.hardware)}

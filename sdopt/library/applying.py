@@ -1,7 +1,7 @@
 """Applies options to a program's own pipeline, proves from a call that they took effect, and takes them back."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from sdopt.assembly import Assembly
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, require_texts
 from sdopt.library.planning import Plan, plan_for
 from sdopt.library.process import ProcessChanges, kept_generators
-from sdopt.library.state import OPTIMIZED, Optimized, keep, listed_prompts, named_as_chosen, require_plain, state_of
+from sdopt.library.state import OPTIMIZED, Optimized, as_prompts, keep, named_as_chosen, require_plain, state_of
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
 from sdopt.pipelines.parts import device_of, place
@@ -62,7 +62,7 @@ class Report:
 def optimize(
     pipe: "DiffusionPipeline",
     *overrides: str,
-    prompts: Sequence[str] = (),
+    prompts: Iterable[str] | None = (),
     config_dir: str | Path | None = None,
     **groups: str | Sequence[str],
 ) -> "DiffusionPipeline":
@@ -90,7 +90,8 @@ def optimize(
             the pipeline is as it was before. Where weights were changed already, a note on the error says so.
     """
     require_plain(pipe)
-    prompts = listed_prompts(prompts)
+    require_texts("optimize", overrides)
+    prompts = as_prompts(prompts)
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
@@ -143,11 +144,13 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
     own = inspect.signature(type(pipe).__call__).parameters.get("strength")
     strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
     steps = optimized.assembly.traced_steps(strength)
-    if prompt is None and call.get("prompt_embeds") is None:
+    prompts = prompt if isinstance(prompt, str) else [*as_prompts(prompt)] or None
+    if prompts is None and call.get("prompt_embeds") is None:
         each = call.get("num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1))
-        prompt = optimized.prompts_that_show(each)
-    prompts = prompt if prompt is None or isinstance(prompt, str) else list(prompt)
+        prompts = optimized.prompts_that_show(each)
     arguments = {"prompt": prompts, "num_inference_steps": steps, **call}
+    if isinstance(prompts, list) and isinstance(negative := call.get("negative_prompt"), str):
+        arguments["negative_prompt"] = [negative] * len(prompts)  # diffusers wants as many
     if any(option.compiles for option in optimized.assembly.options.values()):
         # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
         # when a module runs for the second time (`CUDAGraphTreeManager._run`).
@@ -176,7 +179,9 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
 
 def _broken(output: Any) -> str:
     """Returns what is wrong with the images of a call: NaN, which becomes black where pictures are made of it."""
-    images = output[0]  # of a pipeline of videos, frames
+    # Of a pipeline of videos these are frames; the call of a program's own class may return images, or one, alone.
+    images = output[0] if isinstance(output, tuple | Mapping) else output
+    images = images if isinstance(images, list | np.ndarray | torch.Tensor) else [images]
     found = [each if isinstance(each, torch.Tensor) else torch.as_tensor(np.array(each)) for each in images]
     if any(not each.isfinite().all() for each in found):
         return "they hold numbers that are not finite (NaN or infinite)"

@@ -1,6 +1,6 @@
 """Loads the pipeline of a variant that was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from sdopt.config.models import own_functions
 from sdopt.config.overrides import merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
-from sdopt.library.state import Optimized, keep, listed_prompts, named_as_chosen, require_prompts
+from sdopt.library.state import Optimized, as_prompts, keep, named_as_chosen, require_prompts
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_run
@@ -18,15 +18,16 @@ from sdopt.tracking.store import end_process
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 
 def load(
-    result: str | Path,
+    result: str | Path | Outcome,
     variant: str | None = None,
     *,
-    prompts: Sequence[str] = (),
-    device: str | None = None,
+    prompts: Iterable[str] | None = (),
+    device: "str | torch.device | None" = None,
     tracking_uri: str | None = None,
     config_dir: str | Path | None = None,
 ) -> "DiffusionPipeline":
@@ -38,7 +39,8 @@ def load(
     package of `compiler=aot` is valid only for the number of threads with which it was compiled.
 
     Args:
-        result: a run's folder, its `result.json`, or the id of an MLflow run of the study or of a variant.
+        result: what `sdopt.run` returned, a run's folder, its `result.json`, or the id of an MLflow run of the study or
+            of a variant.
         variant: the variant's name, as tables show it; may be left out where there is one besides the baseline, and for
             the id of a variant's run.
         prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`, and their negative prompts.
@@ -50,9 +52,9 @@ def load(
         UsageError: there is no such result or variant, its files are missing, or it calls functions of one's own.
         ConflictError: the variant cannot run on this machine.
     """
-    prompts = listed_prompts(prompts)
+    prompts = as_prompts(prompts)
     planned = measured(result, variant, tracking_uri=tracking_uri, config_dir=config_dir)
-    probed = probe_device(device or planned.hardware.device)
+    probed = probe_device(planned.hardware.device if device is None else str(device))
     if problems := planned.conflicts(probed):
         raise ConflictError(problems)
     require_prompts(named_as_chosen(planned.optimizations, planned.choices), prompts)
@@ -66,7 +68,7 @@ def load(
 
 
 def measured(
-    result: str | Path,
+    result: str | Path | Outcome,
     variant: str | None = None,
     changes: Sequence[str] = (),
     *,
@@ -92,8 +94,10 @@ def _require_no_code(variant: str, functions: Sequence[str]) -> None:
         )
 
 
-def _result(source: str | Path, tracking_uri: str | None) -> tuple[Outcome, str | None]:
+def _result(source: str | Path | Outcome, tracking_uri: str | None) -> tuple[Outcome, str | None]:
     """Returns a result, and the variant that its MLflow run is of, if it is named by such a run."""
+    if isinstance(source, Outcome):
+        return source, None
     if Path(source).exists():
         return load_result(source), None
     if Path(source).suffix or len(Path(source).parts) > 1:

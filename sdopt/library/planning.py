@@ -95,6 +95,9 @@ def plan_for(
 def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None) -> None:
     """Raises UsageError for overrides that a pipeline would ignore: other sections, and keys of groups not named."""
     applicable = {group for group, _ in optimization_options(folder)} | {"scheduler"}
+    keys = [f'{name}: a key, not a group: write sdopt.optimize(pipe, "{name}=…", …)' for name in groups if "." in name]
+    if keys:
+        raise UsageError(keys)
     problems = []
     for word in (*(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()), *overrides):
         key = key_of(word)

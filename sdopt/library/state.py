@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
+from os import PathLike
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from sdopt.assembly import Assembly
@@ -47,6 +49,8 @@ class Optimized:
     """Default arguments of a call."""
     process: ProcessChanges = field(default_factory=ProcessChanges)
     """What options left changed in the process."""
+    lock: Any = field(default_factory=RLock)
+    """Held by a call: what options keep between steps and in the process is that of one call at a time."""
     structure: dict[str, Any] | None = None
     """The layers of the denoiser with their settings, if options keep what they were."""
 
@@ -113,7 +117,7 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         if getattr(self, OPTIMIZED, None) is None:
             raise UsageError(_COPIED)
         arguments = _fitted(usual, given) | assembly.call_kwargs | given
-        with optimized.fitting(self, arguments), optimized.process.noted(), assembly.entered():
+        with optimized.lock, optimized.fitting(self, arguments), optimized.process.noted(), assembly.entered():
             return call(self, **assembly.changed(arguments))
 
     own = {"__call__": __call__, "__module__": cls.__module__}
@@ -161,7 +165,15 @@ def state_of(pipe: "DiffusionPipeline") -> Optimized:
 
 def require_plain(pipe: "DiffusionPipeline") -> None:
     """Raises UsageError if options were applied to a pipeline, or to the one that it is a copy of."""
-    if not hasattr(pipe, "components"):
+    try:
+        is_one = hasattr(pipe, "components")
+    except ValueError as error:  # diffusers cannot move or save it either
+        expected = str(error).rpartition("Expected")[2].strip() or error
+        raise UsageError(
+            f"{type(pipe).__name__}: diffusers cannot tell its components: expected {expected} Make each a "
+            "parameter of __init__, and register no others"
+        ) from error
+    if not is_one:
         raise UsageError(
             f"{pipe if isinstance(pipe, str) else type(pipe).__name__}: not a pipeline; load one with diffusers, as in "
             "StableDiffusionPipeline.from_single_file(…)"
@@ -176,11 +188,11 @@ def named_as_chosen(options: Mapping[str, Optimization], choices: Mapping[str, s
     return {as_choice(axis, choices[axis]): option for axis, option in options.items()}
 
 
-def listed_prompts(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns a program's prompts, of which one may come without a list. Raises UsageError if they are no texts."""
-    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+def as_prompts(prompts: Iterable[str] | None) -> tuple[str, ...]:
+    """Returns prompts that a program gives, one or several of whatever collection. Raises UsageError for others."""
+    found = (prompts,) if isinstance(prompts, str | PathLike) else () if prompts is None else tuple(prompts)
     if wrong := [each for each in found if not isinstance(each, str)]:
-        raise UsageError(f"prompts: {wrong[0]!r} is no text; give a list of prompts")
+        raise UsageError(f"prompts: {wrong[0]!r} is no text; give a text, or a list of texts")
     return found
 
 

@@ -12,7 +12,7 @@ from sdopt.config.composer import composer_of, tracking_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.own import BATCHES
-from sdopt.errors import ConflictError, command_line, print_problems
+from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
 from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
@@ -134,10 +134,13 @@ def _measure_url(
     with composer_of([override for override in overrides if not key_of(override).startswith("tracking")]) as composer:
         workload, model = composer.current.workload, composer.current.model
     prompts = resolve_prompts(workload, model)
-    record.header = [f"the server at {url}, with {len(prompts)} prompts"]
-    row = LoadRow(url, url, "its own")
+    shown = without_passwords(url)
+    record.header = [f"the server at {shown}, with {len(prompts)} prompts"]
+    row = LoadRow(shown, shown, "its own")
     record.rows = [row]
-    LoadTest(load, record, None, say).run_url(row, url.rstrip("/"), prompts)
+    # Clients of OpenAI's are given the address with its version.
+    site = url.rstrip("/").removesuffix("/images/generations").removesuffix("/v1")
+    LoadTest(load, record, None, say).run_url(row, site, prompts)
 
 
 def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig) -> None:
@@ -175,7 +178,7 @@ def _log(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig,
         tags = {**common, ROLE: "load row"}
         below.append(Run(each.row.name, tags, parameters={"policy": each.row.policy}, metrics=known))
     files = {path.name: path for path in sorted(folder.iterdir())}
-    parameters = {f"load.{key}": str(value) for key, value in asdict(load).items()}
+    parameters = {f"load.{key}": without_passwords(str(value)) for key, value in asdict(load).items()}
     answer = answer_of(record)
     tags = {**common, ROLE: "load test", "answer": answer, NOTE: note_of(text)}
     run = Run(f"{record.name} {record.began}", tags, parameters=parameters, files=files, below=below)

@@ -34,6 +34,9 @@ _CALIBRATIONS = 3
 _ATTEMPTS = 3
 """Times that a window is sent if it was sent too late, or disturbed."""
 
+_PATIENCE_S = 60.0
+"""The least time in which an answer is waited for."""
+
 _LIMITS = 3.0
 """The limit, in single calls of the baseline, where nobody names one."""
 
@@ -86,16 +89,27 @@ class LoadTest:
 
     def run_url(self, row: LoadRow, url: str, prompts: Sequence[str]) -> None:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
-        [first] = generate(Schedule(url, [0.0], [{"prompt": prompts[0], "seed": self._load.seed}], timeout_s=60.0))
-        if first.status != 200:
-            raise UnavailableError(
-                f"load.url={url}: a first request got no image (status {first.status}); name the address without "
-                "/v1/images/generations, and see whether the server is up"
-            )
+
+        def require_image(request: str) -> None:
+            one = Schedule(url, [0.0], [{"prompt": prompts[0], "seed": self._load.seed}], timeout_s=_PATIENCE_S)
+            [sent] = generate(one)
+            if sent.status != 200:
+                raise UnavailableError(
+                    f"load.url={row.name}: {request} got no image (status {sent.status}: {sent.said}); see whether it "
+                    "is up, warm, and has OpenAI's interface, /v1/images/generations"
+                )
+
+        require_image("a first request")
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
             windows = [self._window(url, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
+            if any(window.errors == window.requests for window in windows):
+                try:
+                    require_image("a last request")
+                except UnavailableError as error:
+                    row.reason = str(error)
+                    return
 
     async def _measure(self, candidate: Candidate, number: int) -> None:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
@@ -174,7 +188,7 @@ class LoadTest:
             {"prompt": prompts[number % len(prompts)], "seed": load.seed + replicate * len(times_s) + number}
             for number in range(len(times_s))
         ]
-        schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(60.0, 20 * limit_s))
+        schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(_PATIENCE_S, 20 * limit_s))
         note, tried = partial(setattr, self, "_generator"), list[Window]()
         for _ in range(_ATTEMPTS):
             self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")

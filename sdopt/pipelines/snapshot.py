@@ -135,7 +135,15 @@ def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
     for found in hashes.values():
         # In one transfer, because each transfer from a card waits for all work that runs there.
         contents |= zip(found, torch.stack([*found.values()]).tolist(), strict=True)
-    return [(each.dtype, tuple(each.shape), each._version, contents.get(n, 0)) for n, each in enumerate(parameters)]
+    return [(each.dtype, tuple(each.shape), _changes(each), contents.get(n, 0)) for n, each in enumerate(parameters)]
+
+
+def _changes(parameter: torch.nn.Parameter) -> int:
+    """Returns how often a parameter was changed in place; 0 of one that was made in inference mode, and counts none."""
+    try:
+        return parameter._version
+    except RuntimeError:
+        return 0
 
 
 _HASHED = (torch.float32, torch.float16, torch.bfloat16)

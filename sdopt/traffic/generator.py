@@ -16,6 +16,10 @@ from typing import Any
 import aiohttp
 
 _PATH = "/v1/images/generations"
+_SAID = 300
+"""Bytes of an answer without an image that are kept."""
+_TOLD = ("batch_size", "queue_s", "compute_s")
+"""What sdopt's servers tell of an image; others may mean something else by it."""
 _AHEAD_S = 0.2
 """From reading the schedule to its time 0."""
 
@@ -46,6 +50,8 @@ class Sent:
     """Images of its call; 0 where a server does not say so."""
     queue_s: float | None = None
     compute_s: float | None = None
+    said: str = ""
+    """Why there is no image, in the server's own words where it has some."""
 
     @property
     def latency_s(self) -> float:
@@ -100,17 +106,20 @@ async def _send(
             content = await answer.read()
             done_s = time.perf_counter() - start_s
             status = answer.status
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        said = str(error) or "no answer in time"
+        return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0, said=said)
+    said = " ".join(content[:_SAID].decode(errors="replace").split())
     if status != 200:
-        return Sent(scheduled_s, sent_s, done_s, status)
+        return Sent(scheduled_s, sent_s, done_s, status, said=said)
     try:
         image = dict(json.loads(content)["data"][0])
     except (ValueError, LookupError, TypeError):
-        return Sent(scheduled_s, sent_s, done_s, 0)
-    return Sent(
-        scheduled_s, sent_s, done_s, status, image.get("batch_size", 0), image.get("queue_s"), image.get("compute_s")
-    )
+        image = {}
+    if not (image.get("b64_json") or image.get("url")):
+        return Sent(scheduled_s, sent_s, done_s, 0, said=said)
+    told = [value if isinstance(value := image.get(key), int | float) else None for key in _TOLD]
+    return Sent(scheduled_s, sent_s, done_s, status, int(told[0] or 0), *told[1:])
 
 
 if __name__ == "__main__":

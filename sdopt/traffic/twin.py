@@ -27,7 +27,7 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
         return np.concatenate([[0.0], np.cumsum(gaps)])
     if arrivals == "constant":
         return np.arange(count, dtype=float)
-    path = Path(arrivals)
+    path = Path(arrivals).expanduser()
     try:
         times = np.array([float(line) for line in path.read_text(encoding="utf-8").split()])
     except (OSError, ValueError) as error:

@@ -360,6 +360,18 @@ class TestPartners:
             self.in_png(tmp_path / name, parameters=A1111.replace("a cat, (red:1.2)", prompt).strip())
             assert read_folder(tmp_path / name)[0].made_from == (prompt, "blurry", 42)
 
+    @pytest.mark.parametrize(
+        ("said", "made_from"),
+        [
+            ("Seed: 5 of a flower\nSteps: 3 of them\n", ("Seed: 5 of a flower\nSteps: 3 of them", "", 42)),
+            ("Negative prompt: blurry\n", ("", "blurry", 42)),
+            ("", ("", "", 42)),
+        ],
+    )
+    def test_a_prompt_may_read_like_settings(self, tmp_path: Path, said: str, made_from: tuple[str, str, int]) -> None:
+        self.in_png(tmp_path / "a", parameters=f"{said}Steps: 20, Seed: 42, Size: 64x64\nTemplate: a {{cat|dog}}")
+        assert read_folder(tmp_path / "a")[0].made_from == made_from
+
     @pytest.mark.parametrize("graph", ["[]", "{", '{"3": {"inputs": {"positive": ["3", 0], "seed": ["3", 0]}}}', '"x"'])
     def test_a_graph_that_says_nothing_is_no_error(self, tmp_path: Path, graph: str) -> None:
         self.in_png(tmp_path / "a", prompt=graph)
@@ -399,6 +411,9 @@ class TestPartners:
         study = fake_study()[1]
         with pytest.raises(UsageError, match=said):
             import_study(Given(first, [second]), study.config, study.environment, "now", tmp_path / "out")
+        for again in (first / ".." / "a", second):
+            with pytest.raises(UsageError, match="is given twice; name each folder once"):
+                import_study(Given(first, [second], again), study.config, study.environment, "now", tmp_path / "out")
 
     def test_images_from_other_noise_are_no_comparison(self, tmp_path: Path) -> None:
         sides = [read_folder(write(tmp_path / str(seed), pictures(seed), listed=False)) for seed in range(2)]

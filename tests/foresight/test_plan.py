@@ -178,6 +178,7 @@ class TestCommand:
             ["model=sd15"],
             ["model=sd15", "plan.hardware=[banana]"],
             ["model=sd15", "hardware=banana"],
+            ["model=sd15", "hardware=t4", "plan.hardware=[l4]"],
             ["model=sd15", "hardware=t4", "plan.speed=1"],
             ["model=sd15", "hardware=t4", "plan.measured=/nowhere"],
             ["model=sd15", "hardware=t4", "plan.torch=new"],
@@ -194,6 +195,15 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     folder.symlink_to(MODEL)
     [found], _ = plan_of([f"model={folder}", "hardware=t4"])
     assert found.card == "t4"
+
+
+@pytest.mark.parametrize(
+    "written", ["plan.hardware=t4,l4", "plan.hardware=['t4', l4]", "hardware=t4,l4", "hardware=[t4,l4]"]
+)
+def test_several_cards_are_a_list_however_it_is_written(written: str) -> None:
+    assert list(plan(written)["card"]) == ["t4", "l4"]
+    with pytest.raises(UsageError, match="each override is an argument of its own"):
+        plan([written])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 import huggingface_hub
@@ -21,11 +22,13 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
 )
+from PIL import Image
 
 import sdopt
 from sdopt.config.groups import optimization_options
 from sdopt.config.paths import options_of
 from sdopt.errors import ConflictError, UnavailableError, UsageError
+from sdopt.library.applying import _broken
 from sdopt.library.process import _SWITCHES, ProcessChanges
 from sdopt.options.base import Finding, Optimization, Proof, Stage
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
@@ -98,6 +101,8 @@ class TestOptimize:
         sdopt.optimize(pipe, layout="channels_last")
         for kind in ("pil", "np", "latent"):
             assert not sdopt.prove(pipe, output_type=kind, **small).broken
+        for alone in (Image.new("RGB", (8, 8), "red"), [Image.new("RGB", (8, 8), "red")]):
+            assert not _broken(alone)
         for network, kind, said in (
             (pipe.vae.decoder, "pil", "they are black"),
             (pipe.vae.decoder, "np", "they hold"),
@@ -119,23 +124,46 @@ class TestOptimize:
         with pytest.raises(UsageError, match="the prompt 'grey' was not encoded"):
             pipe("a green tree", negative_prompt="grey")
 
-    @pytest.mark.parametrize("given", ["a red apple", np.array(["a red apple", "a cat"])])
-    def test_one_prompt_is_no_list_of_its_letters_and_an_array_is_one(
-        self, pipe: StableDiffusionPipeline, given: Any
-    ) -> None:
-        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=given)
+    @pytest.mark.parametrize("prompts", ["a red apple", np.array(["a red apple"]), iter(["a red apple"])])
+    def test_prompts_are_one_text_or_any_collection(self, pipe: StableDiffusionPipeline, prompts: Any) -> None:
+        wrong: list[Any] = [Path("prompts.txt"), ["a red apple", None], [["a red apple"]]]
+        for each in wrong:
+            with pytest.raises(UsageError, match="is no text; give a text, or a list of texts"):
+                sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=each)
+        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=prompts)
         assert drawn(pipe, "a red apple").any()
+        assert sdopt.prove(pipe).engaged
 
-    @pytest.mark.parametrize("given", [Path("prompts.txt"), [1], ["a", None]])
-    def test_what_is_no_prompt(self, pipe: StableDiffusionPipeline, given: Any) -> None:
-        with pytest.raises(UsageError, match=r"^prompts: .* is no text; give a list of prompts"):
-            sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=given)
+    def test_calls_of_several_threads_wait_for_each_other(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, caching="deepcache")
+        alone, others = drawn(pipe, num_inference_steps=3), []
+
+        def meanwhile(_pipe: Any, _step: int, _time: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+            if not others:
+                others.append(Thread(target=drawn, args=(pipe, "a green tree")))
+                others[0].start()
+                others[0].join(0.5)
+            return kwargs
+
+        assert np.array_equal(drawn(pipe, num_inference_steps=3, callback_on_step_end=meanwhile), alone)
+        others[0].join()
+
+    def test_a_pipeline_that_was_loaded_in_inference_mode(self, pipe: StableDiffusionPipeline) -> None:
+        with torch.inference_mode():
+            copied = deepcopy(pipe)
+        before = drawn(copied)
+        sdopt.optimize(copied, attention="vanilla", layout="channels_last")
+        assert sdopt.prove(copied).engaged
+        assert np.array_equal(drawn(sdopt.undo(copied)), before)
 
     def test_a_file_and_a_part_are_no_pipeline(self, pipe: StableDiffusionPipeline) -> None:
         given: list[Any] = ["dreamshaper.safetensors", pipe.unet]
         for each in given:
             with pytest.raises(UsageError, match="not a pipeline; load one with diffusers"):
                 sdopt.optimize(each, precision="bf16")
+        pipe.register_modules(mine=torch.nn.Linear(1, 1))
+        with pytest.raises(UsageError, match=r"cannot tell its components: expected .* but .*'mine'"):
+            sdopt.optimize(pipe, precision="bf16")
 
     def test_calls_take_a_negative_prompt(self, pipe: StableDiffusionPipeline) -> None:
         prompts: list[Any] = ["a red apple", ["a red apple", "a green tree"]]
@@ -145,6 +173,8 @@ class TestOptimize:
         sdopt.optimize(pipe, grad_mode="no_grad")
         for (prompt, negative), images in zip(calls, before, strict=True):
             assert np.array_equal(drawn(pipe, prompt, negative_prompt=negative), images)
+        for prompt in (None, "a red apple", [], ["a red apple", "a green tree"]):
+            assert sdopt.prove(pipe, prompt, negative_prompt="grey").engaged
 
     def test_a_call_without_guidance_has_no_half_to_leave_out(self, pipe: StableDiffusionPipeline) -> None:
         prompts = ["a red apple", "a green tree"]
@@ -175,7 +205,7 @@ class TestOptimize:
         assert type(StableDiffusionPipeline.from_pretrained(tmp_path)) is StableDiffusionPipeline
 
     def test_what_cannot_be_is_said_before_anything_changes(self, pipe: StableDiffusionPipeline) -> None:
-        cases: list[tuple[tuple[str, ...], dict[str, Any], type[Exception], str]] = [
+        cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
             ((), {}, UsageError, "name an option"),
             ((), {"attention": "nothing"}, UsageError, "nothing"),
             ((), {"precision": torch.bfloat16}, UsageError, "torch.bfloat16: give the name of an option"),
@@ -188,6 +218,10 @@ class TestOptimize:
             (("precision=bf16",), MATH, UsageError, 'no option of precision is named: add precision="b'),
             (("lora.scale=2",), MATH, UsageError, 'lora.scale=2: no option of lora is named: add lora="…'),
             (("resume=x",), MATH, UsageError, "resume=x: no key of an option"),
+            (({"lora.scale": 2},), MATH, UsageError, r"{'lora.scale': 2}: each override is an argument of its own"),
+            ((), {**MATH, "lora.scale": "2"}, UsageError, 'lora.scale: a key, not a group: write .*"lora.scale=…"'),
+            ((), {**MATH, "config_dir": "/nowhere"}, UsageError, "config_dir=/nowhere: there is no such folder"),
+            ((), {"memory": ["slicing"]}, UsageError, "memory=slicing: unknown option; did you mean vae_slicing"),
             ((), {"scheduler": "lcm"}, ConflictError, "scheduler=lcm: needs a model distilled to a few steps"),
             ((), {"scheduler": "plms", "compiler": "whole_step"}, ConflictError, "PNDMScheduler uses earlier"),
         ]

@@ -15,7 +15,7 @@ from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # n
 
 
 def test_a_measured_variant(finished: Finished) -> None:
-    pipe = sdopt.load(finished.folder, "bfloat16")
+    pipe = sdopt.load(sdopt.load_result(finished.folder), "bfloat16", device=torch.device("cpu"))
     assert pipe.unet.dtype is torch.bfloat16
     calls = []
     pipe.unet.register_forward_hook(lambda *_: calls.append(1))

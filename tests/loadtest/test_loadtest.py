@@ -22,7 +22,7 @@ from sdopt.report.blocks import Chart
 from sdopt.report.markdown import written
 from sdopt.report.page.html import html_page
 from sdopt.traffic.figures import Window, window_of
-from sdopt.traffic.generator import Schedule, generate
+from sdopt.traffic.generator import Schedule, Sent, generate
 from sdopt.variant import Variant
 from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import Fakes, failing
@@ -68,10 +68,29 @@ class TestTheCommand:
 
     def test_an_address_that_gives_no_image_is_no_slow_server(self, tmp_path: Path) -> None:
         found = sdopt(
-            tmp_path, "load-test", "url=http://127.0.0.1:9", "load.rates=[1]", "load.limit_s=1", "tracking=none"
+            tmp_path, "load-test", "url=http://me:key@127.0.0.1:9", "load.rates=[1]", "load.limit_s=1", "tracking=none"
         )
         assert found.code == 3
-        assert "load.url=http://127.0.0.1:9: a first request got no image (status 0)" in found.shown
+        assert "load.url=http://me:***@127.0.0.1:9: a first request got no image (status 0: Cannot conn" in found.shown
+
+    def test_a_server_that_ends_is_said_and_what_was_measured_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Schedule] = []
+
+        def answered(schedule: Schedule, _started: Any = None) -> list[Sent]:
+            asked.append(schedule)
+            return [Sent(t, t, t + 0.1, 200 if len(asked) < 3 else 0, said="gone") for t in schedule.times_s]
+
+        monkeypatch.setattr("sdopt.loadtest.run.generate", answered)
+        words = ["load.rates=[1,2]", "load.limit_s=1", "load.requests=10", "tracking=none", f"load.folder={tmp_path}"]
+        found = sdopt(tmp_path, "load-test", "url=http://127.0.0.1:9/v1", *words)
+        assert found.code == 3
+        assert {each.url for each in asked} == {"http://127.0.0.1:9"}
+        assert "a last request got no image (status 0: gone)" in found.shown
+        [path] = tmp_path.rglob("load.json")
+        [row] = json.loads(path.read_text())["rows"]
+        assert [len(each["windows"]) for each in row["replicates"]] == [2]
 
     def test_a_preset_says_first_what_cannot_be_served_here(self, tmp_path: Path) -> None:
         preset = ["experiment=lightning_serving", "model=emoji", "hardware=cpu", "tracking=none"]

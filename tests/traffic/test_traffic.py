@@ -36,12 +36,18 @@ def site() -> Iterator[str]:
         prompt = (await request.json())["prompt"]
         if prompt == "no image":
             return web.json_response({"data": []})
+        if prompt == "an error":
+            return web.json_response({"data": [{"b64_json": None, "error": "no such model"}]})
+        if prompt == "another server":
+            return web.json_response({"data": [{"url": "/a.png", "batch_size": "two", "queue_s": "none"}]})
         if prompt == "stand still":
             time.sleep(0.4)
             prompt = "0"
         async with lock:
             await asyncio.sleep(float(prompt))
-        return web.json_response({"data": [{"batch_size": 1, "queue_s": 0.1, "compute_s": float(prompt)}]})
+        return web.json_response(
+            {"data": [{"b64_json": "iVBO", "batch_size": 1, "queue_s": 0.1, "compute_s": float(prompt)}]}
+        )
 
     app, loop = web.Application(), asyncio.new_event_loop()
     app.router.add_post("/v1/images/generations", draw)
@@ -127,12 +133,23 @@ class TestTheGenerator:
         assert max(late) >= 0.35
 
     def test_says_who_gets_no_answer_and_what_is_sent_late(self, site: str) -> None:
-        bodies = [{"prompt": "0"}, {"prompt": "no image"}, *[{"prompt": "0.2"}] * 4]
+        bodies = [{"prompt": "0"}, {"prompt": "an error"}, *[{"prompt": "0.2"}] * 4]
         late, empty, first, *_, last = generate(Schedule(site, [-1, 0, 0, 0.05, 0.1, 0.15], bodies, timeout_s=0.5))
         assert [each.status for each in (late, empty, first, last)] == [200, 0, 200, 0]
         assert late.sent_s - late.scheduled_s >= 0.75, "it was due before it could begin"
         assert late.latency_s >= 0.75
         assert empty.latency_s == last.latency_s == math.inf
+        assert "no such model" in empty.said
+        assert last.said == "no answer in time"
+
+    def test_other_servers_answer_otherwise(self, site: str) -> None:
+        prompts = ("another server", "no image", "no number")
+        found = generate(Schedule(site, [0, 0, 0], [{"prompt": prompt} for prompt in prompts], timeout_s=5))
+        assert [(each.status, each.batch, each.queue_s) for each in found] == [
+            (200, 0, None),
+            (0, 0, None),
+            (500, 0, None),
+        ]
 
 
 def sent(latencies: list[float], lag_s: float = 0.0) -> list[Sent]:
