@@ -90,7 +90,9 @@ class Compositions:
         if key not in self._files:
             self._files[key] = None
             with suppress(HydraException, OmegaConfBaseException, ValueError, OSError):
-                self._files[key] = self._read_file(group, option)
+                found = self._read_file(group, option)
+                # Of a group that is not there Hydra makes a key.
+                self._files[key] = found if OmegaConf.is_dict(found.get(group, {})) else None
         return self._files[key]
 
     def options(self, group: str) -> list[str]:
