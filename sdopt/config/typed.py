@@ -131,13 +131,17 @@ def _set_fields(
         elif (kind := _structure(hints[key])) and (value is not None or NoneType not in get_args(hints[key])):
             within[key] = _build(full, node[key], kind, problems)
         else:
-            problems += _set_field(schema, key, full, node, limits[key])
+            problems += _set_field(schema, key, full, node, limits[key], hints[key])
     return within
 
 
-def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
+def _set_field(
+    schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any], hint: Any
+) -> list[str]:
     """Merges one value into a schema; returns what is wrong with it."""
     try:
+        if misfit := _misfit(full, node[key], hint):
+            return [misfit]
         # YAML reads no as false and 1.50 as 1.5: the text would be another one.
         if isinstance(schema._get_node(key), StringNode) and isinstance(node[key], bool | float):
             return [f"{full}={node[key]}: must be text; write it in quotes"]
@@ -150,6 +154,26 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
             return [f"{full}={node[key]}: must be a whole number, or a list of them"]
         return [f"{full}: {str(error).splitlines()[0]}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
+
+
+def _misfit(full: str, value: Any, hint: Any) -> str | None:
+    """Returns why a value is not the list, the mapping or the single value that its type asks for; None if it is."""
+    kind, within = get_origin(hint), [each for each in get_args(hint) if each is not NoneType]
+    if kind in (Union, UnionType):
+        return None if value is None else _misfit(full, value, within[0])
+    if kind is list:
+        if not OmegaConf.is_list(value):
+            return f"{full}: must be a list, as in [{'' if value is None else value}]"
+        return next(filter(None, (_misfit(full, item, within[0]) for item in value)), None)
+    if kind is dict:
+        if not OmegaConf.is_dict(value):
+            return f"{full}: must be a mapping, as in {{name: …}}, not {value}"
+        return next(filter(None, (_misfit(f"{full}.{key}", value[key], within[1]) for key in value)), None)
+    if hint is Any or not OmegaConf.is_config(value):
+        return None
+    if OmegaConf.is_list(value):
+        return f"{full}: must be one value, not the list {value}"
+    return f"{full}: {value} is a mapping; leave out the space after a colon, or write key=value"
 
 
 @dataclass

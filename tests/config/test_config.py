@@ -166,6 +166,11 @@ class TestMistakes:
                 "workload.size=[64,null]": "workload.size: ",
                 "workload.batch_size=[1,two]": "workload.batch_size: Value 'two'",
             },
+            {
+                "workload.steps=[3]": "workload.steps: must be one value, not the list [3]",
+                "model.variant=[fp16]": "model.variant: must be one value",
+                "tracking.tags=[team]": "tracking.tags: must be a mapping",
+            },
             {"objective=${nope}": "objective: "},
             {"workload.size=64px": "workload.size=64px: must be a whole number"},
             {"workload.prompts=nowhere.txt": "workload.prompts=nowhere.txt: cannot be read"},
