@@ -20,7 +20,16 @@ from sdopt.config.compositions import Composition, Compositions, composition_err
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
-from sdopt.config.parse import COMMAND_KEYS, LOAD, SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
+from sdopt.config.parse import (
+    COMMAND_KEYS,
+    LOAD,
+    SECTIONS,
+    WORK_SECTIONS,
+    RunConfig,
+    drawn_negatives,
+    drawn_prompts,
+    parse,
+)
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError

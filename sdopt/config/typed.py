@@ -1,6 +1,6 @@
 """Builds typed dataclasses from a composed configuration, and names every invalid key."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from types import NoneType, UnionType
@@ -159,21 +159,22 @@ def _set_field(
 def _misfit(full: str, value: Any, hint: Any) -> str | None:
     """Returns why a value is not the list, the mapping or the single value that its type asks for; None if it is."""
     kind, within = get_origin(hint), [each for each in get_args(hint) if each is not NoneType]
+    found: Iterator[str | None] = iter(())
     if kind in (Union, UnionType):
-        return None if value is None else _misfit(full, value, within[0])
-    if kind is list:
-        if not OmegaConf.is_list(value):
-            return f"{full}: must be a list, as in [{'' if value is None else value}]"
-        return next(filter(None, (_misfit(full, item, within[0]) for item in value)), None)
-    if kind is dict:
-        if not OmegaConf.is_dict(value):
-            return f"{full}: must be a mapping, as in {{name: …}}, not {value}"
-        return next(filter(None, (_misfit(f"{full}.{key}", value[key], within[1]) for key in value)), None)
-    if hint is Any or not OmegaConf.is_config(value):
-        return None
-    if OmegaConf.is_list(value):
+        found = iter([] if value is None else [_misfit(full, value, within[0])])
+    elif kind is list and OmegaConf.is_list(value):
+        found = (_misfit(full, item, within[0]) for item in value)
+    elif kind is dict and OmegaConf.is_dict(value):
+        found = (_misfit(f"{full}.{key}", value[key], within[1]) for key in value)
+    elif kind is list:
+        return f"{full}: must be a list, as in [{'' if value is None else value}]"
+    elif kind is dict:
+        return f"{full}: must be a mapping, as in {{name: …}}, not {value}"
+    elif hint is not Any and OmegaConf.is_list(value):
         return f"{full}: must be one value, not the list {value}"
-    return f"{full}: {value} is a mapping; leave out the space after a colon, or write key=value"
+    elif hint is not Any and OmegaConf.is_dict(value):
+        return f"{full}: {value} is a mapping; leave out the space after a colon, or write key=value"
+    return next(filter(None, found), None)
 
 
 @dataclass

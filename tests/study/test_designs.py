@@ -282,7 +282,7 @@ REFUSED = [
     ("study=one_at_a_time study.options=['study.name:x']", r"study\.name applies to the whole study"),
     ("study=cumulative study.options=[precision]", "'precision' is no option; write group:option"),
     ("study=one_at_a_time study.options=attention", r"study\.options: must be a list, as in \[attention\]"),
-    ("study=one_at_a_time study.options=[{attention: math}]", r"'math'} is a mapping; leave out the space after a colon"),
+    ("study=one_at_a_time study.options=[{attention: math}]", r"'math'} is a mapping; leave out the space"),
     ("study=explicit study.variants={a: null}", r"study\.variants\.a: must be a list, as in \[\]"),
     ("study=leave_one_out precision=bf16", "study=leave_one_out: choose at least two"),
     ("study=factorial study.options=['workload.steps:3','attention:math']", r"workload\.steps"),
