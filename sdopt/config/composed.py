@@ -9,6 +9,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import ValueType
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -64,7 +65,7 @@ class Command:
                 cfg = compose(CONFIG_NAME, [*path, *_without(single, "hydra.searchpath")], return_hydra_config=True)
                 sweep = line.multirun or cfg.hydra.mode == RunMode.MULTIRUN
                 folder = Path(cfg.hydra.sweep.dir if sweep else cfg.hydra.run.dir).expanduser()
-                _require_job(cfg.hydra, sweep)
+                _require_job(cfg.hydra, sweep, line)
             _require_place(line, sweep)
             if sweep:
                 _require_options(line, compositions)
@@ -104,9 +105,10 @@ class Command:
 def _require_once(overrides: Sequence[str]) -> None:
     """Raises UsageError if options of a group that combine are given apart: Hydra takes the last."""
     for group in [group for group, default in default_options().items() if isinstance(default, list)]:
-        given = dict.fromkeys(override for override in overrides if key_of(override) == group and "=" in override)
+        chosen = [override for override in overrides if key_of(override) == group and not override.startswith("~")]
+        given = {override: options for override in chosen if (options := override.partition("=")[2].strip("[]"))}
         if len(given) > 1:
-            options = ",".join(override.partition("=")[2].strip("[]") for override in given)
+            options = ",".join(given.values())
             raise UsageError(f"{' '.join(given)}: only the last would be used; {group}=[{options}] combines them")
 
 
@@ -131,9 +133,15 @@ def _first(override: str) -> str | None:
 
 
 def _require_options(line: CommandLine, compositions: Compositions) -> None:
-    """Raises UsageError if a sweep names an option that does not exist, before its other jobs are measured."""
+    """Raises UsageError if a sweep names an option that does not exist, or none, before its other jobs are measured."""
     for override in line.task:
-        values, key = listed(override), override.partition("=")[0]
+        values, key, parsed = listed(override), override.partition("=")[0], parsed_override(override)
+        if parsed.value_type == ValueType.GLOB_CHOICE_SWEEP:
+            some = parsed.value().filter(compositions.options(key_of(override)))  # type: ignore[union-attr]
+        else:
+            some = values is not None or not parsed.is_discrete_sweep() or any(True for _ in parsed.sweep_iterator())
+        if not some:
+            raise UsageError(f"{override}: names nothing, so that there is no job")
         if values and compositions.options(key_of(override)):
             for value in values:
                 if value != "[]" and compositions.axes(f"{key}={value}") is None:
@@ -152,7 +160,7 @@ def _require_place(line: CommandLine, sweep: bool) -> None:
         raise UsageError(f"{given[-1]}: has no effect on {what}: {mine}={given[-1].partition('=')[2]} names its folder")
 
 
-def _require_job(hydra: DictConfig, sweep: bool) -> None:
+def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
     """Raises UsageError for settings of Hydra that would have no effect, or put files where nobody looks for them."""
     if hydra.job.chdir:
         raise UsageError(
@@ -168,6 +176,9 @@ def _require_job(hydra: DictConfig, sweep: bool) -> None:
     subdir = Path(str(OmegaConf.to_container(hydra.sweep, resolve=False)["subdir"]))  # type: ignore[call-overload, index]
     if subdir.is_absolute() or ".." in subdir.parts:
         raise UsageError(f"hydra.sweep.subdir={subdir}: must be a folder below hydra.sweep.dir")
+    if sweep and "${" not in str(subdir) and any(parsed_override(each).is_sweep_override() for each in line.task):
+        own = "hydra.sweep.subdir='${hydra.job.num}'"
+        raise UsageError(f"hydra.sweep.subdir={subdir}: each job needs a folder of its own, as in {own}")
 
 
 def with_resumed(argv: Sequence[str]) -> list[str]:

@@ -20,7 +20,16 @@ from sdopt.config.compositions import Composition, Compositions, composition_err
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
-from sdopt.config.parse import LOAD, SECTIONS, WORK_SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
+from sdopt.config.parse import (
+    COMMAND_KEYS,
+    LOAD,
+    SECTIONS,
+    WORK_SECTIONS,
+    RunConfig,
+    drawn_negatives,
+    drawn_prompts,
+    parse,
+)
 from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
@@ -31,6 +40,9 @@ from sdopt.schema import Tracking
 from sdopt.variant import Variant
 
 _LORA = "lora"
+
+_OF_COMMANDS = ("study", "hydra", "dry_run", "objective", *COMMAND_KEYS)
+"""Sections and keys that say what a command does."""
 
 
 class HydraComposer:
@@ -89,7 +101,7 @@ class HydraComposer:
             run, merged = self._composed(overrides, plain)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
-        self._require_shared(name or "candidate", run)
+        self._require_shared(name or "candidate", run, overrides)
         choices = {
             axis: option + _changed_fields(_chosen(run, axis), self._asis(run, axis))
             for axis, option in run.choices.items()
@@ -240,10 +252,11 @@ class HydraComposer:
         made = build_typed(axis, node, SECTIONS.get(axis, Optimization), []) if OmegaConf.is_dict(node) else None
         return _chosen(run, axis) if made is None else made
 
-    def _require_shared(self, name: str, run: RunConfig) -> None:
+    def _require_shared(self, name: str, run: RunConfig, overrides: Sequence[str]) -> None:
         """Raises UsageError if a variant sets a key of the whole study, which would have no effect."""
         job = self.current
-        wrong = [key for key in ("protocol", "tracking", "gate") if getattr(run, key) != getattr(job, key)]
+        wrong = [key for key in map(key_of, overrides) if group_of(key) in _OF_COMMANDS]
+        wrong += [key for key in ("protocol", "tracking", "gate") if getattr(run, key) != getattr(job, key)]
         machine = ("device", "sheet", "emulate_memory")
         wrong += [f"hardware.{key}" for key in machine if getattr(run.hardware, key) != getattr(job.hardware, key)]
         # Features that nobody named are those of the model, and a study has one set of them.

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
-from sdopt.config.groups import data_sheets, require_chosen, require_overrides
+from sdopt.config.groups import data_sheets, default_choice, default_options, require_chosen, require_overrides
 from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of
@@ -90,7 +90,9 @@ class Compositions:
         if key not in self._files:
             self._files[key] = None
             with suppress(HydraException, OmegaConfBaseException, ValueError, OSError):
-                self._files[key] = self._read_file(group, option)
+                found = self._read_file(group, option)
+                # Of a group that is not there Hydra makes a key.
+                self._files[key] = found if OmegaConf.is_dict(found.get(group, {})) else None
         return self._files[key]
 
     def options(self, group: str) -> list[str]:
@@ -190,8 +192,6 @@ def composition_errors() -> Iterator[None]:
     """Raises what Hydra and OmegaConf raise as UsageError, each a line that names its key."""
     try:
         yield
-    except AssertionError as error:  # OmegaConf's, for a key below one that is null, as in +hydra.sweeper.params.x=1
-        raise UsageError(f"an override sets a key within null ({error}): give all of it, as in KEY={{a: 1}}") from error
     except RecursionError as error:
         raise UsageError("a file's defaults list leads back to the file itself: take it out there") from error
     except UnicodeDecodeError as error:
@@ -207,7 +207,17 @@ def composition_errors() -> Iterator[None]:
         if isinstance(error, YAMLError):  # it says where, and its own file and line
             raise UsageError(" ".join(str(error).split())) from error
         key = getattr(error, "full_key", None)
-        raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else in_one_line(error)) from error
+        raise UsageError(f"{key}: {_said(error)}" if key else in_one_line(error)) from error
+    except (AssertionError, AttributeError) as error:  # OmegaConf's, for a key that is null: +hydra.sweeper.params.x=1
+        if isinstance(error, AttributeError) and "full_key" not in str(error):
+            raise
+        said = str(error).splitlines()[0]
+        way = "give all of it, as in KEY={a: 1}; of Hydra's own keys in a preset's file"
+        raise UsageError(f"an override sets a key within null ({said}): {way}") from error
+
+
+def _said(error: BaseException) -> str:
+    return re.sub("field .* is not Optional", "must have a value", str(error).partition("\n")[0])
 
 
 def axes_in(cfg: DictConfig) -> list[str]:
@@ -265,13 +275,7 @@ def _explained(error: Exception, command: str) -> str:
         ways = shell_word(f"{key}={quoted(values)}"), shell_word(f"{key}=[{values}]")
         sweep = ", to measure each: add -m" if command == "run" else ""
         return f"{key}={values}: several values{sweep}; as one text write {ways[0]}, as a list {ways[1]}"
-    if message.startswith("Config group override must be a string"):  # Hydra does not say which
-        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
-        number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
-        group, _, name = number.partition("=")
-        near = resembling(name, [*options_of(group), *(data_sheets() if group == "hardware" else ())])
-        advice = f"did you mean {' or '.join(near)}? " if near else ""
-        message = f"{number}: no option is named by a number alone; {advice}`sdopt {command} --help` lists all"
+    message = _with_way_out(message, error, command)
     unknown = re.match(r"Could not override '([^']+)'", message)
     if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
         own = f"write `- override /{grouped[1]}: …` in its defaults list"
@@ -309,6 +313,24 @@ def _explained(error: Exception, command: str) -> str:
     added = f"; a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
     more = added if command == "run" and not near else ""
     return f"{unknown[1]}: unknown key; {advice}`sdopt {command} --help` lists all{more}"
+
+
+def _with_way_out(message: str, error: Exception, command: str) -> str:
+    """Returns a message of Hydra's with the key and the way out that it lacks; others as they are."""
+    if message.startswith("Config group override must be a string"):  # Hydra does not say which
+        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
+        number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
+        group, _, name = number.partition("=")
+        near = resembling(name, [*options_of(group), *(data_sheets() if group == "hardware" else ())])
+        advice = f"did you mean {' or '.join(near)}? " if near else ""
+        message = f"{number}: no option is named by a number alone; {advice}`sdopt {command} --help` lists all"
+    if message.startswith("Error merging override ") and error.__cause__:
+        message = f"{message.removeprefix('Error merging override ')}: {_said(error.__cause__)}"
+    if (deleted := re.match(r"Could not delete '(.*?)'", message)) and deleted[1] in default_options():
+        message += f"; {default_choice(deleted[1])} chooses nothing"
+    if message.startswith("BasicSweeper does not support"):
+        message += ": write choice(…) or range(…), or name a sweeper that draws, as hydra/sweeper=optuna does"
+    return message
 
 
 def _own_file(group: str, option: str) -> str:

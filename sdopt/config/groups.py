@@ -91,7 +91,7 @@ def require_overrides(overrides: Sequence[str]) -> None:
             problems.append(f"{override}: of this group one option is chosen, and Hydra would take the last; name one")
         elif parsed.is_delete() and isinstance(default, str):
             problems.append(f"{override}: a group cannot be empty; {group}={default} is the default")
-        elif not parsed.is_delete() and parsed.value() is None:
+        elif not parsed.is_delete() and parsed.value() in (None, ""):
             options = ", ".join([*options_of(group), *(cards() if group == "hardware" else ())])
             advice = "a group cannot be empty" if isinstance(default, str) else f"{group}=[] chooses nothing"
             advice = "leave it out to choose nothing" if group == "experiment" else advice

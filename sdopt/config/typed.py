@@ -1,6 +1,6 @@
 """Builds typed dataclasses from a composed configuration, and names every invalid key."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from types import NoneType, UnionType
@@ -131,13 +131,17 @@ def _set_fields(
         elif (kind := _structure(hints[key])) and (value is not None or NoneType not in get_args(hints[key])):
             within[key] = _build(full, node[key], kind, problems)
         else:
-            problems += _set_field(schema, key, full, node, limits[key])
+            problems += _set_field(schema, key, full, node, limits[key], hints[key])
     return within
 
 
-def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
+def _set_field(
+    schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any], hint: Any
+) -> list[str]:
     """Merges one value into a schema; returns what is wrong with it."""
     try:
+        if misfit := _misfit(full, node[key], hint):
+            return [misfit]
         # YAML reads no as false and 1.50 as 1.5: the text would be another one.
         if isinstance(schema._get_node(key), StringNode) and isinstance(node[key], bool | float):
             return [f"{full}={node[key]}: must be text; write it in quotes"]
@@ -153,6 +157,27 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
             said += "; for a ${ that names no key write \\${"
         return [f"{full}: {said}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
+
+
+def _misfit(full: str, value: Any, hint: Any) -> str | None:
+    """Returns why a value is not the list, the mapping or the single value that its type asks for; None if it is."""
+    kind, within = get_origin(hint), [each for each in get_args(hint) if each is not NoneType]
+    found: Iterator[str | None] = iter(())
+    if kind in (Union, UnionType):
+        found = iter([] if value is None else [_misfit(full, value, within[0])])
+    elif kind is list and OmegaConf.is_list(value):
+        found = (_misfit(full, item, within[0]) for item in value)
+    elif kind is dict and OmegaConf.is_dict(value):
+        found = (_misfit(f"{full}.{key}", value[key], within[1]) for key in value)
+    elif kind is list:
+        return f"{full}: must be a list, as in [{'' if value is None else value}]"
+    elif kind is dict:
+        return f"{full}: must be a mapping, as in {{name: …}}, not {value}"
+    elif hint is not Any and OmegaConf.is_list(value):
+        return f"{full}: must be one value, not the list {value}"
+    elif hint is not Any and OmegaConf.is_dict(value):
+        return f"{full}: {value} is a mapping; leave out the space after a colon, or write key=value"
+    return next(filter(None, found), None)
 
 
 @dataclass

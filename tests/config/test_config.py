@@ -166,6 +166,11 @@ class TestMistakes:
                 "workload.size=[64,null]": "workload.size: ",
                 "workload.batch_size=[1,two]": "workload.batch_size: Value 'two'",
             },
+            {
+                "workload.steps=[3]": "workload.steps: must be one value, not the list [3]",
+                "model.variant=[fp16]": "model.variant: must be one value",
+                "tracking.tags=[team]": "tracking.tags: must be a mapping",
+            },
             {"objective=${nope}": "objective: "},
             {"workload.prompts=['a ${b}']": "workload.prompts: Interpolation key 'b' not found; for a ${ that"},
             {
@@ -185,6 +190,7 @@ class TestMistakes:
                 "memory=null": "memory=null: memory=[] chooses nothing; choose one of ",
                 "workload=null": "workload=null: a group cannot be empty",
                 "~precision": "~precision: a group cannot be empty",
+                "precision=": "precision=: a group cannot be empty",
                 "+precision@x=bf16": "+precision@x=bf16: an option has its own place",
                 "precision@x=bf16": "precision@x=bf16: an option has its own place",
                 "++precision=bf16": "++precision=bf16: this group has a default",
@@ -449,10 +455,18 @@ def test_tracking_alone_can_be_composed() -> None:
     [
         ("--config-dir /tmp --config-dir /", r"only one folder can be given; add it with hydra\.searchpath="),
         ("memory=vae_slicing memory=vae_tiling", r"memory=\[vae_slicing,vae_tiling\] combines them"),
+        ("memory=[] memory=vae_slicing memory=[vae_tiling]", r"memory=\[vae_slicing,vae_tiling\] combines them"),
+        ("-m precision=glob(nope*)", "names nothing, so that there is no job"),
+        ("-m workload.steps=range(4,2)", "names nothing, so that there is no job"),
+        ("-m hydra.sweep.subdir=same precision=bf16,fp16", r"subdir=same: each job needs a folder of its own"),
+        ("-m hydra.sweeper.params={precision:bf16}", "an override sets a key within null"),
+        ("~memory", r"memory=\[\] chooses nothing"),
+        ("hydra.run.dir=null", r"hydra\.run\.dir.*: must have a value"),
+        ("hydra.mode=multirun", r"hydra\.mode=multirun: .*RUN, MULTIRUN"),
         ("workload.negative_prompt=a,b", r"""add -m; as one text write workload\.negative_prompt="'a,b'", as"""),
     ],
 )
-def test_what_is_given_twice_is_refused(words: str, said: str) -> None:
+def test_what_hydra_would_take_otherwise_is_refused(words: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Command.of(CommandLine.of(words.split()))
 
