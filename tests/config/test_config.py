@@ -124,7 +124,7 @@ class TestMistakes:
             "protocol.rounds: ",
             "attention._target_=sdopt.options.attention.Nope: cannot be imported",
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
-            "layout.memory_format=[]: takes one value, not several",
+            "layout.memory_format: must be one value, not the list []",
             "nonsense: unknown key; the sections are model, ",
             "dry_run: must be true or false",
             "objective: ",
