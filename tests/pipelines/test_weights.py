@@ -108,6 +108,8 @@ class TestFolder:
         check(folder)
 
     def test_of_parts_of_two_models(self, folder: Path) -> None:
+        edit(folder / "unet" / "config.json", cross_attention_dim=[144, 144])  # block by block
+        check(folder)
         file = folder / "text_encoder" / "config.json"
         edit(file, hidden_size=96, num_attention_heads=2)
         narrow = empty_network(folder / "text_encoder", "transformers", "CLIPTextModel").to_empty(device="cpu")
@@ -116,7 +118,7 @@ class TestFolder:
             folder / TEXT,
             {"format": "pt"},
         )
-        assert "text_encoder/ gives 96 channels, and unet/ takes 144" in refusal(folder)
+        assert "text_encoder/ gives 96 channels, and unet/ takes [144, 144]" in refusal(folder)
 
     def test_whose_text_encoder_is_not_clip_s(self, folder: Path) -> None:
         """As of Chinese models, whose tokenizer has all of its words in one text file."""
