@@ -62,8 +62,8 @@ class Header:
         except OSError as error:
             raise UsageError(f"{at}: {name} cannot be read ({error})") from error
         except SafetensorError as error:
-            if begins(file, b"version https://git-lfs"):
-                raise UsageError(f"{at}: {name} is a pointer of Git LFS; run `git lfs pull` where it lies") from error
+            if other := next((what for start, what in _OTHERS.items() if begins(file, start)), None):
+                raise UsageError(f"{at}: {name} is {other}") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
             ) from error
@@ -81,6 +81,18 @@ class Header:
             ),
             None,
         )
+
+
+_PAGE = "a page or an answer of the web; its address needs a login, or is not that of the file: fetch the file itself"
+
+_OTHERS = {
+    b"version https://git-lfs": "a pointer of Git LFS; run `git lfs pull` where it lies",
+    b"<": _PAGE,
+    b"{": _PAGE,
+    b"PK": "a pickled file under another name; convert it, or look for the same model in that format",
+    b"GGUF": "a GGUF file under another name; give the model in float32, float16 or bfloat16",
+}
+"""What a file that is no safetensors file is, by how it begins."""
 
 
 def begins(file: Path, content: bytes, after: int = 0) -> bool:

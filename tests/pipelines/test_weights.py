@@ -206,6 +206,7 @@ class TestParts:
             (UNET, rename, f"{UNET}: holds weights of another network"),
             (VAE, b"\x08", f"{VAE} is not a complete safetensors file"),
             (VAE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", f"{VAE} is a pointer of Git LFS"),
+            (VAE, b"<!DOCTYPE html>\n<title>Log in</title>", f"{VAE} is a page or an answer of the web"),
             (VAE, quantize, f"{VAE} holds quantized weights, such as decoder.conv_out.weight (I8)"),
             ("unet/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "unet/ is quantized"),
             ("tokenizer/tokenizer_config.json", {"model_max_length": 77}, "24 tokens, and tokenizer/ gives it 77"),
@@ -363,7 +364,7 @@ class TestSingleFile:
         torch.save({"state_dict": {}}, pickled)
         assert "a pickled file can run any code" in refusal(pickled)
         renamed = pickled.rename(tmp_path / "model.safetensors")
-        assert "not a complete safetensors file" in refusal(renamed)
+        assert "is a pickled file under another name" in refusal(renamed)
         (other := tmp_path / "model.gguf").write_bytes(b"GGUF")
         assert refusal(other).endswith("neither the folder of a diffusers pipeline nor a .safetensors file")
         (named := tmp_path / "model.SAFETENSORS").write_bytes(bytes(8) + b"{}")
