@@ -207,7 +207,11 @@ class FixedVae(Precision):
         if self.weights == "float32":
             found.append("precision.weights=float32: does not need this VAE; choose precision=fp32")
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            return [*found, f"precision.path={self.path}: the folder has no config.json of a VAE", *_other_vae(ctx)]
+            return [
+                *found,
+                f"precision.path={self.path}: must be a folder with the config.json of a VAE",
+                *_other_vae(ctx),
+            ]
         with suppress(UsageError):  # `files` fetches it, or reports that it is missing, once it is needed
             if (folder := self._folder(ctx.model, fetch=False)) is not None:
                 at = f"precision.path={self.path}" if self.path else f"precision.hub_id={self.hub_id}"

@@ -148,7 +148,7 @@ def _instead_of(folder: Path) -> str:
     if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
         what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
         return f"{what}: give model={pipeline}"
-    if files := sorted(folder.glob("*.safetensors")):
+    if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
         return f"give a single file itself: model={files[0]}"
     return "save a pipeline there with save_pretrained"
 

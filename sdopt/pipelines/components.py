@@ -113,8 +113,8 @@ def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
             yield f"{longest}, and {tokenizer}/ gives it {reads}: set model_max_length in its tokenizer_config.json"
     # AltDiffusion projects the states of its text encoder.
     width = sum(getattr(config, "project_dim", None) or config.hidden_size for config in encoders.values())
-    if not unet.encoder_hid_dim and unet.cross_attention_dim not in (width, [width]):
-        wanted = unet.cross_attention_dim
+    wanted = unet.cross_attention_dim
+    if not unet.encoder_hid_dim and {*(wanted if isinstance(wanted, list) else [wanted])} != {width}:
         yield f"text_encoder/ gives {width} channels, and unet/ takes {wanted}: they are of two models"
     if unet.addition_embed_type == "text_time":
         wanted = unet.projection_class_embeddings_input_dim - 6 * unet.addition_time_embed_dim

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import read_json
-from sdopt.record.files import POINTER, is_pointer
+from sdopt.record.files import POINTER, begins, is_pointer
 from sdopt.reference import VOCABULARY
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Header:
         except SafetensorError as error:
             if is_pointer(file):
                 raise UsageError(f"{at}: {name} {POINTER}") from error
+            if other := next((what for start, what in _OTHERS.items() if begins(file, start)), None):
+                raise UsageError(f"{at}: {name} is {other}") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
             ) from error
@@ -82,6 +84,17 @@ class Header:
             ),
             None,
         )
+
+
+_PAGE = "a page or an answer of the web; its address needs a login, or is not that of the file: fetch the file itself"
+
+_OTHERS = {
+    b"<": _PAGE,
+    b"{": _PAGE,
+    b"PK": "a pickled file under another name; convert it, or look for the same model in that format",
+    b"GGUF": "a GGUF file under another name; give the model in float32, float16 or bfloat16",
+}
+"""What a file that is no safetensors file is, by how it begins."""
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:

@@ -126,8 +126,8 @@ class TestFamilies:
     def test_settings_are_read_from_a_pipeline_and_a_size_may_be_a_pair(self) -> None:
         assert settings_of({}, {}, {}) == {"size": 512, "guidance_scale": 7.5}
         sdxl = {"_class_name": "StableDiffusionXLPipeline"}
-        for unet in ({}, {"sample_size": 128}):  # a tiny autoencoder names its channels otherwise
-            assert settings_of(sdxl, unet, {"_class_name": "AutoencoderTiny"})["size"] == 1024
+        for side in (None, 128):  # a tiny autoencoder names its channels otherwise
+            assert settings_of(sdxl, {"sample_size": side}, {"_class_name": "AutoencoderTiny"})["size"] == 1024
         sizes: list[Any] = [96, [96, 96], (96, 64)]
         for size in sizes:
             assert settings_of({}, {"sample_size": size}, {"block_out_channels": [1] * 4})["size"] == 768

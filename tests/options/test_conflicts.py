@@ -88,7 +88,7 @@ MEMORY = [
     ),
     case(f"{TINY}.path={ARCHITECTURES}/taesd", f"memory.tiny_vae.path={ARCHITECTURES}/taesd: "),
     case(f"{TINY}.path={PACKAGED}/tiny_autoencoder {SD15}", "decodes latents of 8 channels, and this model has 4"),
-    case(f"{TINY}.path=/nowhere", "has no config.json of an AutoencoderTiny"),
+    case(f"{TINY}.path=/nowhere", "must be a folder with the config.json of an"),
     case(f"{TINY}.path={PACKAGED}/emoji/vae", "is of class AutoencoderKL, and must be an AutoencoderTiny"),
     case(f"{TINY}.path=/a memory.tiny_vae.hub_id=b/c", "set only one of them"),
     case("memory=layerwise_casting compiler=inductor", "its hooks would cast weights inside compiled code"),
@@ -181,7 +181,7 @@ PRECISION = [
     case(FIXED),
     case("precision=fp16_vae_fix", "and the model is not SDXL"),
     case(f"{FIXED} memory=tiny_vae", "memory=tiny_vae replaces this VAE"),
-    case(f"{FIXED} precision.path=/nowhere", "has no config.json"),
+    case(f"{FIXED} precision.path=/nowhere", "must be a folder with the config.json"),
 ]
 
 ENVIRONMENT = [

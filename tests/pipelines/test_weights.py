@@ -108,6 +108,8 @@ class TestFolder:
         check(folder)
 
     def test_of_parts_of_two_models(self, folder: Path) -> None:
+        edit(folder / "unet" / "config.json", cross_attention_dim=[144, 144])  # block by block
+        check(folder)
         file = folder / "text_encoder" / "config.json"
         edit(file, hidden_size=96, num_attention_heads=2)
         narrow = empty_network(folder / "text_encoder", "transformers", "CLIPTextModel").to_empty(device="cpu")
@@ -116,7 +118,7 @@ class TestFolder:
             folder / TEXT,
             {"format": "pt"},
         )
-        assert "text_encoder/ gives 96 channels, and unet/ takes 144" in refusal(folder)
+        assert "text_encoder/ gives 96 channels, and unet/ takes [144, 144]" in refusal(folder)
 
     def test_whose_text_encoder_is_not_clip_s(self, folder: Path) -> None:
         """As of Chinese models, whose tokenizer has all of its words in one text file."""
@@ -204,6 +206,7 @@ class TestParts:
             (UNET, rename, f"{UNET}: holds weights of another network"),
             (VAE, b"\x08", f"{VAE} is not a complete safetensors file"),
             (VAE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", f"{VAE} is a pointer of Git LFS"),
+            (VAE, b"<!DOCTYPE html>\n<title>Log in</title>", f"{VAE} is a page or an answer of the web"),
             (VAE, quantize, f"{VAE} holds quantized weights, such as decoder.conv_out.weight (I8)"),
             ("unet/config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "unet/ is quantized"),
             ("tokenizer/tokenizer_config.json", {"model_max_length": 77}, "24 tokens, and tokenizer/ gives it 77"),
@@ -361,7 +364,7 @@ class TestSingleFile:
         torch.save({"state_dict": {}}, pickled)
         assert "a pickled file can run any code" in refusal(pickled)
         renamed = pickled.rename(tmp_path / "model.safetensors")
-        assert "not a complete safetensors file" in refusal(renamed)
+        assert "is a pickled file under another name" in refusal(renamed)
         (other := tmp_path / "model.gguf").write_bytes(b"GGUF")
         assert refusal(other).endswith("neither the folder of a diffusers pipeline nor a .safetensors file")
         (named := tmp_path / "model.SAFETENSORS").write_bytes(bytes(8) + b"{}")
