@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +17,14 @@ LOG_WIDTH = 160
 """Columns of what is no terminal: nobody can widen a log file, and lines there may be long."""
 
 
+class _Whole(Console):
+    """Lets a line that must not be broken leave the width: of a command in two lines, the first one runs alone."""
+
+    def print(self, *objects: Any, crop: bool = False, **named: Any) -> None:
+        """Prints as rich does."""
+        super().print(*objects, crop=crop, **named)
+
+
 def console(stderr: bool = False) -> Console:
     """Returns the console of a command.
 
@@ -26,14 +34,14 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     live = bool(stream.isatty()) and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
     forced = os.environ.get("FORCE_COLOR", "") not in ("", "0") or os.environ.get("TTY_COMPATIBLE") == "1"
-    found = Console(
+    found = _Whole(
         stderr=stderr,
         force_terminal=live,
         color_system="auto" if live else ("standard" if forced and not os.environ.get("NO_COLOR") else None),
         width=_width(stream),
         emoji=False,  # `:key:` in a path is no emoji
     )
-    return Console(emoji=False) if found.is_jupyter else found
+    return _Whole(emoji=False) if found.is_jupyter else found
 
 
 def _width(stream: TextIO) -> int | None:

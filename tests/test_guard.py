@@ -21,7 +21,9 @@ from sdopt.errors import UnavailableError, UsageError, command_line, print_probl
 from sdopt.guard import end_with_code
 from sdopt.limits import require_limits
 from sdopt.record.files import read_result, to_json
+from sdopt.report.blocks import Code
 from sdopt.report.charts.spec import picture
+from sdopt.report.terminal import shown
 from sdopt.terminal import console
 from sdopt.worker.forkserver import start_fork_server
 
@@ -189,6 +191,15 @@ def test_no_columns_are_no_width(terminal: bool, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(out, "isatty", lambda: terminal)
     console().print("done: a:key:b", markup=False)
     assert "done: a:key:b" in out.getvalue()
+
+
+def test_a_command_is_one_line_however_narrow_the_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one in two lines the first would run alone, without what the second one chooses."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stdout", out := StringIO())
+    command = "sdopt run model=/home/me/models/one.safetensors workload.steps=25 caching=deepcache"
+    console().print(shown([Code("To measure it again", [command])], 40))
+    assert f"\n    {command}\n" in out.getvalue()
 
 
 def test_passwords_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

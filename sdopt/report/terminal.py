@@ -44,7 +44,7 @@ def _shown(block: Block, width: int) -> Iterator[RenderableType]:
             yield from (Padding(Text(line, "dim"), (0, 0, 0, 2)) for line in lines)
         case Code(title, lines):
             yield Text(f"{title}:")
-            yield Padding(Text("\n".join(lines), "cyan"), (0, 0, 0, 4))
+            yield Text("\n".join(f"    {line}" for line in lines), "cyan", no_wrap=True, overflow="ignore")
         case Table():
             yield _grid(block, width)
         case Facts(pairs):
