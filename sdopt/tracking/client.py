@@ -65,7 +65,7 @@ _HOME = "sdopt.home"
 _LEFT_OUT = "sdopt.left_out"
 """Tag: the artifacts that a server did not take because of their size."""
 
-_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 6000, 800, 100, 50_000
+_PARAM_LIMIT, _METRICS, _PARAMS, _ALL = 500, 800, 100, 50_000  # as also servers of 2023 take them
 
 BEGUN = "begun"
 """What the process says when the deadline of a request begins."""

@@ -180,9 +180,8 @@ def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
 
 # What runs hold ------------------------------------------------------------------------------------------------------
 
-_NOTE_LIMIT = 8000
-
 _TAG_LIMIT = 5000
+"""Characters of a tag, and so of a note, that a server takes: the newest take more."""
 
 _NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
 """What the key of an image in MLflow cannot hold."""
@@ -195,9 +194,9 @@ def time_of(moment: str) -> int:
 
 def note_of(text: str) -> str:
     """Returns a note, cut to the length that MLflow accepts."""
-    if len(text) <= _NOTE_LIMIT:
+    if len(text) <= _TAG_LIMIT:
         return text
-    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
+    return text[: _TAG_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
 
 
 def newest_note(summary: Summary, name: str) -> str:

@@ -431,7 +431,7 @@ def test_any_prompt_and_any_name_of_a_study_are_taken_and_long_texts_cut(store: 
     for name in names:
         assert len([p for p in store.artifacts(children[name], "images") if p.endswith(".png")]) == 4
     for run in (parent, children["TensorFloat-32"]):
-        assert len(run.data.tags["mlflow.note.content"]) <= 8000
+        assert len(run.data.tags["mlflow.note.content"]) <= 5000  # a server before MLflow 2.17 takes no more
     assert "cut here" in parent.data.tags["mlflow.note.content"]
 
 
