@@ -188,9 +188,11 @@ def _as_it_says(file: Path) -> Picture:
     """Returns an image with the prompt and seed that the program which wrote it left in the file."""
     image = open_image(file)
     given = image.info.get("parameters") or _comment(image)
-    if isinstance(given, str) and (seed := _A1111_SEED.search(given)):
-        prompt, _, rest = given[: seed.start()].rpartition("\nSteps: ")[0].partition("\nNegative prompt: ")
-        return Picture(file, prompt.strip(), int(seed[1]), rest.strip())
+    if isinstance(given, str):
+        texts, steps, settings = f"\n{given}".rpartition("\nSteps: ")
+        if steps and (seed := _A1111_SEED.search(settings)):  # a prompt may say Seed: 5, too
+            prompt, _, rest = texts.partition("\nNegative prompt: ")
+            return Picture(file, prompt.strip(), int(seed[1]), rest.strip())
     try:
         graph = json.loads(image.info.get("prompt") or "{}")
     except ValueError:

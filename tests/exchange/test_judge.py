@@ -356,6 +356,9 @@ class TestPartners:
         [mine], [other] = (read_folder(tmp_path / name) for name in "ab")
         assert mine.made_from == other.made_from == ("a cat, (red:1.2)", "blurry", 42)
         assert partners([mine], [other], (tmp_path / "a", tmp_path / "b")) == [other]
+        for name, prompt in (("c", "a bag, Seed: 5"), ("d", "")):
+            self.in_png(tmp_path / name, parameters=A1111.replace("a cat, (red:1.2)", prompt).strip())
+            assert read_folder(tmp_path / name)[0].made_from == (prompt, "blurry", 42)
 
     @pytest.mark.parametrize("graph", ["[]", "{", '{"3": {"inputs": {"positive": ["3", 0], "seed": ["3", 0]}}}', '"x"'])
     def test_a_graph_that_says_nothing_is_no_error(self, tmp_path: Path, graph: str) -> None:
