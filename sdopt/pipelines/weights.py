@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import read_json
+from sdopt.record.files import is_pointer
 from sdopt.reference import VOCABULARY
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Header:
                 shapes = {key: list(each.get_shape()) for key, each in slices.items()}
                 return cls(dict(tensors.metadata() or {}), types, shapes)
         except (SafetensorError, OSError) as error:
-            if _is_pointer(file):
+            if is_pointer(file):
                 raise UsageError(f"{at}: {name} is a pointer of Git LFS; run `git lfs pull` where it lies") from error
             raise UsageError(
                 f"{at}: {name} is not a complete safetensors file ({error}); copy or fetch it again"
@@ -79,15 +80,6 @@ class Header:
             ),
             None,
         )
-
-
-def _is_pointer(file: Path) -> bool:
-    """Returns whether a file stands for another, which git fetches only where its extension for large files is."""
-    try:
-        with file.open("rb") as content:
-            return content.read(23) == b"version https://git-lfs"
-    except OSError:
-        return False
 
 
 def wrong_numbers(file: Path, name: str | None = None) -> list[str]:

@@ -117,7 +117,20 @@ def read_result(path: Path) -> StudyResult:
             f"{path}: cannot be read ({error.strerror}); name a run's folder or its result.json"
         ) from error
     except UsageError as error:
-        raise UsageError([f"{path}: {problem}" for problem in error.problems]) from error
+        problems = [POINTER] if is_pointer(path) else error.problems
+        raise UsageError([f"{path}: {problem}" for problem in problems]) from error
+
+
+POINTER = "is a pointer of Git LFS; run `git lfs pull` where it lies"
+
+
+def is_pointer(file: Path) -> bool:
+    """Returns whether a file stands for another, which git fetches only where its extension for large files is."""
+    try:
+        with file.open("rb") as content:
+            return content.read(23) == b"version https://git-lfs"
+    except OSError:
+        return False
 
 
 def parse_result(content: bytes) -> StudyResult:
@@ -195,7 +208,8 @@ def inside(folder: Path, path: str) -> Path:
         UsageError: the path leads out of the folder, by itself or by a symbolic link.
     """
     if not stays_within(path) or not (folder / path).resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"{folder}: {path!r} is not a file of that folder")
+        advice = "; of a link, as DVC makes, put the file itself there (dvc unprotect)" if stays_within(path) else ""
+        raise UsageError(f"{folder}: {path!r} is not a file of that folder{advice}")
     return folder / path
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
+from sdopt.record.files import POINTER, is_pointer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +39,8 @@ def _read(file: Path, convert: Callable[["Image"], "Image"]) -> "Image":
     except UsageError as error:
         raise UsageError([f"{file}: {problem}" for problem in error.problems]) from error
     except UnidentifiedImageError as error:
-        raise UsageError(f"{file}: cannot be read as an image (unknown format; save it as PNG or JPEG)") from error
+        reason = POINTER if is_pointer(file) else "unknown format; save it as PNG or JPEG"
+        raise UsageError(f"{file}: cannot be read as an image ({reason})") from error
     except Exception as error:  # a decoder may raise anything for a damaged file, even SyntaxError
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error

@@ -11,6 +11,7 @@ from PIL import Image, ImageCms, ImageOps
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import batches, image_files
+from sdopt.record.files import read_result
 from sdopt.record.images import open_image, open_picture
 
 
@@ -130,3 +131,8 @@ def test_a_folder_of_images_leaves_none_out(tmp_path: Path) -> None:
     (tmp_path / "d.heic").write_bytes(b"\0\0\0\x18ftypheic")
     with pytest.raises(UsageError, match="unknown format; save it as PNG or JPEG"):
         list(batches(image_files(tmp_path), 8))
+    pointer = tmp_path / "e.png"
+    pointer.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    for read in (open_picture, read_result):
+        with pytest.raises(UsageError, match="git lfs pull"):
+            read(pointer)
