@@ -251,7 +251,7 @@ def is_server(tracking: Tracking) -> bool:
 
 _PASSING = (
     *("database is locked", "OperationalError) table", "DuplicateTable"),
-    *("UniqueViolation", "UNIQUE constraint", "IntegrityError"),
+    *("UniqueViolation", "UNIQUE constraint", "UNIQUE KEY", "Duplicate entry"),
 )
 """Errors of a database while another process writes it, creates its schema, or adds the same row first, such as an
 experiment or a tag of it: MLflow looks whether there is one, and then adds it."""

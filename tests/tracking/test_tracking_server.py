@@ -276,13 +276,19 @@ class TestLocked:
                 raise MlflowException("(sqlite3.OperationalError) database is locked")
             log_batch(client, *arguments, **named)
 
-        def locked(*_: Any, **__: Any) -> None:
-            raise MlflowException("(sqlite3.OperationalError) database is locked")
+        def failing(said: str) -> Callable[..., None]:
+            def fail(*_: Any, **__: Any) -> None:
+                raise MlflowException(said)
+
+            return fail
 
         run = Run("it", tags={"a": "b"}, parameters={"x": 1})
         monkeypatch.setattr(MlflowClient, "log_batch", locked_once)
         assert here(local, client.put, "another", run, ["tags.a = 'b'"], "digest").new
-        monkeypatch.setattr(MlflowClient, "log_batch", locked)
+        monkeypatch.setattr(MlflowClient, "log_batch", failing("(IntegrityError) constraint failed: a"))
+        with pytest.raises(TrackingError, match=r"constraint failed: a$"):  # which time does not mend
+            here(local, client.put, "another", run, ["tags.a = 'b'"], "another digest")
+        monkeypatch.setattr(MlflowClient, "log_batch", failing("(sqlite3.OperationalError) database is locked"))
         with pytest.raises(TrackingError, match="database is locked within 1 s"):
             client.perform(local, 1, lambda: None, client.put, "another", run, ["tags.a = 'b'"], "another digest")
         # What the first one logged is kept, and of the second one nothing is left.
