@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
         help="folder for verdicts.{json,md,xml}; for a sweep, with a subfolder for each job (default: beside the "
         "result; for an MLflow run outputs/reports/<id>)",
     )
+    parser.add_config_dir()
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, and nothing else")
     arguments = parser.parsed(argv)
 
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
     from sdopt.tracking.finding import find_results
 
     with only_json(arguments.json) as say:
-        config = gate_of(arguments.overrides)
+        config = gate_of(arguments.overrides, arguments.config_dir)
         if not config.gate.judges:
             raise UsageError(
                 f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"

@@ -20,7 +20,7 @@ LOG_WIDTH = 160
 class _Whole(Console):
     """Lets a line that must not be broken leave the width: of a command in two lines, the first one runs alone."""
 
-    def print(self, *objects: Any, crop: bool | None = False, **named: Any) -> None:
+    def print(self, *objects: Any, crop: bool = False, **named: Any) -> None:
         """Prints as rich does."""
         super().print(*objects, crop=crop, **named)
 

@@ -92,11 +92,11 @@ def test_a_mistake_ends_each_command_with_2(
             assert "is empty" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run"])
+@pytest.mark.parametrize("command", ["optimize", "search", "plan", "doctor", "load-test", "serve", "run", "gate"])
 def test_a_folder_of_groups_is_one_and_is_there(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [command, *(["emoji"] if command == "optimize" else [])]
+    given = [command, *(["emoji"] if command in ("optimize", "gate") else [])]
     assert main([*given, "--config-dir", str(tmp_path), "--config-dir", str(tmp_path)]) == 2
     assert re.search(r"--config-dir \S+: (this flag can be given once only|only one folder)", capsys.readouterr().err)
     assert main([*given, "--config-dir", "/nowhere"]) == 2

@@ -315,14 +315,14 @@ def _search_path(config_dir: Path | None) -> list[str]:
     return [f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"] if config_dir else []
 
 
-def gate_of(overrides: Sequence[str]) -> RunConfig:
+def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
     """Returns the configuration with the chosen gate (`default` if none is chosen), for commands that measure nothing.
 
     Raises:
         UsageError: it is not valid, or a key is given that has no effect on what was measured.
     """
     _require_sections(overrides, "gate", "tracking")
-    with composer_of(with_gate(overrides)) as composer:
+    with composer_of(with_gate(overrides), config_dir) as composer:
         return composer.current
 
 

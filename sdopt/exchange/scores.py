@@ -123,6 +123,8 @@ def import_scores(result: StudyResult, table: Path, lower_is_better: Collection[
         prompts = [record.prompt_index for record in variant.images]
         for column, metric in names.items():
             values = [_value(by_path[record.path], column) for record in variant.images]
+            for other in ("score", "penalty"):  # of an import with another --lower
+                variant.quality.pop(f"{other}_{slug(column)}", None)
             variant.quality[metric] = by_prompt(prompts, values)
     return list(names.values())
 

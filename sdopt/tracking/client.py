@@ -422,7 +422,7 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
         found = client.get_run(run)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # such as a name with blanks
-            raise UsageError(f"{run}: neither a file or folder, nor the id of a run at {tracking.uri}") from error
+            raise unknown(run, f"at {tracking.uri}") from error
         raise
     with suppress(MlflowException, SQLAlchemyError):  # a database that can only be read
         _settle(client, tracking, found.info.experiment_id)
@@ -436,6 +436,14 @@ def read(client: "MlflowClient", tracking: Tracking, run: str) -> tuple[bytes, s
     with tempfile.TemporaryDirectory() as below:
         content = Path(client.download_artifacts(top, "result.json", below)).read_bytes()
     return content, found.data.tags.get(VARIANT) if top != run else None
+
+
+def unknown(run: str, where: str) -> UsageError:
+    """Returns the error of what is no run of a store, with the one that MLflow's own variable names, if it is set."""
+    other = os.environ.get("MLFLOW_TRACKING_URI") or "…"
+    return UsageError(
+        f"{run}: neither a file or folder, nor the id of a run {where}; name another store with tracking.uri={other}"
+    )
 
 
 def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:

@@ -105,7 +105,7 @@ def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]
         TrackingError: the server cannot be reached.
     """
     if not store_exists(tracking) and find_spec("mlflow") is not None:
-        raise UsageError(f"{run}: neither a file or folder, nor a run: {tracking.uri} does not exist")
+        raise client.unknown(run, f"at {tracking.uri}, which does not exist")
     content, variant = ask(client.read, tracking, run)
     try:
         return parse_result(content), variant

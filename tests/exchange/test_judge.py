@@ -268,6 +268,7 @@ class TestScores:
         failed = sdopt(tmp_path, "gate", str(judged), *gate, "--output", "verdicts")
         assert failed.code == 1, failed.shown
         assert sdopt(tmp_path, "score", str(judged), "--import", "scores.csv", "--lower", "reward").code == 0
+        assert {"penalty_reward"} == {name for name in read_result(judged).variant("b").quality if "reward" in name}
         turned = [gate[0], gate[1].replace("score_", "penalty_")]
         assert sdopt(tmp_path, "gate", str(judged), *turned, "--output", "verdicts").code == 0
 

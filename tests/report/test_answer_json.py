@@ -66,7 +66,10 @@ def test_a_gate_answers_with_the_verdicts_that_it_gives_now(
     assert answer["studies"][1]["candidates"][0]["gate"] == answer["verdicts"][1]["variants"][0]["gate"] is not None
     own = tmp_path / "own"
     shutil.copytree(finished.folder, own)
-    assert sdopt(tmp_path, "gate", "own", "gate=default").code != 2
+    (tmp_path / "conf" / "gate").mkdir(parents=True)
+    (tmp_path / "conf" / "gate" / "mine.yaml").write_text("defaults: [default]\nname: mine\n")
+    mine = json.loads(sdopt(tmp_path, "gate", "own", "gate=mine", "--config-dir", "conf", "--json").out)
+    assert mine["verdicts"]["gate"] == "mine"
     other = json.loads(sdopt(tmp_path, "gate", "own", "--against", str(sweep_folder / "0"), "--json").out)
     assert other["exit_code"] == 2
     assert other["verdicts"] is None

@@ -144,6 +144,7 @@ def test_the_picture_stands_where_the_page_has_the_same_plot(
     summary = summary_of(result)
     assert main_plot(summary) is plot
     page = study_page(summary, finished.folder)
+    assert dict(page.summary)["measured"] == f"{result.started[:10]} {result.started[11:16]} UTC (finished)"
     charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
     assert [chart.views[0][1] for chart in charts if chart.file == "plot.png"] == [plot(summary)]
     assert markdown_page(page).count(b"](plot.png)") == 1

@@ -299,8 +299,10 @@ class TestPlaces:
         (own.folder / "artifacts").rename(tmp_path / "elsewhere")
         with pytest.raises(UsageError, match=r"name their folder with tracking\.artifacts="):
             download_run(first.run, own.tracking)
-        with pytest.raises(UsageError, match="a name with blanks: neither a file or folder, nor the id of a run"):
-            download_run("a name with blanks", own.tracking)
+        gone = replace(own.tracking, uri="sqlite:////nowhere/runs.db")
+        for tracking in (own.tracking, gone):
+            with pytest.raises(UsageError, match=r"neither a file .*; name another store with tracking\.uri="):
+                download_run("a name with blanks", tracking)
         assert download_run(first.run, elsewhere)[0].id == copied[0].id
         assert require_store(elsewhere, "shared") is None
 

@@ -96,16 +96,17 @@ def sweep_page(name: str, blocks: Sequence[Block], studies: Sequence[tuple[str, 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     result, environment = summary.result, summary.result.environment
+    when = f"{result.started[:16].replace('T', ' ')} UTC"  # a run's folder is named by the local time
     if result.is_imported:
         return [
             ("work", "images and times that came as files"),
-            ("judged", f"{result.started[:16].replace('T', ' ')} by sdopt {environment.sdopt_version}"),
+            ("judged", f"{when} by sdopt {environment.sdopt_version}"),
         ]
     return [
         ("work", work_of(result.config)),
         ("device", str(environment.device["name"])),
         ("versions", f"sdopt {environment.sdopt_version}, PyTorch {environment.packages.get('torch')}"),
-        ("measured", f"{result.started[:16].replace('T', ' ')} ({result.status})"),
+        ("measured", f"{when} ({result.status})"),
     ]
 
 
