@@ -161,8 +161,9 @@ class TestCudaGraphs:
 
 
 class TestAnyShape:
+    @pytest.mark.parametrize(("guidance", "batches"), [(4, {2, 3}), (1, {1})])
     def test_another_shape_is_called_as_the_pipeline_calls(
-        self, session: Load, monkeypatch: pytest.MonkeyPatch
+        self, session: Load, monkeypatch: pytest.MonkeyPatch, guidance: int, batches: set[int]
     ) -> None:
         """What is around a call is a part of what is compiled: without it, the evidence would be a compilation."""
         seen: list[tuple[tuple[int, ...], bool]] = []
@@ -173,7 +174,8 @@ class TestAnyShape:
                 return self._orig_mod(sample, *args, **kwargs)
 
         monkeypatch.setattr(torch, "compile", lambda module, **_: Noting(module))
-        host = session("compiler=inductor_dynamic", "grad_mode=inference_mode", TWO_STEPS)
+        guided = f"workload.guidance_scale={guidance}"
+        host = session("compiler=inductor_dynamic", "grad_mode=inference_mode", TWO_STEPS, guided)
         trace = Trace(call=host._call)
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = trace.denoiser.calls = 2
         found = host._assembly.proofs["compiler"](trace)
@@ -181,6 +183,7 @@ class TestAnyShape:
         assert "compiled before" in found.summary
         shapes, modes = zip(*seen, strict=True)
         assert len(set(shapes)) == 2
+        assert {shape[0] for shape in shapes} == batches
         assert set(modes) == {True}
 
 

@@ -267,6 +267,7 @@ class InductorDynamic(ByInductor):
 def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]:
     """Calls the denoiser again with one more sample and a wider image; returns the original and the new shape.
 
+    A single sample, as a step without guidance has, stays one: PyTorch compiles it apart from larger batches.
     The second call happens inside a pipeline call, since TorchDynamo also specializes on surrounding contexts such as
     autocast or inference mode. The latents grow by eight columns, so that their width can be halved three times.
     """
@@ -277,7 +278,7 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
         sample, rows = args[0], args[0].shape[0]
 
         def repeated(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.cat([tensor, tensor[:1]]) if tensor.dim() and tensor.shape[0] == rows else tensor
+            return torch.cat([tensor, tensor[:1]]) if tensor.dim() and 1 < rows == tensor.shape[0] else tensor
 
         wider = torch.cat([sample, sample[..., :8]], dim=-1)
         args, kwargs = tree_map_only(torch.Tensor, repeated, ((wider, *args[1:]), kwargs))
