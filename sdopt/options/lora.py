@@ -323,7 +323,8 @@ class Hotswap(Lora):
         rank = max(map(rank_of, files))
         if self.target_rank is not None and self.target_rank < rank:
             found.append(f"lora.target_rank={self.target_rank}: the files have ranks up to {rank}")
-        return found or unswappable(*files, model)
+        first, other = files
+        return found or unswappable(first, other, model)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

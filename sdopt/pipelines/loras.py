@@ -85,6 +85,8 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
         raise UsageError(f"lora.weight_name: name a file of {path_given}: {_names(path_given) or 'it holds none'}")
     file = path_given / str(weight_name) if path_given.is_dir() else path_given
     if file.suffix != ".safetensors":
+        if file.suffix.lower() == ".safetensors":
+            raise UsageError(f"{file}: rename it to end in .safetensors, which diffusers looks for")
         raise UsageError(f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code")
     if not file.is_file():
         there = f"; {file.parent} holds {_names(file.parent, file.name) or 'none'}" if file.parent.is_dir() else ""

@@ -100,11 +100,14 @@ def read_prompts(path: Path, column: str | None) -> PromptFile:
 
 def _decoded(content: bytes) -> str:
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         reason = f"line {line} is not valid UTF-8 (byte {content[error.start]:#04x})"
         raise Unreadable(f"cannot be read as text ({reason}); save it as UTF-8") from error
+    if "\0" in text:
+        raise Unreadable("is no plain text (it holds zero bytes); save it as UTF-8")
+    return text
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -189,8 +192,8 @@ def _table_rows(text: str, suffix: str, column: str | None) -> list[_Row]:
     if not columns:
         return []
     _column_of(columns, column)  # before its rows, which are not a table's if it has none
-    if len(set(columns)) < len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
+    # Spreadsheets save empty columns, too.
+    if twice := next((name for name in columns if name and columns.count(name) > 1), None):
         raise Unreadable(f"has two columns named {_shown(twice)}; rename one")
     rows: list[_Row] = []
     for number, cells in _tab_rows(text, len(columns)) if delimiter == "\t" else _rows(text, delimiter):
@@ -334,6 +337,7 @@ _NO_PROMPTS = {
         f"looks like a setting; {_ELSEWHERE}"
     ),
     r"\[\s*(['\"]|$)": "begins a list; save it as .json, with double quotes and no comma before the last bracket",
+    r"version https://git-lfs": "is a pointer of Git LFS; fetch the file itself with git lfs pull",
     r"/imagine\b": f"is a command of another program; {_ELSEWHERE}",
     r"(?:.*\s)?--[A-Za-z][\w-]*(?:[\s=]|$)": f"holds an option, which sdopt does not read; {_ELSEWHERE}",
     r"\{\\rtf|<!doctype|<html|<\?xml": "is RTF, HTML or XML; save it as plain text",

@@ -307,11 +307,14 @@ def read_latents(file: str) -> Tensor:
             raise UsageError(f"workload.latents={file}: give a .safetensors or a .pt file")
     except (OSError, RuntimeError, ValueError, LookupError, SafetensorError, EOFError, UnpicklingError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if isinstance(error, UnpicklingError):  # PyTorch advises to run what it holds
+            reason = "it is damaged, or holds other objects than tensors"
         raise UsageError(f"workload.latents={file}: cannot be read as tensors ({reason})") from error
-    tensors = list(content.values()) if isinstance(content, dict) else [content]
+    content = list(content.values()) if isinstance(content, dict) else content
+    tensors = content if isinstance(content, list) else [content]
     if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
         raise UsageError(f"workload.latents={file}: must hold one tensor, and holds {len(tensors)} values")
-    latents = tensors[0]
+    latents = tensors[0].detach()
     if latents.ndim != 4 or not len(latents) or not latents.is_floating_point():
         raise UsageError(
             f"workload.latents={file}: must be floats (n, channels, height / 8, width / 8), "
@@ -319,16 +322,17 @@ def read_latents(file: str) -> Tensor:
         )
     if not latents.isfinite().all():
         raise UsageError(f"workload.latents={file}: some values are NaN or infinite")
-    if (spread := float(latents.float().std())) > _WIDEST:
+    if (spread := float(latents.float().std())) > _WIDEST or spread < 1 / _WIDEST:
         raise UsageError(
-            f"workload.latents={file}: their standard deviation is {spread:.3g}, as of noise that a scheduler has "
-            "scaled; give it before that, with a standard deviation of 1"
+            f"workload.latents={file}: their standard deviation is {spread:.3g}; give noise, before a scheduler has "
+            "scaled it, with a standard deviation of 1"
         )
     return latents.float()
 
 
 _WIDEST = 2.0
-"""The largest standard deviation of latents that may be meant: chance alone changes that of noise by some percent."""
+"""The largest standard deviation of latents that may be meant, and 1 / the smallest: chance alone changes that of noise
+by some percent."""
 
 
 def require_latents(workload: Workload, task: Task, model: Model) -> None:

@@ -54,6 +54,7 @@ class TestFiles:
             (["lora.weight_name=no.safetensors"], "no such file"),
             (["lora.path=/nowhere/at/all.safetensors"], "no such file"),
             ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
+            (["lora.path=STYLE.SAFETENSORS"], "rename it to end in .safetensors"),
             (["lora.path=loras/style.pt"], "from .safetensors files only"),
             (["lora.path=https://civitai.com/api/download/models/1"], "models/1: is an address; download the file"),
             ([f"lora.path={LORAS}", "lora.weight_name=README.md"], "from .safetensors files only"),

@@ -259,11 +259,16 @@ def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
         (torch.zeros(1, *SHAPE, dtype=torch.int64), "must be floats"),
         (torch.zeros(0, *SHAPE), "must be floats"),
         (torch.full((1, *SHAPE), float("nan")), "some values are NaN or infinite"),
-        (14.6 * torch.randn((1, *SHAPE)), ".*as of noise that a scheduler has scaled"),
+        (
+            14.6 * torch.randn((1, *SHAPE)),
+            "their standard deviation is .*; give noise, before a scheduler has scaled it",
+        ),
+        (torch.zeros(1, *SHAPE), "their standard deviation is 0; give noise"),
+        ([torch.randn(1, *SHAPE)] * 3, "must hold one tensor, and holds 3 values"),
         (torch.full((1, *SHAPE), torch.inf), "some values are NaN or infinite"),
         ({"a": torch.zeros(1), "b": torch.zeros(1)}, "must hold one tensor, and holds 2 values"),
         ([1, 2], "must hold one tensor"),
-        (Path("anything but a tensor"), r"cannot be read as tensors \("),
+        (Path("anything but a tensor"), r"cannot be read as tensors \(it is damaged, or holds other"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, variant: Compose, latents: object, said: str) -> None:

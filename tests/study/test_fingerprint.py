@@ -62,7 +62,7 @@ def test_of_a_variant_are_the_files_it_begins_with(variant: Compose, tmp_path: P
     def write(prompt: str, colour: str, noise: float) -> dict[str, str]:
         prompts.write_text(prompt)
         Image.new("RGB", (64, 64), colour).save(image)
-        torch.save(torch.full((1, 8, 8, 8), noise), latents)
+        torch.save(noise * torch.linspace(-2, 2, 512).reshape(1, 8, 8, 8), latents)
         overrides = [f"workload.prompts={prompts}", "task=img2img", "task.strength=1", f"task.image={image}"]
         begun = inputs_of(variant(*overrides), of_model)
         return begun | inputs_of(variant(f"workload.latents={latents}", f"workload.prompts={prompts}"), of_model)
