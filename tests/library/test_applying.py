@@ -437,6 +437,20 @@ class TestUndo:
         drawn(pipe)
         assert sdopt.prove(pipe).engaged
 
+    def test_options_of_two_pipelines_of_the_same_parts_are_taken_back_in_turn(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        before, other = drawn(pipe), StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+        sdopt.optimize(pipe, caching="deepcache")
+        sdopt.optimize(other, attention="vanilla")
+        with pytest.raises(UsageError, match="another pipeline of the same parts has options applied since"):
+            sdopt.undo(pipe)
+        sdopt.undo(other)
+        sdopt.optimize(other, attention="vanilla")
+        del other
+        assert np.array_equal(drawn(sdopt.undo(pipe)), before)
+        assert "forward" not in vars(pipe.unet)
+
     def test_a_copy_of_the_pipeline_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         """Its hooks read the original's steps: from its second image on, it would draw others."""
         own, before = pipe.unet, drawn(pipe)
