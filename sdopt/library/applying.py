@@ -218,9 +218,7 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     if optimized.shared_later():
         gc.collect()  # the other pipeline may be waiting to be freed
         if optimized.shared_later():
-            raise UsageError(
-                "cannot be undone: another pipeline of the same parts has options applied since: undo it"
-            )
+            raise UsageError("cannot be undone: another pipeline of the same parts has options applied since: undo it")
     if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
         raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
