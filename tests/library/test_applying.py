@@ -136,7 +136,8 @@ class TestOptimize:
 
     def test_calls_of_several_threads_wait_for_each_other(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, caching="deepcache")
-        alone, others = drawn(pipe, num_inference_steps=3), []
+        others: list[Thread] = []
+        alone = drawn(pipe, num_inference_steps=3)
 
         def meanwhile(_pipe: Any, _step: int, _time: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
             if not others:
