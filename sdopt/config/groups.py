@@ -87,7 +87,7 @@ def require_overrides(overrides: Sequence[str]) -> None:
             parsed.is_force_add()
         ):
             problems.append(f"{override}: this group has a default; leave out the +: {override.lstrip('+')}")
-        elif isinstance(default, str) and isinstance(parsed.value(), list) and len(parsed.value()) > 1:
+        elif isinstance(default, str) and isinstance(several := parsed.value(), list) and len(several) > 1:
             problems.append(f"{override}: of this group one option is chosen, and Hydra would take the last; name one")
         elif parsed.is_delete() and isinstance(default, str):
             problems.append(f"{override}: a group cannot be empty; {group}={default} is the default")

@@ -1,5 +1,6 @@
 """Applies options to a program's own pipeline, proves from a call that they took effect, and takes them back."""
 
+import gc
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,16 @@ from sdopt.assembly import Assembly
 from sdopt.errors import UsageError, require_texts
 from sdopt.library.planning import Plan, plan_for
 from sdopt.library.process import ProcessChanges, kept_generators
-from sdopt.library.state import OPTIMIZED, Optimized, as_prompts, keep, named_as_chosen, require_plain, state_of
+from sdopt.library.state import (
+    APPLIED,
+    OPTIMIZED,
+    Optimized,
+    as_prompts,
+    keep,
+    named_as_chosen,
+    require_plain,
+    state_of,
+)
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
 from sdopt.pipelines.parts import device_of, place
@@ -197,17 +207,23 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
         The same pipeline, as it was before.
 
     Raises:
-        UsageError: no options were applied to it; it is a copy of a pipeline that has some; they came with `load`; or
-            they changed what cannot be restored, as weights that were rounded, fused or offloaded: then nothing is
-            taken back, and the pipeline has to be loaded anew.
+        UsageError: no options were applied to it; it is a copy of a pipeline that has some; they came with `load`;
+            options were applied since to another pipeline that shares its parts; or they changed what cannot be
+            restored, as weights that were rounded, fused or offloaded: then nothing is taken back, and the pipeline has
+            to be loaded anew.
     """
     optimized = state_of(pipe)
     if optimized.before is None:
         raise UsageError("cannot be undone: sdopt.load applied the options at loading; load the baseline instead")
+    if optimized.shared_later():
+        gc.collect()  # the other pipeline may be waiting to be freed
+        if optimized.shared_later():
+            raise UsageError("cannot be undone: another pipeline of the same parts has options applied since: undo it")
     if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
         raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
     optimized.process.put_back()
+    APPLIED.discard(optimized)
     delattr(pipe, OPTIMIZED)
     return pipe
 

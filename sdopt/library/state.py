@@ -5,10 +5,11 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from os import PathLike
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sdopt.assembly import Assembly
 from sdopt.errors import ConflictError, UsageError
@@ -35,7 +36,7 @@ _COPIED = (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Optimized:
     """The options that were applied to a pipeline, and the state before; None if it was loaded with them."""
 
@@ -49,6 +50,8 @@ class Optimized:
     """Default arguments of a call."""
     process: ProcessChanges = field(default_factory=ProcessChanges)
     """What options left changed in the process."""
+    number: int = field(default_factory=count().__next__)
+    """Later ones are higher."""
     lock: Any = field(default_factory=RLock)
     """Held by a call: what options keep between steps and in the process is that of one call at a time."""
     structure: dict[str, Any] | None = None
@@ -95,13 +98,23 @@ class Optimized:
 
         return list(islice(cycle(self.prompts or [_PROMPT]), 2 if idle(2) < idle(1) else 1))
 
+    def shared_later(self) -> bool:
+        """Returns whether options were applied to another pipeline since that has some of the same networks."""
+        mine = self.before.networks if self.before else set()
+        return any(each.number > self.number and each.before and mine & each.before.networks for each in APPLIED)
+
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
         """Leaves None in a copy of the pipeline: its hooks, closures and compiled code are those of the original."""
+
+
+APPLIED: "WeakSet[Optimized]" = WeakSet()
+"""Those of pipelines that still have their options."""
 
 
 def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     """Stores the state in a pipeline, whose calls then run with the contexts and the arguments that its options add."""
     setattr(pipe, OPTIMIZED, optimized)
+    APPLIED.add(optimized)
     assembly = optimized.assembly
     if any(option.keeps_structure for option in assembly.options.values()):
         optimized.structure = optimized.structure_now(pipe)

@@ -103,6 +103,11 @@ class Snapshot:
         weights = {name: _Weight.all_of(network) for name, network in networks.items()}
         return cls(type(pipe), dict(pipe.components), [_Kept.of(each) for each in (pipe.scheduler, *modules)], weights)
 
+    @property
+    def networks(self) -> set[int]:
+        """Identities of the networks, which several pipelines may share."""
+        return {id(self.parts[name]) for name in self.weights}
+
     def lost(self) -> list[str]:
         """Returns a line for each network whose weights have changed."""
         changed = []

@@ -118,8 +118,8 @@ async def _send(
         image = {}
     if not (image.get("b64_json") or image.get("url")):
         return Sent(scheduled_s, sent_s, done_s, 0, said=said)
-    told = [value if isinstance(value := image.get(key), int | float) else None for key in _TOLD]
-    return Sent(scheduled_s, sent_s, done_s, status, int(told[0] or 0), *told[1:])
+    batch, queue_s, compute_s = (value if isinstance(value := image.get(key), int | float) else None for key in _TOLD)
+    return Sent(scheduled_s, sent_s, done_s, status, int(batch or 0), queue_s, compute_s)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ class TestOptimize:
 
     def test_calls_of_several_threads_wait_for_each_other(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, caching="deepcache")
-        alone, others = drawn(pipe, num_inference_steps=3), []
+        others: list[Thread] = []
+        alone = drawn(pipe, num_inference_steps=3)
 
         def meanwhile(_pipe: Any, _step: int, _time: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
             if not others:
@@ -436,6 +437,20 @@ class TestUndo:
             sdopt.undo(pipe)
         drawn(pipe)
         assert sdopt.prove(pipe).engaged
+
+    def test_options_of_two_pipelines_of_the_same_parts_are_taken_back_in_turn(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        before, other = drawn(pipe), StableDiffusionImg2ImgPipeline(**pipe.components, requires_safety_checker=False)
+        sdopt.optimize(pipe, caching="deepcache")
+        sdopt.optimize(other, attention="vanilla")
+        with pytest.raises(UsageError, match="another pipeline of the same parts has options applied since"):
+            sdopt.undo(pipe)
+        sdopt.undo(other)
+        sdopt.optimize(other, attention="vanilla")
+        del other
+        assert np.array_equal(drawn(sdopt.undo(pipe)), before)
+        assert "forward" not in vars(pipe.unet)
 
     def test_a_copy_of_the_pipeline_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         """Its hooks read the original's steps: from its second image on, it would draw others."""
