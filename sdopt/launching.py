@@ -109,6 +109,8 @@ def launch(
             with composition_errors():
                 run_hydra(argv)
             return launched
+        if not brief:  # a search screens without its gate
+            command.require_gate()
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
             launched.folder, launched.sweep = None if command.dry else folder, command.sweep

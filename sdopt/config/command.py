@@ -1,6 +1,7 @@
 """Reads a command line as Hydra does, and runs Hydra with it. Imports nothing heavy."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,11 @@ _REFUSED = ("config_name", "config_path", "experimental_rerun")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; `sdopt run --help` lists the groups and keys, and --hydra-help Hydra's flags")
+        dashed = re.match(r"unrecognized arguments: --([\w.]+=\S*)", message)
+        way = f"; keys have no dashes: {dashed[1]}" if dashed else ""
+        raise UsageError(
+            f"{message}{way}; `sdopt run --help` lists the groups and keys, and --hydra-help Hydra's flags"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

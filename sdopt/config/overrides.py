@@ -59,7 +59,9 @@ def parsed_override(override: str) -> Override:
             raise UsageError(written) from error
         reason = str(error).splitlines()[0]
         way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
-        raise UsageError(f"{override}: not an override ({reason}); {way}") from error
+        if key != key.strip() or re.search(r"\s[+~]*[\w./]+=", value):
+            way = "each key=value is a word of its own, without spaces and without quotes around several"
+        raise UsageError(f"{override or repr('')}: not an override ({reason}); {way}") from error
 
 
 def listed(override: str) -> list[str] | None:
