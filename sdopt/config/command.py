@@ -98,11 +98,12 @@ class CommandLine:
         return [override for override in self.overrides if parsed_override(override).is_hydra_override()]
 
 
-def _folder_named(study: str) -> str:
+def _folder_named(study: Any) -> str:
     """Returns the name of a study if it can name a folder. Hydra makes that before sdopt sees the configuration."""
-    if wrong := wrong_name(study):
-        raise UsageError(f"study.name={study}: {wrong}")
-    return study
+    name = "" if study is None else str(study)  # a number, as of a run in CI, is a name too
+    if wrong := wrong_name(name):
+        raise UsageError(f"study.name={name}: {wrong}")
+    return name
 
 
 OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)

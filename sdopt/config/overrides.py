@@ -61,6 +61,8 @@ def parsed_override(override: str) -> Override:
         way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
         if key != key.strip() or re.search(r"\s[+~]*[\w./]+=", value):
             way = "each key=value is a word of its own, without spaces and without quotes around several"
+        elif re.search(r"""[{,]\s*(["']).*?\1\s*:""", value):
+            way = "in a mapping, keys have no quotes, as in {my team: vision}"
         raise UsageError(f"{override or repr('')}: not an override ({reason}); {way}") from error
 
 

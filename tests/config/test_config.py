@@ -452,6 +452,10 @@ def test_tracking_alone_can_be_composed() -> None:
         ("-m workload.steps=range(4,2)", "names nothing, so that there is no job"),
         ("-m hydra.sweep.subdir=same precision=bf16,fp16", r"subdir=same: each job needs a folder of its own"),
         ("-m hydra.sweeper.params={precision:bf16}", "an override sets a key within null"),
+        ("scheduler.options={rho:1}", r"takes keys of any name, each with a \+, as in \+scheduler\.options\.NAME=…"),
+        ("tracking.tags.team=x", r"as in \+tracking\.tags\.team=…"),
+        ("tracking.tags={'team':x}", "in a mapping, keys have no quotes"),
+        ("study.name=null", "study.name=: must not be empty"),
         ("resume=/nowhere", "a sweep, which is there"),
         ("--precision=bf16", "keys have no dashes: precision=bf16; "),
         ("gate.must_pay=false", "no gate is chosen, so that nothing would be judged; add gate=default"),
@@ -471,6 +475,10 @@ def test_a_gate_of_ones_own_has_rules(composer: Composers, tmp_path: Path) -> No
     (tmp_path / "gate/mine.yaml").touch()
     with pytest.raises(UsageError, match="gate=mine: has no rules, so that nothing would be judged"):
         composer(["gate=mine"], [f"hydra.searchpath=[file://{tmp_path}]"])
+
+
+def test_a_number_names_a_study() -> None:
+    assert Command.of(CommandLine.of(["study.name=17"])).folder.parent.name == "17"
 
 
 def test_several_overrides_in_one_word_are_told_apart() -> None:
