@@ -24,6 +24,7 @@ from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
 from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import composition_errors, in_one_line
+from sdopt.config.groups import require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ENDINGS,
@@ -107,6 +108,7 @@ def launch(
             raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
         if command is None:
             with composition_errors():
+                require_overrides(line.overrides)
                 run_hydra(argv)
             return launched
         if not brief:  # a search screens without its gate
