@@ -24,6 +24,7 @@ from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
 from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import composition_errors, in_one_line
+from sdopt.config.groups import require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ENDINGS,
@@ -107,8 +108,11 @@ def launch(
             raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
         if command is None:
             with composition_errors():
+                require_overrides(line.overrides)
                 run_hydra(argv)
             return launched
+        if not brief:  # a search screens without its gate
+            command.require_gate()
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
             launched.folder, launched.sweep = None if command.dry else folder, command.sweep

@@ -1,6 +1,7 @@
 """Reads a command line as Hydra does, and runs Hydra with it. Imports nothing heavy."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,11 @@ _REFUSED = ("config_name", "config_path", "experimental_rerun")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; `sdopt run --help` lists the groups and keys, and --hydra-help Hydra's flags")
+        dashed = re.match(r"unrecognized arguments: --([\w.]+=\S*)", message)
+        way = f"; keys have no dashes: {dashed[1]}" if dashed else ""
+        raise UsageError(
+            f"{message}{way}; `sdopt run --help` lists the groups and keys, and --hydra-help Hydra's flags"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,11 +98,12 @@ class CommandLine:
         return [override for override in self.overrides if parsed_override(override).is_hydra_override()]
 
 
-def _folder_named(study: str) -> str:
+def _folder_named(study: Any) -> str:
     """Returns the name of a study if it can name a folder. Hydra makes that before sdopt sees the configuration."""
-    if wrong := wrong_name(study):
-        raise UsageError(f"study.name={study}: {wrong}")
-    return study
+    name = "" if study is None else str(study)  # a number, as of a run in CI, is a name too
+    if wrong := wrong_name(name):
+        raise UsageError(f"study.name={name}: {wrong}")
+    return name
 
 
 OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)

@@ -74,6 +74,13 @@ class Command:
             composer = HydraComposer(line.task, [*path, *rest], composed)
         return cls(line, folder, composer.current.dry_run, composer)
 
+    def require_gate(self) -> None:
+        """Raises UsageError if keys of a gate are given, and no gate is chosen: nothing would be judged."""
+        measuring = ("gate.replicates", "gate.prompt_count")
+        given = [each for each in self.line.task if (key := key_of(each)).startswith("gate.") and key not in measuring]
+        if given and self.composer is not None and not self.composer.current.gate.judges:
+            raise UsageError(f"{' '.join(given)}: no gate is chosen, so that nothing would be judged; add gate=default")
+
     @property
     def sweep(self) -> bool:
         """Whether it asks for a sweep, by `-m` or by `hydra.mode`."""
@@ -256,7 +263,8 @@ def _folder_of(value: str) -> Path:
     folder = Path(value).expanduser()
     if not folder.exists():
         with suppress(UsageError):
-            folder = Path(str(parsed_override(f"resume={value}").value())).expanduser()
+            named = parsed_override(f"resume={value}").value()
+            folder = Path(named).expanduser() if isinstance(named, str) else folder
     return folder
 
 
@@ -268,7 +276,7 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
     """
     name = source.relative_to(folder)
     if not source.is_file():
-        way = "name the folder of a run or of a sweep"
+        way = f"name the folder of a run or of a sweep{'' if folder.exists() else ', which is there'}"
         if (folder / "result.json").is_file():
             way = "hydra.output_subdir=null leaves it out, and so does a copy without hidden files (upload-artifact)"
         raise UsageError(f"resume={folder}: has no {name}, which records what was run there; {way}")

@@ -32,6 +32,10 @@ PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
 
 
+_OPEN = ("scheduler.options", "tracking.tags")
+"""Mappings whose keys are the user's."""
+
+
 @dataclass(frozen=True)
 class Composition:
     """A composed configuration without Hydra's own node, and the option chosen on each axis."""
@@ -328,6 +332,9 @@ def _with_way_out(message: str, error: Exception, command: str) -> str:
         message = f"{message.removeprefix('Error merging override ')}: {_said(error.__cause__)}"
     if (deleted := re.match(r"Could not delete '(.*?)'", message)) and deleted[1] in default_options():
         message += f"; {default_choice(deleted[1])} chooses nothing"
+    for key in _OPEN:
+        if within := re.match(rf"Could not override '{re.escape(key)}(?:\.(.+?))?'", message):
+            message = f"{key}: takes keys of any name, each with a +, as in +{key}.{within[1] or 'NAME'}=…"
     if message.startswith("BasicSweeper does not support"):
         message += ": write choice(…) or range(…), or name a sweeper that draws, as hydra/sweeper=optuna does"
     return message

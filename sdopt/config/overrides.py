@@ -62,9 +62,13 @@ def parsed_override(override: str) -> Override:
         if len(words) > 1 and all(re.match(r"[+~]*[\w./@]+=", word) for word in words):  # a shell's quoted variable
             raise UsageError(f"{override}: several overrides in one; give each as an argument of its own") from error
         way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
-        if value.startswith("["):
+        if key != key.strip() or re.search(r"\s[+~]*[\w./]+=", value):
+            way = "each key=value is a word of its own, without spaces and without quotes around several"
+        elif re.search(r"""[{,]\s*(["']).*?\1\s*:""", value):
+            way = "in a mapping, keys have no quotes, as in {my team: vision}"
+        elif value.startswith("["):
             way = f"""put each text in quotes, as in {shell_word(f'{key}=["a","b"]')}"""
-        raise UsageError(f"{override}: not an override ({reason}); {way}") from error
+        raise UsageError(f"{override or repr('')}: not an override ({reason}); {way}") from error
 
 
 def listed(override: str) -> list[str] | None:

@@ -122,7 +122,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     problems += [
         f"{key}: must be true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)
     ]
-    problems += _beyond_types(sections)
+    problems += _beyond_types(sections, str(choices.get("gate")))
     if problems:
         raise UsageError(problems)
     sections = _settled(sections)
@@ -146,9 +146,11 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     )
 
 
-def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
+def _beyond_types(sections: Mapping[str, Any], gate: str) -> list[str]:
     """Returns the errors within and between the sections; a badly typed section is None or missing."""
     problems: list[str] = []
+    if gate != "none" and (chosen := sections.get("gate")) and not chosen.judges:
+        problems.append(f"gate={gate}: has no rules, so that nothing would be judged; `defaults: [default]` adds some")
     study: Design | None = sections.get("study")
     if study and (wrong := wrong_name(study.name)):
         problems.append(f"study.name={study.name}: {wrong}")

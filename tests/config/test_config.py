@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from packaging.version import Version
 
 from sdopt.config.command import CommandLine
-from sdopt.config.composed import Command
+from sdopt.config.composed import Command, with_resumed
 from sdopt.config.composer import composer_of, tracking_of
 from sdopt.config.groups import optimization_options
 from sdopt.config.own import serving_config
@@ -461,6 +461,13 @@ def test_tracking_alone_can_be_composed() -> None:
         ("-m workload.steps=range(4,2)", "names nothing, so that there is no job"),
         ("-m hydra.sweep.subdir=same precision=bf16,fp16", r"subdir=same: each job needs a folder of its own"),
         ("-m hydra.sweeper.params={precision:bf16}", "an override sets a key within null"),
+        ("scheduler.options={rho:1}", r"takes keys of any name, each with a \+, as in \+scheduler\.options\.NAME=…"),
+        ("tracking.tags.team=x", r"as in \+tracking\.tags\.team=…"),
+        ("tracking.tags={'team':x}", "in a mapping, keys have no quotes"),
+        ("study.name=null", "study.name=: must not be empty"),
+        ("resume=/nowhere", "a sweep, which is there"),
+        ("--precision=bf16", "keys have no dashes: precision=bf16; "),
+        ("gate.must_pay=false", "no gate is chosen, so that nothing would be judged; add gate=default"),
         ("~memory", r"memory=\[\] chooses nothing"),
         ("hydra.run.dir=null", r"hydra\.run\.dir.*: must have a value"),
         ("hydra.mode=multirun", r"hydra\.mode=multirun: .*RUN, MULTIRUN"),
@@ -469,7 +476,24 @@ def test_tracking_alone_can_be_composed() -> None:
 )
 def test_what_hydra_would_take_otherwise_is_refused(words: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Command.of(CommandLine.of(words.split()))
+        Command.of(CommandLine.of(with_resumed(words.split()))).require_gate()
+
+
+def test_a_gate_of_ones_own_has_rules(composer: Composers, tmp_path: Path) -> None:
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate/mine.yaml").touch()
+    with pytest.raises(UsageError, match="gate=mine: has no rules, so that nothing would be judged"):
+        composer(["gate=mine"], [f"hydra.searchpath=[file://{tmp_path}]"])
+
+
+def test_a_number_names_a_study() -> None:
+    assert Command.of(CommandLine.of(["study.name=17"])).folder.parent.name == "17"
+
+
+def test_several_overrides_in_one_word_are_told_apart() -> None:
+    for word in ("precision=bf16 layout=channels_last", " precision=bf16"):
+        with pytest.raises(UsageError, match="each key=value is a word of its own"):
+            Command.of(CommandLine.of([word]))
 
 
 def test_an_option_is_no_number(composer: Composers) -> None:

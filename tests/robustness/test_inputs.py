@@ -37,7 +37,7 @@ def test_images_that_cannot_be_read(tmp_path: Path, png: bytes) -> None:
         with pytest.raises(UsageError, match=f"{name}: cannot be read as an image"):
             open_image(tmp_path / name)
     for missing in (tmp_path / "nowhere", tmp_path, Path("/dev/zero")):
-        with pytest.raises(UsageError, match="no such file|not a file"):
+        with pytest.raises(UsageError, match=r"no such file|not a file"):
             open_image(missing)
 
 

@@ -69,6 +69,7 @@ MISTAKES = {
     "a broken list": ["workload.prompts=[red"],
     "an unknown flag": ["--gpu"],
     "an unknown option to show": ["--cfg", "job", "precision=nope"],
+    "an empty option to show": ["--cfg", "job", "precision="],
     "flags of which one has no effect alone": ["precision=bf16", "--package", "workload"],
     "a missing folder of groups": ["--config-dir", "/nowhere"],
     "a missing folder on the search path": ["hydra.searchpath=[file:///nowhere]"],
