@@ -163,20 +163,19 @@ class _Faults:
     """Name, the shape in the file, and the shape in the network."""
     all_missing: bool
 
-    def problems(self, part: str, where: str, class_name: str) -> Iterator[str]:
+    def problems(
+        self, part: str, where: str, class_name: str, way: str = "fetch or save the model again"
+    ) -> Iterator[str]:
         """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
-        for part_of_name, (what, way) in _LEFT_IN.items():
+        for part_of_name, (what, call) in _LEFT_IN.items():
             if any(part_of_name in name for name in self.unknown):
-                yield f"{where}: was saved with {what} in it: call {way} before save_pretrained"
+                yield f"{where}: was saved with {what} in it: call {call} before save_pretrained"
                 return
         if self.all_missing:
             yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
             return
         if self.missing:
-            yield (
-                f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; fetch or "
-                "save the model again"
-            )
+            yield f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; {way}"
         if self.misshapen:
             name, found, wanted = min(self.misshapen)
             yield (
@@ -246,7 +245,8 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                 [(key, found[key], wanted[key]) for key in wanted.keys() & found.keys() if found[key] != wanted[key]],
                 not wanted.keys() & found.keys(),
             )
-            yield from faults.problems(name, file.name, class_name)
+            way = "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder"
+            yield from faults.problems(name, file.name, class_name, way)
     yield from wrong_numbers(file)
 
 
