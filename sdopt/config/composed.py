@@ -259,7 +259,12 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
 
 
 def _folder_of(value: str) -> Path:
-    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has."""
+    """Returns the folder that `resume` names: a path as it is if there is one, whatever characters it has.
+
+    Raises UsageError: it names none, as with a variable of a shell that is not set.
+    """
+    if not value.strip("'\""):
+        raise UsageError("resume=: names no folder; give that of a run or of a sweep, or leave it out")
     folder = Path(value).expanduser()
     if not folder.exists():
         with suppress(UsageError):

@@ -281,7 +281,9 @@ def _explained(error: Exception, command: str) -> str:
         return f"{key}={values}: several values{sweep}; as one text write {ways[0]}, as a list {ways[1]}"
     message = _with_way_out(message, error, command)
     unknown = re.match(r"Could not override '([^']+)'", message)
-    if grouped := re.match(r"(?:In '.*': Could not override '|Multiple values for )(?:experiment/)?(\w+)", message):
+    nested = r"In 'experiment/.*': Could not find 'experiment/(?=\w+/)"
+    written = rf"(?:In '.*': Could not override '|Multiple values for |{nested})(?:experiment/)?(\w+)"
+    if grouped := re.match(written, message):
         own = f"write `- override /{grouped[1]}: …` in its defaults list"
         return f"{grouped[1]}: begin the file with `# @package _global_`, and {own}"
     within = "|".join(folder.name for folder in CONF.iterdir() if folder.is_dir())  # a group; its option may be a path
