@@ -58,9 +58,6 @@ def parsed_override(override: str) -> Override:
         if written := _within_list(override):
             raise UsageError(written) from error
         reason = str(error).splitlines()[0]
-        words = override.split()
-        if len(words) > 1 and all(re.match(r"[+~]*[\w./@]+=", word) for word in words):  # a shell's quoted variable
-            raise UsageError(f"{override}: several overrides in one; give each as an argument of its own") from error
         way = f"put the value in quotes: {shell_word(f'{key}={quoted(value)}')}" if sign else "write key=value"
         if key != key.strip() or re.search(r"\s[+~]*[\w./]+=", value):
             way = "each key=value is a word of its own, without spaces and without quotes around several"

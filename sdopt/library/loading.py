@@ -81,7 +81,7 @@ def measured(
     _require_no_code(row.name, own_functions(row.overrides))
     overrides = merge_overrides(row.overrides, changes)
     with composer_of(overrides, None if config_dir is None else Path(config_dir)) as composer:
-        planned = composer.variant(row.name, overrides)
+        planned = composer.variant(row.name)
     _require_no_code(row.name, planned.functions)
     return planned
 

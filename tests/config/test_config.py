@@ -183,7 +183,6 @@ class TestMistakes:
             # A group is chosen in one way.
             {
                 "precision=[bf16,fp16]": "precision=[bf16,fp16]: of this group one option is chosen",
-                "precision=bf16 layout=channels_last": "precision=bf16 layout=channels_last: several overrides in one",
                 "model=[emoji,sd15]": "model=[emoji,sd15]: of this group one option is chosen",
             },
             {"precision=[]": "precision: nothing is chosen"},

@@ -130,7 +130,8 @@ def test_every_package_that_an_option_imports_is_recorded() -> None:
         for path in (ROOT / "sdopt" / "options").rglob("*.py")
         for _, module in imports_of(path.relative_to(ROOT), path.read_text())
     }
-    besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors"}  # the last two only read files
+    # The last three only read files and versions.
+    besides = {"sdopt", "typing-extensions", "huggingface-hub", "safetensors", "packaging"}
     found = imported - {name.replace("_", "-") for name in sys.stdlib_module_names} - besides
     assert {"torch", "sdnq", "tomesd"} <= found
     assert found <= set(_PACKAGES)
