@@ -154,6 +154,12 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
     """Returns what a user should know of how a model is sampled, for each a line that names the model."""
     own, marks = part_config(model, "scheduler"), marks_of(model)
     found = remarks(own, marks, scheduler) if own else []
+    if scheduler.timesteps is not None:
+        from diffusers.schedulers import AysSchedules
+
+        other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
+        if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
+            found.append(f"these timesteps were chosen for another family of models; scheduler={mine} has its own")
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
         found.append(f"{said}: its text encoder is used without the last layers: {skipped}")

@@ -253,6 +253,13 @@ def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> Non
     assert not sampling_remarks(model, LCM)
 
 
+@pytest.mark.parametrize(("name", "kept", "other"), [("sd15", "ays", "ays_xl"), ("sdxl", "ays_xl", "ays")])
+def test_timesteps_for_another_family_are_said(variant: Compose, name: str, kept: str, other: str) -> None:
+    model = Model(name=name, weights="random")
+    assert not sampling_remarks(model, variant(f"scheduler={kept}").scheduler)
+    assert f"scheduler={kept} has its own" in sampling_remarks(model, variant(f"scheduler={other}").scheduler)[0]
+
+
 def test_a_program_s_own_pipeline_keeps_its_family() -> None:
     from diffusers import EDMEulerScheduler
 
