@@ -141,6 +141,7 @@ class TestEvidence:
     def test_inductor_makes_constants(self, session: Load, monkeypatch: pytest.MonkeyPatch, undone: bool) -> None:
         if undone:
             monkeypatch.setattr(InductorFreezing, "context", lambda self, pipe: nullcontext())
+        torch._dynamo.reset()  # code that another test compiled without constants would be taken
         loaded = session("environment=inductor_freezing", "compiler=inductor", "workload.steps=2")
         loaded.time_once()
         [found] = [each for each in loaded.prove().evidence if each.axis == "environment.inductor_freezing"]
