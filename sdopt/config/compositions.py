@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
-from sdopt.config.groups import data_sheets, default_choice, default_options, require_chosen, require_overrides
+from sdopt.config.groups import choices_of, default_choice, default_options, require_chosen, require_overrides
 from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of
@@ -327,7 +327,7 @@ def _with_way_out(message: str, error: Exception, command: str) -> str:
         frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
         number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
         group, _, name = number.partition("=")
-        near = resembling(name, [*options_of(group), *(data_sheets() if group == "hardware" else ())])
+        near = resembling(name, choices_of(group))
         advice = f"did you mean {' or '.join(near)}? " if near else ""
         message = f"{number}: no option is named by a number alone; {advice}`sdopt {command} --help` lists all"
     if message.startswith("Error merging override ") and error.__cause__:

@@ -53,6 +53,11 @@ def default_choice(group: str) -> str:
     return f"{group}=[{','.join(option)}]" if isinstance(option, list) else f"{group}={option}"
 
 
+def choices_of(group: str) -> list[str]:
+    """Returns the packaged options of a group; of `hardware` the cards of the data sheets, too."""
+    return [*options_of(group), *(cards() if group == "hardware" else ())]
+
+
 @cache
 def data_sheets() -> Mapping[str, Sheet]:
     """Returns the packaged data sheets, by option of the group `hardware`. Raises UsageError if a file is wrong."""
@@ -92,7 +97,7 @@ def require_overrides(overrides: Sequence[str]) -> None:
         elif parsed.is_delete() and isinstance(default, str):
             problems.append(f"{override}: a group cannot be empty; {group}={default} is the default")
         elif not parsed.is_delete() and parsed.value() in (None, ""):
-            options = ", ".join([*options_of(group), *(cards() if group == "hardware" else ())])
+            options = ", ".join(choices_of(group))
             advice = "a group cannot be empty" if isinstance(default, str) else f"{group}=[] chooses nothing"
             advice = "leave it out to choose nothing" if group == "experiment" else advice
             problems.append(f"{override}: {advice}; choose one of {options}")

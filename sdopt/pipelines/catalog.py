@@ -108,6 +108,15 @@ def require_kind(index: Mapping[str, Any], at: str) -> str:
     return kind
 
 
+NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
+"""The parts of a pipeline that have weights."""
+
+
+def library_of(part: str) -> str:
+    """Returns the library of a part's class, as `model_index.json` names it: tokenizers are transformers' too."""
+    return "transformers" if part.startswith("t") else "diffusers"
+
+
 def class_named(model: Model) -> str | None:
     """Returns the class name of the pipeline that a model's name stands for; None if it stands for none."""
     folder = architecture_folder(model)

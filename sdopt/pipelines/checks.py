@@ -12,10 +12,12 @@ from sdopt.pipelines.catalog import (
     ALT_DIFFUSION,
     ALT_ENCODERS,
     ARCHITECTURES,
+    NETWORKS,
     PACKAGED,
     architecture_folder,
     class_name_of,
     class_named,
+    library_of,
     missing_alt_diffusion,
     names_in_folder,
     read_json,
@@ -36,8 +38,6 @@ from sdopt.pipelines.weights import (
 from sdopt.record.files import begins
 from sdopt.schema import Model, wrong_name
 
-_NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
-
 _USUAL = {
     "unet": "UNet2DConditionModel",
     "vae": "AutoencoderKL",
@@ -47,8 +47,6 @@ _USUAL = {
     "tokenizer": "CLIPTokenizer",
     "tokenizer_2": "CLIPTokenizer",
 }
-
-_LIBRARIES = {name: "transformers" if name.startswith("t") else "diffusers" for name in _USUAL}
 
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL: dict[str, tuple[str, ...]] = {
@@ -130,11 +128,11 @@ def require_folder(folder: Path, model: Model) -> None:
     alt = kind == ALT_DIFFUSION
     if alt and (missing := missing_alt_diffusion()):
         raise UsageError([f"{at}: {reason}" for reason in missing])
-    parts = [name for name in _LIBRARIES if not name.endswith("_2") or "XL" in kind]
+    parts = [name for name in _USUAL if not name.endswith("_2") or "XL" in kind]
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
-            _require_class(index.get(name), name, _LIBRARIES[name], at)
-    _require_weights(folder, [name for name in parts if name in _NETWORKS], model.variant, at)
+            _require_class(index.get(name), name, library_of(name), at)
+    _require_weights(folder, [name for name in parts if name in NETWORKS], model.variant, at)
     width = _read_json(folder / "unet" / "config.json", at).get("cross_attention_dim")
     _require_architecture(model, at, kind, width)
 
@@ -155,9 +153,9 @@ def _instead_of(folder: Path) -> str:
 
 def _require_weights(folder: Path, parts: list[str], variant: str | None, at: str) -> None:
     """Raises UsageError if files of a network are missing or damaged: those of the variant, or else without one."""
-    require_variant({name: variants_of(folder / name, _LIBRARIES[name]) for name in parts}, variant, at)
+    require_variant({name: variants_of(folder / name, library_of(name)) for name in parts}, variant, at)
     for name in parts:
-        for file in weight_files(folder / name, _LIBRARIES[name], variant, at):
+        for file in weight_files(folder / name, library_of(name), variant, at):
             Header.of(file, at, f"{name}/{file.name}")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import NOT_RUN, read_json, require_kind
+from sdopt.pipelines.catalog import NETWORKS, NOT_RUN, library_of, read_json, require_kind
 from sdopt.pipelines.weights import SENTENCEPIECE, require_variant, variants_among
 from sdopt.schema import Model
 
@@ -72,12 +72,11 @@ def hub_folder(model: Model, fetch: bool) -> Path:
 
 def _variants(index: Mapping[str, object], names: Sequence[str]) -> dict[str, set[str | None]]:
     """Returns the variants in which files of these names hold the weights of each network of a pipeline."""
-    found = {}
-    for part in ("unet", "vae", "text_encoder", "text_encoder_2"):
-        if part in index:
-            library = "transformers" if part.startswith("text") else "diffusers"
-            found[part] = variants_among((name.removeprefix(f"{part}/") for name in names), library)
-    return found
+    return {
+        part: variants_among((name.removeprefix(f"{part}/") for name in names), library_of(part))
+        for part in NETWORKS
+        if part in index
+    }
 
 
 def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -66,10 +66,8 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
         on_hub = "for one on the hub give lora.path=owner/name and its lora.weight_name"
         raise UsageError(f"lora.path={path}: is an address; download the file, or {on_hub}")
     if path is not None and is_on_hub(path):
-        name, at = (
-            weight_name or _USUAL_NAME,
-            f"lora.path={path}" + ("" if weight_name else " without lora.weight_name"),
-        )
+        name = weight_name or _USUAL_NAME
+        at = f"lora.path={path}" + ("" if weight_name else " without lora.weight_name")
         if not name.endswith(".safetensors"):
             raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {path}")
         [file] = fetch_files(path, [name], at, "give the file as lora.path", fetch)

@@ -261,7 +261,7 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     found: dict[str, None] = {}
     words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
     for tokenizer in _tokenizers(model):
-        words = {word for word in words if word not in tokenizer.get_vocab()}
+        words = words and words - tokenizer.get_vocab().keys()
         limit = tokenizer.model_max_length
         counts = map(len, tokenizer([text for _, text in texts], verbose=False)["input_ids"])
         cut = [f"{place} ({count} tokens)" for (place, _), count in zip(texts, counts, strict=True) if count > limit]
