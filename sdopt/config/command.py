@@ -13,6 +13,7 @@ import hydra
 from hydra.core.utils import env_override
 from omegaconf import DictConfig, OmegaConf
 
+from sdopt.config.card_options import offer_cards
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of, own_folder
@@ -107,6 +108,7 @@ def _folder_named(study: Any) -> str:
 
 
 OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
+offer_cards()
 
 
 def add_working_folder() -> None:

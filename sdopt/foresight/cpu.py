@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-import torch
 
 from sdopt.foresight.latency import PARTS, Array, Costs
 from sdopt.schema import Hardware, Rates, Sheet
@@ -78,6 +77,8 @@ def seconds_of(parts: Array, steps: int) -> float:
 @lru_cache(maxsize=8)
 def measure_machine(threads: int) -> Machine:
     """Times typical layers on this CPU, two seconds in all. Other work on the machine makes it look slower."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -88,6 +89,8 @@ def measure_machine(threads: int) -> Machine:
 
 
 def _measure() -> Machine:
+    import torch
+
     square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
     source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
     target = torch.empty_like(source)
@@ -108,6 +111,8 @@ def _measure() -> Machine:
 
 
 def _convolution(samples: int, channels: int, side: int) -> tuple[float, Callable[[], object]]:
+    import torch
+
     layer = torch.nn.Conv2d(channels, channels, 3, padding=1)
     pixels = torch.randn(samples, channels, side, side)
     return 18.0 * samples * channels**2 * side**2, lambda: layer(pixels)
@@ -122,6 +127,8 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
 
 def threads_of(hardware: Hardware) -> int:
     """Returns how many CPU threads a worker has."""
+    import torch
+
     return hardware.threads or torch.get_num_threads()
 
 

@@ -3,15 +3,16 @@
 Options that keep weights off the device until they are used are in `offload`.
 """
 
+from __future__ import annotations
+
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -38,6 +39,9 @@ from sdopt.pipelines.parts import (
 )
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
@@ -256,6 +260,8 @@ class PrecomputedEmbeddings(Optimization):
 
     @override
     def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+        import torch
+
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         with torch.no_grad(), encoding_noted(pipe):
             encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
@@ -388,6 +394,8 @@ class LayerwiseCasting(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         denoiser = denoiser_of(pipe)
         compute, storage = denoiser.dtype, getattr(torch, self.storage)
         denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)

@@ -4,6 +4,8 @@ A model was trained with certain levels of noise, to predict noise or velocity. 
 draws other images, and nothing fails.
 """
 
+from __future__ import annotations
+
 import difflib
 import inspect
 import json
@@ -15,14 +17,15 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.schema import Scheduler
+
+if TYPE_CHECKING:
+    import torch
 
 _LEVELS = ("beta_start", "beta_end", "beta_schedule")
 """Arguments of the schedulers whose noise levels follow from betas, as those of Stable Diffusion do."""
@@ -271,6 +274,8 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
 
     Schedulers accept configurations for which they have no step, such as a prediction type.
     """
+    import torch
+
     try:
         with quiet(), torch.no_grad():
             latents, again = (_sampled(own, scheduler, steps) for _ in range(2))
@@ -297,6 +302,8 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
 
 def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.Tensor:
     """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
+    import torch
+
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
     made.set_timesteps(steps)
     if made.timesteps[0] < made.timesteps[-1]:

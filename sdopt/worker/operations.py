@@ -1,11 +1,10 @@
 """Floating-point operations of one image, counted without running it."""
 
+from __future__ import annotations
+
 import copy
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
@@ -13,13 +12,14 @@ from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, 
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 """Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
 
 
-def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, float]:
+def tflop_per_image(pipe: DiffusionPipeline, variant: Variant) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image of a variant, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
@@ -32,6 +32,8 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, fl
 
     Raises the model's own error if it cannot run on the meta device.
     """
+    import torch
+
     size = variant.size
     samples = 2 if variant.guidance_scale > 1 else 1
     denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
@@ -60,12 +62,14 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, fl
 
 
 def _denoiser_tflop(
-    pipe: "DiffusionPipeline",
+    pipe: DiffusionPipeline,
     variant: Variant,
     denoiser: Any,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
 ) -> float:
     """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
+    import torch
+
     sample, states, added = inputs
     calls = _denoiser_calls(pipe, variant)
     savings = [option for _, option in variant.applied if option.saves_operations]
@@ -82,7 +86,9 @@ def _denoiser_tflop(
         return sum(tflop(denoiser, sample, torch.tensor(1), states, **added) for _ in range(calls))
 
 
-def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
+def _denoiser_calls(pipe: DiffusionPipeline, variant: Variant) -> int:
+    import torch
+
     steps = variant.workload.steps
     with torch.device("cpu"):
         pipe.scheduler.set_timesteps(steps)
@@ -94,12 +100,17 @@ def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
 
 def _conditions(config: Any, samples: int) -> dict[str, torch.Tensor]:
     """Returns SDXL's further inputs of the denoiser: the text's pooled states, and six numbers of size and crop."""
+    import torch
+
     width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
     return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
 
 
 def tflop(function: Any, *inputs: Any, **more: Any) -> float:
     """Returns the operations of one call, in TFLOP; modules and tensors must be on the meta device."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return float(counter.get_total_flops()) / 1e12
