@@ -15,7 +15,7 @@ from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.statistics.adoption import baseline_words
 from sdopt.statistics.scale import Decision, Speed
-from sdopt.statistics.summary import Row, Summary, described, summary_of
+from sdopt.statistics.summary import Row, Summary, described, summary_of, unconfirmed
 from sdopt.statistics.words import shortened, start_words
 
 
@@ -50,7 +50,13 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     for candidate in search.trials.candidates:
         name = candidate.name
         if name in last:
-            fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
+            fate = (
+                Fate.WINNER
+                if name == winner
+                else Fate.PASSED
+                if name in passed
+                else _not_passed(answers[name], last[name])
+            )
             command = command_line("run", *again, *candidate.overrides)
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
@@ -80,6 +86,12 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         undecided=undecided,
         lines=list(answers[winner].lines) if winner else [],
     )
+
+
+def _not_passed(row: Row, finding: Finding) -> Fate:
+    """Returns the fate of a judged candidate that did not pass: whether something speaks against it."""
+    against = row.decision is Decision.FAIL or row.speed is Speed.SLOWER or row.status is not Status.OK
+    return Fate.FAILED if against or finding.out else Fate.UNDECIDED
 
 
 def _because(row: Row, finding: Finding) -> str:
@@ -130,7 +142,7 @@ def _sentence(
     if summary is None:
         if not tried:
             return "No combination was tried."
-        best_out = _fastest(entries, Fate.RULED_OUT)
+        best_out = _fastest(entries, Fate.FAILED)
         refused = (
             f"; {best_out.name} was about {best_out.speedup:.2f}×, but: {shortened(best_out.because)}"
             if best_out
@@ -140,9 +152,7 @@ def _sentence(
         return f"Keep the baseline: {kept}{refused}."
     row = summary.row(undecided) if undecided else None
     if row is not None:
-        found = described(row, summary.row(summary.result.baseline))
-        none = f"none of {tried} combinations is" if tried > 1 else "the only combination is not"
-        return f"Keep the baseline: {none} shown to be better. The fastest: {found}: {shortened(row.because)}"
+        return unconfirmed(row, summary.row(summary.result.baseline))
     judged = len(summary.candidates)
     none = f"{judged} of {tried} combinations were judged, and none of them is"
     if judged == 1:

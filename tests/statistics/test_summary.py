@@ -215,8 +215,18 @@ class TestWithAGate:
     @pytest.mark.parametrize(
         ("verdict", "reason", "decision", "because"),
         [
-            (Verdict.FAIL, "harm: speedup 0.9×", Decision.FAIL, "speedup 0.9×"),
-            (Verdict.NOT_COMPARABLE, "the reference failed", Decision.UNDECIDED, "the reference failed"),
+            (
+                Verdict.FAIL,
+                "harm: speedup 0.9×",
+                Decision.FAIL,
+                "It makes worse what it is meant to improve: speedup 0.9×",
+            ),
+            (
+                Verdict.NOT_COMPARABLE,
+                "the reference failed",
+                Decision.UNDECIDED,
+                "Whether it gains anything was not judged: the reference failed",
+            ),
         ],
     )
     def test_the_gate_has_the_last_word_and_says_it_once(
@@ -235,7 +245,7 @@ class TestWithAGate:
         for ruling in judgement.rulings[1:]:
             ruling.doubt = "other work disturbed it"
         judgement.rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, "other work disturbed it"))
-        assert only(study).because == "other work disturbed it"
+        assert only(study).because == "Other programs disturbed the timing: other work disturbed it"
 
 
 class TestAdoption:
