@@ -213,7 +213,7 @@ def guidance_of(model: Model) -> Guidance:
 
 def is_sdxl(model: Model) -> bool:
     """Returns whether a model is of the SDXL family; if it is not local, by the name of its architecture."""
-    return "XL" in pipeline_of(model)
+    return family_of(model).pipeline == "StableDiffusionXLPipeline"
 
 
 def network_config(folder: Path) -> dict[str, Any]:

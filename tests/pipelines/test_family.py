@@ -74,7 +74,9 @@ class TestRows:
         parts = inspect.signature(cls.__init__).parameters
         assert {*family.parts} <= parts.keys()
         assert {family.guidance.argument, family.latents.last, "latents", "generator", *family.call} <= call.keys()
-        named = {name for name in (*family.encoding.returns, *family.encoding.negative) if name}
+        named = {name for name in family.encoding.returns if name}
+        if family.guidance.form != "embedded":
+            named |= {f"negative_{name}" for name in named if not name.startswith("negative_")}
         assert named <= call.keys()
         if family.guidance.takes_negative:
             assert "negative_prompt" in call
@@ -174,10 +176,8 @@ class TestCalls:
         ).images
         assert np.abs(images - drawn).max() < 1e-5, "also where the pipeline draws the noise itself"
         assert host._last is not None
-        channels = given["latents"].shape[1]
-        stored = spatial(host._last, family.latents)
-        assert stored.ndim == 4
-        assert (stored.shape[1] == channels) == (family.latents.layout == "spatial")
+        stored, side = spatial(host._last, family.latents), 64 // host._pipe.vae_scale_factor
+        assert stored.shape[2:] == (side, side)
 
     def test_a_prompt_is_drawn_the_same_beside_a_longer_one(self, variant_of: Tiny) -> None:
         alone, beside = (
