@@ -18,7 +18,7 @@ from sdopt.hardware.cards import (
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
-from sdopt.pipelines.loading import denoiser_config, family_of, head_dimensions, heads_by_level
+from sdopt.pipelines.loading import family_of, head_dimensions, heads_by_level, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
 from sdopt.schema import Model
 
@@ -316,7 +316,7 @@ class FusedProjections(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return [*leaves_adapters_out(ctx), *_unfusable(denoiser_config(ctx.model) or {})]
+        return [*leaves_adapters_out(ctx), *_unfusable(published_denoiser(ctx.model))]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -169,10 +169,14 @@ class Optimization:
 
     def obstacles(self, ctx: Context) -> list[str]:
         """Returns everything that keeps the option from running: the kind of model, the keys to set, the conflicts."""
+        return self.unfit(ctx) or [*self.lacking(ctx), *self.conflicts(ctx)]
+
+    def unfit(self, ctx: Context) -> list[str]:
+        """Returns why the option is not for this kind of model, as `unet_only` declares; [] if it is."""
         family = family_of(ctx.model)
-        if self.unet_only is not None and not family.is_unet:
-            return [f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"]
-        return [*self.lacking(ctx), *self.conflicts(ctx)]
+        if self.unet_only is None or family.is_unet:
+            return []
+        return [f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"]
 
     def broken(self, pipe: Pipeline) -> list[str]:
         """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""

@@ -195,7 +195,7 @@ class FirstBlock(Watching):
         self._forms: dict[int, tuple[bool, int, bool]] = {}
         for number, block in enumerate(blocks):
             place = "first" if number == 0 else "last" if number == len(blocks) - 1 else "inner"
-            block.forward = _Watched(self, place, number, block)  # type: ignore[method-assign, assignment]
+            block.forward = _Watched(self, place, number, block)
         super().__init__(pipe, denoiser)
 
     def _forget(self) -> None:
@@ -215,7 +215,7 @@ class FirstBlock(Watching):
     def run(self, block: "_Watched", args: tuple[Any, ...], others: dict[str, Any]) -> Any:
         """Runs a block, or returns its input in its place."""
         place, number = block.place, block.number
-        hidden = args[0] if args else others.get("hidden_states", others.get("x"))
+        hidden: Tensor = args[0] if args else others["hidden_states"]
         if place != "first" and self._all_skip:
             if place == "last":
                 hidden = hidden + self._kept[self._branch][1]

@@ -20,6 +20,7 @@ from sdopt.pipelines.family import FAMILIES, Family, Latents, family_named, fami
 from sdopt.pipelines.latents import laid_out, spatial
 from sdopt.pipelines.loading import load_part
 from sdopt.pipelines.parts import cast, kept_in_float32
+from sdopt.pipelines.prompts import remarks_on_length
 from sdopt.pipelines.random_weights import empty_network, random_network
 from sdopt.schema import Model
 from sdopt.variant import Variant
@@ -184,6 +185,15 @@ class TestCalls:
             images_of(_prepared(variant_of("z_image", TWO_PROMPTS, f"workload.batch_size={size}"))) for size in (1, 2)
         )
         assert np.abs(alone[0] - beside[0]).max() < 1e-3
+
+
+    def test_say_how_much_of_a_prompt_each_encoder_reads(self, variant_of: Tiny) -> None:
+        variant = variant_of("flux", f"workload.prompts=[{'a red circle and ' * 40}]")
+        remarks = remarks_on_length(variant.workload, variant.model)
+        assert [remark for remark in remarks if "reads 77 tokens and cuts 1 of 1" in remark]
+        assert [remark for remark in remarks if "reads 512 tokens and cuts 1 of 1" in remark]
+        short = variant_of("flux", "workload.prompts=[a red circle]")
+        assert remarks_on_length(short.workload, short.model) == []
 
 
 def _prepared(variant: Variant) -> PipelineHost:
