@@ -26,7 +26,7 @@ from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
-from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
+from sdopt.pipelines.sampling import is_flow, marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
@@ -176,6 +176,11 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
             found.append(f"these timesteps were chosen for another family of models; scheduler={mine} has its own")
+    chosen = {"_class_name": scheduler.class_name, **scheduler.options}
+    if own and is_flow(chosen) and not is_flow(own):
+        found.append(
+            "its own scheduler has levels of noise, and this one samples a flow: images are nonsense unless it fits"
+        )
     if family_of(model).guidance.above == 0:
         found.append("a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)")
     if skipped := clip_skip_of(model)[0]:

@@ -258,12 +258,15 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
         ]
-    made = {**own, "_class_name": scheduler.class_name, **options}
-    flows = is_flow(own)
-    if flows and not (chosen.__name__.startswith(_FLOW) or ("use_flow_sigmas" in known and is_flow(made))):
+    if is_flow(own) and chosen.__name__.startswith(_FLOW):
+        return []
+    if str(name).startswith(_FLOW):
+        made = {**own, "_class_name": scheduler.class_name, **options}
+        if "use_flow_sigmas" in known and is_flow(made):
+            return []
         why = f"has levels of noise, and the model's own {name} samples a flow: images would be nonsense"
         return [f"{at}: {why}: choose scheduler=flow_euler"]
-    if of_model not in (None, chosen) and not flows:
+    if of_model not in (None, chosen):
         if not _has_levels(of_model):
             return [f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"]
         if not _has_levels(chosen):
@@ -272,11 +275,12 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
             ]
     for key, usual in _TRAINED.items():
         value = own.get(key)
-        if not flows and key not in options and key not in known and value not in usual:
+        if key not in options and key not in known and value not in usual:
             names = [option for option, each in _OPTIONS.items() if key in _arguments(_scheduler_named(each))]
             instead = f"scheduler={' or '.join(names)}" if names else f"scheduler.class_name={name}"
             found.append(f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}")
     predicts = own.get("prediction_type", "epsilon")
+    flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
     if not found and "prediction_type" not in options and predicts not in _PREDICTIONS and not flows:
         found.append(
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
