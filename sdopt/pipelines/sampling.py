@@ -246,10 +246,7 @@ def remember(answers: Mapping[str, list[str]]) -> None:
 
 
 def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
-    chosen, options = scheduler_class(scheduler), scheduler.options
     at = f"scheduler.class_name={scheduler.class_name}"
-    known = _arguments(chosen)
-    found: list[str] = []
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
     if str(name).startswith("EDM ("):
         why = f"has other noise levels than the model, which is marked as {name}, and a single file does not say which"
@@ -258,15 +255,26 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
         ]
-    if is_flow(own) and chosen.__name__.startswith(_FLOW):
+    if is_flow(own) and scheduler.class_name.startswith(_FLOW):
         return []
-    if str(name).startswith(_FLOW):
-        made = {**own, "_class_name": scheduler.class_name, **options}
-        if "use_flow_sigmas" in known and is_flow(made):
-            return []
-        why = f"has levels of noise, and the model's own {name} samples a flow: images would be nonsense"
-        return [f"{at}: {why}: choose scheduler=flow_euler"]
-    if of_model not in (None, chosen):
+    return (_flow_mismatches if str(name).startswith(_FLOW) else _level_mismatches)(own, scheduler, at)
+
+
+def _flow_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> list[str]:
+    """Returns why a scheduler cannot sample a flow; [] if it can."""
+    made = {**own, "_class_name": scheduler.class_name, **scheduler.options}
+    if "use_flow_sigmas" in _arguments(scheduler_class(scheduler)) and is_flow(made):
+        return []
+    why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
+    return [f"{at}: {why}: choose scheduler=flow_euler"]
+
+
+def _level_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> list[str]:
+    """Returns why a scheduler cannot have the levels of noise of a model, or sample what it predicts; [] if it can."""
+    chosen, options = scheduler_class(scheduler), scheduler.options
+    known, name = _arguments(chosen), own.get("_class_name")
+    found: list[str] = []
+    if (of_model := _scheduler_named(name)) not in (None, chosen):
         if not _has_levels(of_model):
             return [f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"]
         if not _has_levels(chosen):
