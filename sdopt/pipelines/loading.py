@@ -271,9 +271,7 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
-    accepted = inspect.signature(cls.__init__).parameters
-    arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
-    arguments |= {"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False}
+    arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     if _is_file(model):
@@ -290,6 +288,13 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     pipe = cls.from_pretrained(folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments)
     pipe.register_modules(**own)
     return pipe
+
+
+def left_out(cls: Any) -> dict[str, Any]:
+    """Returns the arguments with which a pipeline's class loads none of the parts that are not run."""
+    accepted = inspect.signature(cls.__init__).parameters
+    parts: dict[str, Any] = {name: None for name in NOT_RUN if name in accepted}
+    return parts | ({"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False})
 
 
 def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline:

@@ -76,7 +76,7 @@ def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[s
     largest = {"": _largest(mask.convert("L"))}
     if largest[""] >= _REPLACED:
         sizes = dict.fromkeys(shape.size for shape in workload.shapes(model))
-        largest |= {f" at {size}×{size}": _largest(_sized(mask, "mask", size)) for size in sizes}
+        largest |= {f" at {size}×{size}": _largest(sized(mask, "mask", size)) for size in sizes}
     way_out = f"only areas from {_REPLACED} on are replaced; paint them white"
     return [
         f"replaces nothing{where}: its largest value is {value} of 255, and {way_out}"
@@ -93,7 +93,8 @@ _REPLACED = 128
 """The smallest grey value of a mask that diffusers takes for white: it rounds masks to black and white."""
 
 
-def _sized(picture: "Image", name: str, size: int) -> "Image":
+def sized(picture: "Image", name: str, size: int) -> "Image":
+    """Returns a picture as a call takes it for a role, `image` or `mask`."""
     return picture.convert("RGB" if name == "image" else "L").resize((size, size))
 
 
@@ -164,7 +165,7 @@ def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any
     arguments: dict[str, Any] = {"strength": task.strength}
     for name, path in files_of(task, model).items():
         argument = "image" if name == "image" else "mask_image"
-        arguments[argument] = [_sized(open_picture(path), name, size)] * images
+        arguments[argument] = [sized(open_picture(path), name, size)] * images
     if task.kind == "inpaint":
         arguments |= {"height": size, "width": size}
     return arguments
