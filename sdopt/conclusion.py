@@ -32,7 +32,7 @@ from sdopt.tracking.store import shown_by, sync_command
 from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext
 
-_PROGRAMS_S, _PROGRAMS_SHARE = 60.0, 0.1
+_PROGRAMS_S, _PROGRAMS_SHARE = 180.0, 0.1
 """Time for running programs at least, in seconds, and as a share of the time that the study took."""
 
 

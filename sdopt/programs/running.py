@@ -108,32 +108,33 @@ def program_drawn(variant: Variant, device: Device, measured: Path, limit: float
     _print_to(log)
     os.environ |= variables(device, scratch)
     _forget_the_working_folder()
+    program, started = Program(), time.monotonic()
+    tempfile.tempdir = str(scratch)  # removed even if this process is killed: weights may be offloaded there
     try:
         found = written(variant, device)
+        program = Program(found.text + SAVING if found.public else "", found.lines)
+        print(found.text, flush=True)
+        started = time.monotonic()
+        pixels = image_of(found.text)
     except Unwritable as reason:
         return Program(reason=str(reason))
     except UsageError as error:
-        return Program(reason="; ".join(error.problems))
-    program = Program(found.text + SAVING if found.public else "", found.lines)
-    print(found.text, flush=True)
-    started = time.monotonic()
-    try:
-        pixels = _image_of(found.text)
-    except (Exception, SystemExit) as error:
+        return replace(program, reason="; ".join(error.problems))
+    except (Exception, SystemExit) as error:  # whatever a model, an option or a function of a user's file raises
         traceback.print_exc()
         return replace(program, reason=f"it fails here ({type(error).__name__}: {_first_line(error)})")
-    return _compared(replace(program, seconds=time.monotonic() - started), pixels, measured, limit)
+    return compared(replace(program, seconds=time.monotonic() - started), pixels, measured, limit)
 
 
-def _image_of(text: str) -> np.ndarray:
-    """Runs a program; returns its image as bytes, (height, width, 3)."""
+def image_of(text: str) -> np.ndarray:
+    """Runs a program in this process; returns its image as bytes, (height, width, 3)."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tempfile.tempdir:
-        exec(compile(text, "program.py", "exec"), names)
+    exec(compile(text, "program.py", "exec"), names)
     return np.asarray(names["image"].convert("RGB"))
 
 
-def _compared(program: Program, pixels: np.ndarray, measured: Path, limit: float) -> Program:
+def compared(program: Program, pixels: np.ndarray, measured: Path, limit: float) -> Program:
+    """Returns what is recorded of a program whose image is `pixels`, uint8 (height, width, 3)."""
     with open_image(measured) as image:
         other = np.asarray(image.convert("RGB"))
     if pixels.shape != other.shape:

@@ -32,7 +32,7 @@ def answer_blocks(summary: Summary) -> list[Block]:
 def use_of(summary: Summary) -> list[Block]:
     """Returns how to use the best variant, and how to measure it again; nothing without one."""
     best = summary.best
-    if best is None:
+    if best is None or summary.result.is_imported:
         return []
     program = Notes([said_of(best.variant.program)])
     use: list[Block] = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")]
