@@ -236,8 +236,8 @@ class Protocol:
     all."""
     programs_s: float | None = bounded(None, ge=0, le=86_400)
     """Seconds for running, after everything else, the program that reports hand out for each variant; null is a tenth
-    of the time that the study took, but at least 180 s. The best variant's program is run in any case, unless this is 0:
-    then none is run, and none is handed out."""
+    of the time that the study took, but at least 180 s. The best variant's is run in any case, unless this is 0: then
+    none is run, and none is handed out."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ OPTIMIZE = (
     "search.options={precision: [fp32, bf16, fp16]}",
     "search.races=0",
     "gate=none",
-    *(each for each in SMALL if not each.startswith("protocol.replicates")),
+    *(each for each in SMALL if not each.startswith(("protocol.replicates", "protocol.programs_s"))),
     "protocol.replicates=3",
 )
 
