@@ -14,6 +14,7 @@ import numpy as np
 
 from sdopt.errors import UsageError, os_problem
 from sdopt.hardware.device import Device
+from sdopt.pipelines.factory import Built, built, remember
 from sdopt.programs.code import Unwritable
 from sdopt.programs.writer import SAVING, written
 from sdopt.record.images import open_image
@@ -79,7 +80,9 @@ class Programs:
         if first is None:
             return Program(reason="not run: no image was made to compare its own with")
         log = self.folder / "logs" / f"program-{list(self.variants).index(row.name):02d}.log"
-        arguments = self.variants[row.name], self.device, self.folder / first.path, limit, log, self.scratch
+        variant = self.variants[row.name]
+        # What a function builds is known in this process alone.
+        arguments = variant, built(variant.model), self.device, self.folder / first.path, limit, log, self.scratch
         try:
             return call_apart(self.context, program_drawn, *arguments, timeout_s=seconds)
         except ChildTimeoutError:
@@ -100,12 +103,16 @@ def time_limit(row: VariantResult) -> float:
     return min(_MOST_S, max(_LEAST_S, _TIMES * max(starts, default=0.0)))
 
 
-def program_drawn(variant: Variant, device: Device, measured: Path, limit: float, log: Path, scratch: Path) -> Program:
+def program_drawn(
+    variant: Variant, made: Built | None, device: Device, measured: Path, limit: float, log: Path, scratch: Path
+) -> Program:
     """Writes a variant's program, runs it, and compares its image with the measured one; prints to a log.
 
-    It changes the process in which it is called.
+    It changes the process in which it is called. `made` describes the model, if a function builds it.
     """
     _print_to(log)
+    if made is not None:
+        remember(variant.model, made)
     os.environ |= variables(device, scratch)
     _forget_the_working_folder()
     program, started = Program(), time.monotonic()

@@ -175,7 +175,7 @@ def test_a_program_that_fails_says_why(composer: Composers, tmp_path: Path, monk
     monkeypatch.setattr(running, "variables", lambda *_: {})
     monkeypatch.setattr(running.tempfile, "tempdir", running.tempfile.tempdir)
     monkeypatch.setattr(running, "image_of", lambda _: exec("raise SystemExit('no card')"))
-    found = program_drawn(composer([*SMOKE]).variant("it"), CPU, tmp_path, 1e-6, tmp_path / "log", tmp_path)
+    found = program_drawn(composer([*SMOKE]).variant("it"), None, CPU, tmp_path, 1e-6, tmp_path / "log", tmp_path)
     assert not found.draws
     assert "SystemExit: no card" in found.reason
     assert "pipe = StableDiffusionPipeline" in found.text
