@@ -36,7 +36,9 @@ def loading_of(variant: Variant, device: Device) -> Code:
         return limit + function_code(str(model.factory), "pipe = {}()")
     dtype = cast_of(variant) or "float32"
     if model.weights == "random":
-        return limit + _untrained(variant, dtype)
+        # Where a worker draws them: on another device they would be others.
+        on_host = any(option.loads_on_host for _, option in variant.applied)
+        return limit + _untrained(variant, dtype, "cpu" if on_host else device.torch_name)
     return limit + from_files(model, variant.task, dtype)
 
 
@@ -87,7 +89,7 @@ def tokenizers_of(model: Model) -> Iterator[tuple[str, str]]:
             yield folder.name, f"CLIPTokenizer.from_pretrained({literal(str(vocabulary))}{settings})"
 
 
-def _untrained(variant: Variant, dtype: str) -> Code:
+def _untrained(variant: Variant, dtype: str, device: str) -> Code:
     """Returns code that builds a model with random weights, which only sdopt can."""
     imports = (
         "import torch",
@@ -95,4 +97,4 @@ def _untrained(variant: Variant, dtype: str) -> Code:
         "from sdopt.schema import Model, Scheduler, Task",
     )
     parts = f"{variant.model!r}, {variant.scheduler!r}, {variant.task!r}"
-    return Code(imports, (f'pipe = load_pipeline({parts}, "cpu", {{"dtype": torch.{dtype}}})',))
+    return Code(imports, (f'pipe = load_pipeline({parts}, "{device}", {{"dtype": torch.{dtype}}})',))

@@ -78,7 +78,7 @@ class Programs:
     def _run(self, row: VariantResult, limit: float, seconds: float) -> Program:
         first = row.image(0, 0)
         if first is None:
-            return Program(reason="not run: no image was made to compare its own with")
+            return Program(reason="no image was made to compare its own with")
         log = self.folder / "logs" / f"program-{list(self.variants).index(row.name):02d}.log"
         variant = self.variants[row.name]
         # What a function builds is known in this process alone.

@@ -8,7 +8,7 @@ import numpy as np
 
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.tasks import files_of, sized
-from sdopt.programs.code import Code, Unwritable, literal
+from sdopt.programs.code import Code, literal
 from sdopt.record.images import open_image, open_picture
 from sdopt.variant import Variant
 
@@ -21,10 +21,6 @@ class Work:
     """The first call of a variant's quality pass, as a worker makes it."""
 
     variant: Variant
-
-    def __post_init__(self) -> None:
-        if not self.variant.pictured:
-            raise Unwritable("no image was made to compare it with (quality.prompt_count=0)")
 
     @property
     def _places(self) -> list[int]:

@@ -14,9 +14,10 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization, loading_arguments
+from sdopt.options.memory import TinyVae
 from sdopt.options.patch import Patch
-from sdopt.options.precision import Precision
-from sdopt.pipelines.loading import marks_of, part_config
+from sdopt.options.precision import FixedVae, Precision
+from sdopt.pipelines.loading import marks_of, part_config, path_of
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Code, Unwritable, call_of, function_code, literal
 from sdopt.programs.loading import cast_of, loading_of
@@ -76,6 +77,8 @@ def written(variant: Variant, device: Device) -> Written:
         Unwritable: no program outside of sdopt does what was measured.
         UsageError: files of the model or of the task are missing.
     """
+    if not variant.pictured:
+        raise Unwritable("no image was made to compare its own with (quality.prompt_count=0)")
     work = Work(variant)
     setup = scheduler_code(variant) + Code(lines=tuple(work.adaptations())) + _placing(variant, device)
     if early := any(option.prepares_inputs for option in variant.optimizations.values()):
@@ -184,13 +187,26 @@ def _optimize(variant: Variant, chosen: Chosen, work: Work) -> Code:
             imports.append("import sys")
             lines.append(f"sys.path.append({literal(folder)})")
     axes = tuple(f"{axis}." for axis, _ in chosen)
-    words = [literal(f"{key}={_value(key, value)}") for key, value in variant.changed.items() if key.startswith(axes)]
+    keys = {key: value for key, value in variant.changed.items() if key.startswith(axes)} | _other_vaes(variant, chosen)
+    words = [literal(f"{key}={_value(key, value)}") for key, value in keys.items()]
     if any(option.prepares_inputs for _, option in chosen):
         words.append(f"prompts={work.all_texts}")
     if (own := _config_dir(variant, groups)) is not None:
         words.append(f"config_dir={literal(own)}")
     words += [f"{group}={literal(options)}" for group, options in groups.items()]
     return Code(tuple(imports), (*dict.fromkeys(lines), f"sdopt.optimize({', '.join(['pipe', *words])})"))
+
+
+def _other_vaes(variant: Variant, chosen: Chosen) -> dict[str, str]:
+    """Returns the keys that name a VAE where the pipeline does not say of which model it is, and so which fits."""
+    model = variant.model
+    if model.weights != "factory" and not (model.weights == "path" and path_of(model).is_file()):
+        return {}
+    found = {}
+    for axis, option in chosen:
+        if isinstance(option, TinyVae | FixedVae) and not {f"{axis}.hub_id", f"{axis}.path"} & variant.changed.keys():
+            found[f"{axis}.path"] = str(option.files(model, fetch=False)[0].parent)
+    return found
 
 
 def _value(key: str, value: Any) -> str:
