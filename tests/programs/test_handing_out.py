@@ -1,5 +1,6 @@
 """What a study says of its programs: only code that was run, and drew the measured image, is handed out."""
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -152,7 +153,7 @@ class TestOfAStudy:
         self, result: StudyResult, run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = iter(range(0, 10_000, 60))
-        monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr("time.monotonic", lambda: next(clock))
         asked = run(lambda _: DRAWN)
         assert len(asked) == 2
         left = [row for row in result.candidates if row.name not in asked]
@@ -173,7 +174,7 @@ def test_a_program_that_fails_says_why(composer: Composers, tmp_path: Path, monk
     monkeypatch.setattr(running, "_print_to", lambda _: None)
     monkeypatch.setattr(running, "_forget_the_working_folder", lambda: None)
     monkeypatch.setattr(running, "variables", lambda *_: {})
-    monkeypatch.setattr(running.tempfile, "tempdir", running.tempfile.tempdir)
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
     monkeypatch.setattr(running, "image_of", lambda _: exec("raise SystemExit('no card')"))
     found = program_drawn(composer([*SMOKE]).variant("it"), None, CPU, tmp_path, 1e-6, tmp_path / "log", tmp_path)
     assert not found.draws
