@@ -66,7 +66,9 @@ def difference(choices: Mapping[str, str], reference: Mapping[str, str]) -> dict
 
 def quoted(value: str) -> str:
     """Quotes a string so that Hydra's grammar accepts it, whatever characters it has."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # There, a backslash is itself, unless others or none stand between it and a quote.
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + (found[2] and "\\'"), value)
+    return f"'{escaped}'"
 
 
 def written_value(value: Any) -> str:
@@ -76,7 +78,7 @@ def written_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z_][\w.-]*", value) and value.lower() not in _OTHER_THAN_TEXT
+        plain = re.fullmatch(r"[A-Za-z_][\w.-]*", value, re.ASCII) and value.lower() not in _OTHER_THAN_TEXT
         return value if plain else quoted(value)
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{written_value(item)}' for key, item in value.items())}}}"

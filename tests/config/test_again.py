@@ -68,7 +68,7 @@ STUDIES: dict[str, Sequence[str]] = {
     "a model in a folder": [f"model={PACKAGED / 'emoji'}", "workload.size=64", "lora=loaded", f"lora.path={LORAS}"],
     "a preset": ["experiment=quickstart"],
     "a preset of a gate": ["experiment=fastest"],
-    "a preset of pictures": ["task=img2img", "task.strength=0.6", "attention=math"],
+    "a preset of pictures": ["task=img2img", "task.strength=0.6", "workload.steps=4", "attention=math"],
 }
 
 
@@ -97,7 +97,7 @@ def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
 def test_an_option_in_a_folder_of_ones_own(tmp_path: Path) -> None:
     folder = tmp_path / "meine Gruppen"
     (folder / "caching").mkdir(parents=True)
-    (folder / "caching" / "mine.yaml").write_text("_target_: sdopt.options.caching.DeepCache\ninterval: 7\n")
+    (folder / "caching" / "mine.yaml").write_text("_target_: sdopt.options.caching.DeepCaching\ninterval: 7\n")
     own = [f"hydra.searchpath=['file://{folder}']"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         [command] = require_same(HydraComposer([*SMOKE, "caching=mine"], own))
@@ -138,7 +138,23 @@ def test_every_preset(composer: Composers, preset: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, "null", "a b", "it's", 'say "x"', "a\\b", "1.5", 1.5, [1, "two, three"], {"a": [1, None]}, "größe"],
+    [
+        None,
+        True,
+        "null",
+        "a b",
+        "it's",
+        'say "x"',
+        "a\\b",
+        "it ends \\",
+        "a \\' b",
+        "two\nlines",
+        "1.5",
+        1.5,
+        [1, "two, three"],
+        {"a": [1, None]},
+        "größe",
+    ],
 )
 def test_any_value_is_read_as_it_was(composer: Composers, value: object) -> None:
     made = composer([])._compositions.of([f"+mine={written_value(value)}"])

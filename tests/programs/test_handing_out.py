@@ -152,9 +152,14 @@ class TestOfAStudy:
     def test_the_others_share_a_time(
         self, result: StudyResult, run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        clock = iter(range(0, 10_000, 60))
-        monkeypatch.setattr("time.monotonic", lambda: next(clock))
-        asked = run(lambda _: DRAWN)
+        now = [0.0]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+        def slow(_: Variant) -> Program:
+            now[0] += 60  # of 100
+            return DRAWN
+
+        asked = run(slow)
         assert len(asked) == 2
         left = [row for row in result.candidates if row.name not in asked]
         assert all(row.program and "time for programs" in row.program.reason for row in left)

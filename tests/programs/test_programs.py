@@ -115,7 +115,7 @@ SITUATIONS = {
     "joined projections and a fused LoRA": "attention=fused_qkv lora=fused",
     "two options of diffusers, the later one first": f"attention=fused_qkv lora=fused lora.path={LORAS} lora.weight_name=fxemoji.safetensors lora.scale=0.7",  # noqa: E501
     "a function of a file with the name of a package": "patch={files}/diffusers.py:weaker caching=deepcache",
-    "a function before what compiles": "patch={files}/diffusers.py:weaker memory=[vae_tiling]",
+    "a function before what compiles": "patch={files}/diffusers.py:weaker memory=[vae_tiling] workload.size=128",
     "a picture": "task=img2img task.image={files}/plain.png task.strength=0.7",
     "a picture that lies on its side, in half precision": "task=img2img task.image={files}/turned.jpg task.strength=0.7 precision=bf16",  # noqa: E501
     "a picture with a mask": "task=inpaint task.image={files}/plain.png task.mask={files}/mask.png caching=deepcache",
