@@ -332,9 +332,7 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
-    accepted = inspect.signature(cls.__init__).parameters
-    arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
-    arguments |= {name: False for name in _LEFT_OUT if name in accepted}
+    arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     if _is_file(model):
@@ -353,7 +351,14 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     return pipe
 
 
-_LEFT_OUT = ("add_watermarker", "requires_safety_checker")
+def left_out(cls: Any) -> dict[str, Any]:
+    """Returns the arguments with which a pipeline's class loads none of the parts that are not run."""
+    accepted = inspect.signature(cls.__init__).parameters
+    parts: dict[str, Any] = {name: None for name in NOT_RUN if name in accepted}
+    return parts | {name: False for name in _SWITCHES if name in accepted}
+
+
+_SWITCHES = ("add_watermarker", "requires_safety_checker")
 """Arguments of a pipeline's class that switch off what would be timed too."""
 
 
