@@ -17,6 +17,9 @@ WORK = ("model", "task", "scheduler", "workload")
 CHOICES = ("scheduler.", "workload.steps", "workload.guidance_scale", "hardware.threads", "hardware.price_per_hour")
 """Settings that a candidate may change; a difference in them is part of the comparison."""
 
+AMOUNT = ("workload.batch_size", "workload.images_per_prompt")
+"""Settings of how many images a call makes: two variants that differ in them are compared per image."""
+
 
 SEEDS = {"ge": 0, "le": 2**53}
 """The seeds that Python, PyTorch, JSON and browsers all represent exactly."""

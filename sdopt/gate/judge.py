@@ -90,6 +90,8 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
         record_look(result, case.look, judged.verdict)
 
 
+_PER_IMAGE = "speed-ups are per image, because calls make different numbers of images"
+
 _SEEN_BY_NOBODY = (
     "another program made these images and times: whether its options took effect, and whether timed calls make the "
     "same images, is its own word"
@@ -123,6 +125,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
     notes += [context.fit.note] if context.fit.note else []
     notes += uncounted(result, context.candidate, context.reference)
+    notes += [_PER_IMAGE] if result.per_image else []
     notes += [_SEEN_BY_NOBODY] if result.is_imported else []
     judged = judgement(case.comparison, contract, rulings, "; ".join(notes))
     judged.claims = {claim.name: claim.p_gain for claim in case.claims if claim.p_gain is not None}

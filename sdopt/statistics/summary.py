@@ -16,7 +16,7 @@ from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
-from sdopt.statistics.words import change_text, shortened, times_text
+from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 PSNR = "psnr_db"
 """The metric of image pairs that is read first, where it was measured."""
@@ -45,7 +45,10 @@ class Step:
     def text(self) -> str:
         """The step in words, as in `2.30× [1.88, 2.81] on top of fp16`; "" without a speed-up."""
         ratio = self.figures.speedup
-        return f"{ratio.text} {'beside' if self.left_out else 'on top of'} {self.reference}" if ratio else ""
+        if ratio is None:
+            return ""
+        beside = "beside" if self.left_out else "on top of"
+        return f"{ratio.text}{unit_text(self.figures.per_image)} {beside} {self.reference}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ class Row:
     def __str__(self) -> str:
         verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
         verdicts += [str(self.decision)] if self.decision else []
-        told = f"{self.name}: {self.speedup.text + ', ' if self.speedup else ''}{', '.join(verdicts)}"
+        if self.speedup is not None:
+            verdicts.insert(0, f"{self.speedup.text}{unit_text(self.figures.per_image)}")
+        told = f"{self.name}: {', '.join(verdicts)}"
         return f"{told} ({self.because})" if self.because else told
 
     @property
@@ -392,13 +397,17 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"
+    unit = unit_text(row.figures.per_image)
+    change = f"{change_text(ratio)}{unit}{_from_to(row, baseline)}"
     speed = {
-        Speed.CLOSE: f"speed too close to call ({ratio.text})",
-        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {runs} each",
-    }.get(row.speed or Speed.CLOSE, f"{change_text(ratio)}{_from_to(row, baseline)}")
+        Speed.CLOSE: f"speed{unit} too close to call ({ratio.text})",
+        Speed.FEW: f"{change} in {runs} each",
+    }.get(row.speed or Speed.CLOSE, change)
     if SPEEDUP.name not in row.ratios:  # there are several shapes
         found = [(at.overall.get(SPEEDUP.name), at.shape) for at in row.figures.shapes]
-        speed = f"{row.speed}: " + "; ".join(f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each)
+        speed = f"{row.speed}{unit}: " + "; ".join(
+            f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each
+        )
     memory = _memory_text(row)
     saves = MEMORY_RATIO.name in (name.partition("/")[0] for name in row.gains)
     if saves and row.speed is not Speed.FASTER:
@@ -422,7 +431,7 @@ def _memory_text(row: Row) -> str:
 
 def _from_to(row: Row, baseline: Row | None) -> str:
     """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
-    mine, other = row.figures.latency, baseline.figures.latency if baseline else None
+    mine, other = row.figures.time, baseline.figures.time if baseline else None
     if not (mine and other and row.speedup):
         return ""
     agree = (other.estimate >= mine.estimate) == (row.speedup.interval.estimate >= 1)
@@ -451,6 +460,43 @@ def _images_text(row: Row) -> str:
 
 
 def _notes(result: StudyResult) -> list[str]:
+    return [*_work_notes(result), *_judging_notes(result)]
+
+
+def _work_notes(result: StudyResult) -> Iterator[str]:
+    """Yields in what the work of variants differs, as far as that is part of the comparison."""
+    if result.per_image:
+        names: dict[int, list[str]] = {}
+        for variant in result.variants:
+            names.setdefault(variant.config.images_per_call, []).append(variant.name)
+        counts = "; ".join(f"{count}: {', '.join(listed)}" for count, listed in sorted(names.items()))
+        yield (
+            "Times and speed-ups are per image, because calls make different numbers of images "
+            f"({counts}). Memory is that of a whole call."
+        )
+    baseline = result.variant(result.baseline)
+    for variant in result.candidates:
+        if chosen := _chosen_otherwise(variant, baseline):
+            yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
+
+
+def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[str]:
+    """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
+    mine, other = variant.config, baseline.config
+    pairs = {
+        "workload.steps": (other.workload.steps, mine.workload.steps),
+        "workload.guidance_scale": (other.workload.guidance(other.model), mine.workload.guidance(mine.model)),
+        "scheduler": (other.scheduler.class_name, mine.scheduler.class_name),
+        "hardware.threads": (other.hardware.threads, mine.hardware.threads),
+    }
+    return [
+        f"{key} {before} → {after}"
+        for key, (before, after) in pairs.items()
+        if before != after and f"{key}=" not in variant.name
+    ]
+
+
+def _judging_notes(result: StudyResult) -> list[str]:
     if result.judgements:
         return [f"Images and pass or fail follow gate={result.gate}; speed follows the two-sided intervals."]
     if result.variant(result.baseline).status.failure:

@@ -30,6 +30,11 @@ def times_text(before: float, after: float) -> str:
     return f"{first.split()[0] if same else first} → {last}"
 
 
+def unit_text(per_image: bool) -> str:
+    """Returns what follows a time or a speed-up that is that of one image; "" for one that is that of a call."""
+    return " per image" if per_image else ""
+
+
 def change_text(speedup: Ratio) -> str:
     """Returns a speed-up in words, as in `1.92× faster` or `2.30× slower`."""
     found = speedup.interval.estimate

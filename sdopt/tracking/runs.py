@@ -27,7 +27,7 @@ from sdopt.report.page.gallery import has_images
 from sdopt.report.verdicts import verdict_markdown, verdicts_of
 from sdopt.schema import Tracking
 from sdopt.statistics.disturbance import count_rounds
-from sdopt.statistics.figures import floor_range
+from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import PSNR, Summary, summary_of
@@ -395,7 +395,7 @@ def config_yaml(result: StudyResult) -> str:
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
-_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/cold_start_s")
+_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s")
 """The figures of a variant that are metrics in MLflow, beside those that `logged_metrics` adds; `table.csv` and
 `result.json` have all. MLflow draws a chart of each metric."""
 

@@ -117,8 +117,8 @@ class TestWithoutAGate:
         assert (row.speed, row.recommended) == (Speed.FASTER, False)
         assert "trace shows no change" in summary_of(study).sentence
         study.variant(NAME).measurements[0].shapes[0].traced = traced
-        reconfigure(study.variant(NAME), "workload", batch_size=4)
-        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.batch_size"
+        reconfigure(study.variant(NAME), "workload", size=32)
+        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.size"
         baseline, variant = study.variant(study.baseline), study.variant(NAME)
         variant.choices, variant.config = baseline.choices, baseline.config
         assert timed(study, 1.3, 1.2, 1.4).because == REPEATS
