@@ -241,6 +241,7 @@ def _contexts(
             trust=() if shape_index else _trust(views, pairs),
             shape=pairs[0][0].config.shapes[0].name if len(later.shapes) > 1 else "",
             floors=floors,
+            protocol=later.config.protocol,
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]

@@ -16,7 +16,7 @@ from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.tables import images_cell, memory_cell, ratio_cell, speed_cell, word
 from sdopt.schema import WORK
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import Row, Summary, described, rank_of, summary_of
+from sdopt.statistics.summary import Row, Summary, described, lacking_text, rank_of, summary_of
 from sdopt.statistics.words import seconds_parts, unit_text
 
 
@@ -121,8 +121,8 @@ class Sweep:
         few = rows[0][1].speed is Speed.FEW
         if self.best is None and not few:
             return f"Keep the baseline: none of {len(rows)} is shown to be better."
-        before = "" if self.best else "Not enough runs to tell: "
         job, row = self.best or rows[0]
+        before = "" if self.best else f"{lacking_text(row)}: "
         summary = self.summaries[job.number]
         told = described(row, summary.row(summary.result.baseline), job.name)
         return f"{before}{told} (job {job.number} of {len({*self.studies, *self.errors})})."

@@ -146,7 +146,7 @@ def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
     if ratio is None or not limits:
         return ""
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
-    least, _ = smallest_change(MEMORY_RATIO, gate, baseline)
+    least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
     return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
 

@@ -403,9 +403,11 @@ def _overall(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
-    gate, reference = result.config.gate, result.variant(comparison.reference)
+    protocol, reference = result.config.protocol, result.variant(comparison.reference)
     return {
-        name: Ratio(measure, interval, measure.floor(result, comparison), *smallest_change(measure, gate, reference))
+        name: Ratio(
+            measure, interval, measure.floor(result, comparison), *smallest_change(measure, protocol, reference)
+        )
         for name, measure in RULED.items()
         if (interval := measure.recorded(comparison)) is not None
     }

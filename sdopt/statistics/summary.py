@@ -291,7 +291,7 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
         refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
         yield "; ".join(dict.fromkeys(map(_refusal, refused)))
     if not row.gains:
-        yield _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
+        yield _why_open(row.speedup, result.is_imported) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
         yield "" if changes_of(result, variant, reference) else "sdopt's own trace shows no change that explains it"
@@ -327,20 +327,22 @@ def _refusal(judgement: Judgement) -> str:
     return "; ".join(f"{', '.join(dict.fromkeys(names))} {reason}".strip() for reason, names in metrics.items())
 
 
-def _why_open(ratio: Ratio | None) -> str:
-    """Returns why a speed-up shows no gain."""
+def _why_open(ratio: Ratio | None, imported: bool) -> str:
+    """Returns why a speed-up shows no gain; of `imported` times, in the words of their table."""
     if ratio is None:
         return "it was not timed"
     low, high = ratio.gain_bounds
     if low is None or high is None:
-        return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
+        needed = f"times of {MINIMUM_PROCESSES} replicates" if imported else f"protocol.replicates={MINIMUM_PROCESSES}"
+        return f"no interval, which needs {needed} or more"
     if ratio.floor is None:
         return "no repeated baseline to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
     if 1 / ratio.smallest < low and high < ratio.smallest:
         return f"too small to count ({ratio.key})"
-    return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
+    more = "replicates" if imported else "processes (protocol.replicates)"
+    return f"its interval includes changes too small to count; more {more} would narrow it"
 
 
 # ---------------------------------------------------------------------------------------------------------- sentence
@@ -357,8 +359,7 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     if first.speed is None:
         return _untimed(candidates, baseline)
     if all(row.speed in (Speed.FEW, None) for row in candidates):
-        more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
-        return f"Not enough runs to tell: {described(first, baseline)}; {more}."
+        return "; ".join(filter(None, [f"{lacking_text(first)}: {described(first, baseline)}", first.because])) + "."
     if not several:
         one = described(first, baseline)
         return f"{one}: {shortened(first.because)}." if first.speed is Speed.FASTER else f"Keep the baseline: {one}."
@@ -371,6 +372,12 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     elif trade := next((row for row in candidates if row.pays), None):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."
+
+
+def lacking_text(row: Row) -> str:
+    """Returns why a speed-up tells nothing yet: too few runs, or no repeated baseline."""
+    bounded = row.speedup is not None and row.speedup.interval.low is not None
+    return "Nothing shows which difference is chance" if bounded else "Not enough runs to tell"
 
 
 def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
@@ -498,14 +505,20 @@ def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[s
 
 def _judging_notes(result: StudyResult) -> list[str]:
     if result.judgements:
-        return [f"Images and pass or fail follow gate={result.gate}; speed follows the two-sided intervals."]
+        bounds = (at.speedup for edge in result.comparisons for at in edge.shapes)
+        followed = "; speed follows the two-sided intervals" if any(known and known.low for known in bounds) else ""
+        return [f"Images and pass or fail follow gate={result.gate}{followed}."]
     if result.variant(result.baseline).status.failure:
         return []  # no gate has anything to judge
     from sdopt.statistics.bounds import prompts_to_exclude  # imports scipy, which takes a second
 
     advice = "add gate=default, or run `sdopt gate <folder>` on this result"
     # gate=default tolerates that 5 % of all prompts exceed a limit; with fewer prompts, no lossy option can pass.
-    if (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
+    if not any(variant.images for variant in result.variants):
+        return ["There are no images to judge: measure again with gate=default, which draws them."]
+    if result.is_imported:
+        advice = "run `sdopt judge` on the folders again, with gate=default"
+    elif (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
         advice = "measure again with gate=default, which generates more of them"
     return [f"The images were not judged: {advice}."]
 
@@ -525,6 +538,15 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
     chance = _differing(first, again) if first and again else set()
     names = sorted(_differing(mine, other) - chance)
     return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+
+
+def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
+    """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
+    added = difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
+    shapes = [shape for measurement in variant.measurements for shape in measurement.shapes]
+    evidence = [item for shape in shapes for item in shape.evidence]
+    shown = {item.axis for item in evidence} - {item.axis for item in evidence if not item.engaged}
+    return bool(added) and added <= shown
 
 
 def traced(variant: VariantResult) -> dict[str, float]:

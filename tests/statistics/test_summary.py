@@ -103,7 +103,7 @@ class TestWithoutAGate:
     def test_a_change_of_memory_too_small_to_count_is_no_gain(self, study: StudyResult) -> None:
         study.comparisons[0].shapes[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
         assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup"], "16 MiB are 17 % here"
-        reconfigure(study, "gate", smallest_memory_mib=0)
+        reconfigure(study, "protocol", smallest_memory_mib=0)
         assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup", "memory_ratio"]
 
     def test_other_work_is_not_recommended_nor_what_changes_nothing_or_is_not_explained(
