@@ -17,7 +17,7 @@ from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Shape
 from sdopt.statistics.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
-from sdopt.statistics.ratios import exceeds, latency, peak_memory_gib, ratios_between
+from sdopt.statistics.ratios import exceeds, latency, log_images, peak_memory_gib, ratios_between
 
 _LABELS = {"median": "p50"}
 """Flat names of estimators whose flat name differs from their own."""
@@ -265,8 +265,13 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
 
 
 def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Returns the flat figures of one variant; ratios are those of its first comparison."""
-    return figures_by_variant(result)[variant.name].flat
+    """Returns the flat figures of one variant for a sweeper; ratios are those of its first comparison.
+
+    The time of an image is always among them: jobs may differ in how many images a call makes.
+    """
+    row = figures_by_variant(result)[variant.name]
+    time = row.image_time if variant.status.measured else None
+    return row.flat | ({"latency/image_s": time.estimate} if time else {})
 
 
 def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Figures:
@@ -403,7 +408,11 @@ def _overall(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
-    protocol, reference = result.config.protocol, result.variant(comparison.reference)
+    protocol, candidate = result.config.protocol, result.variant(comparison.candidate)
+    reference = result.variant(comparison.reference)
+    if log_images(candidate, reference) and candidate.status.timed and reference.status.timed:
+        # What earlier versions recorded was the ratio of calls.
+        comparison = replace(comparison, shapes=[ratios_between(result, candidate, reference)])
     return {
         name: Ratio(
             measure, interval, measure.floor(result, comparison), *smallest_change(measure, protocol, reference)

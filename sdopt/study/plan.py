@@ -67,10 +67,6 @@ def refused(plan: Plan, device: Device) -> list[str]:
     return [] if baseline or not all(candidates) else list(chain(*candidates))
 
 
-_ANOTHER_TASK = ("workload.size", "task.")
-"""Settings of which no image is a version of another one's: their times answer no question of an ablation."""
-
-
 def require_same_task(plan: Plan) -> None:
     """Raises UsageError if two variants that are to be compared make images of other sizes, or from other inputs.
 
@@ -79,14 +75,17 @@ def require_same_task(plan: Plan) -> None:
     by_name = {variant.name: variant for variant in plan.variants}
     problems = []
     for edge in plan.edges:
-        differing = by_name[edge.candidate].config.incomparable_work(by_name[edge.reference].config)
-        for key, (mine, other) in differing.items():
-            if key.startswith(_ANOTHER_TASK):
-                what = f"variant '{edge.candidate}': {key} is {mine}, and {other} in '{edge.reference}'"
-                ways = f"`-m {key}={other},{mine}` makes a study of each"
-                if key == "workload.size":
-                    ways = f"workload.size=[{other},{mine}] times all variants at both, and {ways}"
-                problems.append(f"{what}: another task, so that no speed-up could be told; {ways}")
+        candidate, reference = by_name[edge.candidate].config, by_name[edge.reference].config
+        tasks = candidate.differing(reference, ["task"])
+        sizes = candidate.shapes[0].size, reference.shapes[0].size
+        if sizes[0] != sizes[1]:
+            tasks["workload.size"] = sizes
+        for key, (mine, other) in tasks.items():
+            what = f"variant '{edge.candidate}': {key} is {mine}, and {other} in '{edge.reference}'"
+            ways = f"`-m {key}={other},{mine}` makes a study of each"
+            if key == "workload.size":
+                ways = f"workload.size=[{other},{mine}] times all variants at both, and {ways}"
+            problems.append(f"{what}: another task, so that no speed-up could be told; {ways}")
     if problems:
         raise UsageError(problems)
 

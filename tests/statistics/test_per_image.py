@@ -32,7 +32,7 @@ from sdopt.search.config import search_file
 from sdopt.search.findings import findings_of
 from sdopt.statistics.break_even import break_even
 from sdopt.statistics.effects import effects_of
-from sdopt.statistics.figures import figures_of
+from sdopt.statistics.figures import figures_of, flat_figures
 from sdopt.statistics.ratios import compare, log_tail, speedup_drift
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Summary, summary_of
@@ -115,6 +115,12 @@ def test_the_answer_and_its_figures_are_per_image(study: StudyResult) -> None:
         assert "of one image" in json.dumps(plot)
 
 
+def test_a_ratio_that_an_earlier_version_recorded_of_calls_is_not_shown(study: StudyResult) -> None:
+    study.comparisons[0].shapes[0].speedup = Interval(0.5, 0.49, 0.51, 0.95, 3, "process")
+    [row] = summary_of(study).candidates
+    assert known(row.speedup).interval.estimate == pytest.approx(2)
+
+
 def test_equal_calls_are_shown_as_calls(study: StudyResult) -> None:
     for row in study.variants:
         reconfigure(row, "workload", batch_size=4)
@@ -123,6 +129,7 @@ def test_equal_calls_are_shown_as_calls(study: StudyResult) -> None:
     assert "2.00× slower (" in summary.sentence
     assert "per image" not in shown(summary)
     assert "latency/image_s" not in summary.rows[0].figures.flat
+    assert flat_figures(study, study.variants[0])["latency/image_s"] == pytest.approx(0.25, rel=0.01), "for sweepers"
 
 
 def test_a_gate_rules_on_images_not_on_calls(study: StudyResult) -> None:
@@ -204,6 +211,7 @@ def test_a_variant_of_one_name_with_other_work_is_no_drift(study: StudyResult) -
     ("options", "refused"),
     [
         (["workload.size:32"], ["workload.size=[64,32]", "-m workload.size=64,32"]),
+        (["model:sd_turbo"], ["workload.size is 512, and 64 in 'baseline'"]),
         (["workload.batch_size:4", "workload.images_per_prompt:2"], []),
         (["workload.steps:2", "scheduler:unipc", "workload.guidance_scale:1"], []),
     ],
