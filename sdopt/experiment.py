@@ -40,7 +40,7 @@ from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
-from sdopt.study.plan import plan_result, refused, require_room, runnable_of
+from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
@@ -262,6 +262,7 @@ class Experiment:
         """
         config = self.config
         plan = config.study.plan(self.composer)
+        require_same_task(plan)
         awaits = not config.dry_run and awaits_clip(self.composer)
         if not awaits:
             require_measured(plan, config.gate, config.quality, config.model)

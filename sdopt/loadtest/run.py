@@ -37,6 +37,9 @@ _ATTEMPTS = 3
 _PATIENCE_S = 60.0
 """The least time in which an answer is waited for."""
 
+_UNKNOWN = (400, 422)
+"""How a server answers a field that it does not know."""
+
 _LIMITS = 3.0
 """The limit, in single calls of the baseline, where nobody names one."""
 
@@ -62,6 +65,7 @@ class LoadTest:
         self._random = np.random.default_rng(load.seed)
         self._generator: subprocess.Popen[str] | None = None
         self._monitor = None if device is None else GpuMonitor(device)
+        self._form: dict[str, Any] = {}
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Measures all rows, the baseline first; later replicates in shuffled order.
@@ -91,14 +95,19 @@ class LoadTest:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
 
         def require_image(request: str) -> None:
-            one = Schedule(url, [0.0], [{"prompt": prompts[0], "seed": self._load.seed}], timeout_s=_PATIENCE_S)
-            [sent] = generate(one)
-            if sent.status != 200:
+            body = {"prompt": prompts[0], "seed": self._load.seed, **self._form}
+            [sent] = generate(Schedule(url, [0.0], [body], timeout_s=_PATIENCE_S))
+            if sent.status in _UNKNOWN and self._form:
+                self._form = {}
+                require_image(request)
+            elif sent.status != 200:
                 raise UnavailableError(
                     f"load.url={row.name}: {request} got no image (status {sent.status}: {sent.said}); see whether it "
                     "is up, warm, and has OpenAI's interface, /v1/images/generations"
                 )
 
+        # The image itself; a link costs its client another request, which counts. Some servers know no such field.
+        self._form = {"response_format": "b64_json"}
         require_image("a first request")
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
@@ -185,7 +194,11 @@ class LoadTest:
         """
         load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
         bodies: list[dict[str, Any]] = [
-            {"prompt": prompts[number % len(prompts)], "seed": load.seed + replicate * len(times_s) + number}
+            {
+                "prompt": prompts[number % len(prompts)],
+                "seed": load.seed + replicate * len(times_s) + number,
+                **self._form,
+            }
             for number in range(len(times_s))
         ]
         schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(_PATIENCE_S, 20 * limit_s))

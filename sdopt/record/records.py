@@ -313,6 +313,15 @@ class StudyResult:
         return self.config.shapes
 
     @property
+    def per_image(self) -> bool:
+        """Whether calls of its variants make different numbers of images, so that times are shown per image.
+
+        Ratios of times are always those of one image: where calls make as many images, nothing else follows from it.
+        """
+        run = [variant for variant in self.variants if variant.status is not Status.SKIPPED]
+        return len({variant.config.images_per_call for variant in run}) > 1
+
+    @property
     def is_imported(self) -> bool:
         """Whether other programs made its images and times, so that sdopt has no evidence and no trace of them."""
         return self.design == IMPORTED

@@ -97,6 +97,8 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss) if timed else None,
         memory_ratio=last.memory_ratio if last else None,
         latency_s=last.latency_s if last else None,
+        image_s=last.image_s if last else None,
+        per_image=any(finding.per_image for finding in findings),
         memory_gib=max((finding.memory_gib for finding in findings if finding.memory_gib), default=None),
         distance=last.distance if last else None,
         processes=sum(finding.processes for finding in findings),
