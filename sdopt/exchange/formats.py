@@ -1,7 +1,7 @@
 """Tells how the files of images are written, and whether that changes what they show."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -46,7 +46,7 @@ def format_of(image: "Image", file: Path) -> Format:
 
 def _quality(image: "Image") -> int:
     """Returns the quality from 1 to 100 that libjpeg calls the table by; programs with tables of their own are near."""
-    table = getattr(image, "quantization", {}).get(0)
+    table: Sequence[int] = getattr(image, "quantization", {}).get(0, ())
     if not table:
         return 0
     scale = 100 * (sum(table) / len(table)) / _LUMINANCE

@@ -4,7 +4,7 @@ Images belong together by their file names, or by the prompts and seeds that the
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,19 +33,23 @@ def partners(first: Sequence[Picture], second: Sequence[Picture], folders: Folde
     mine, others = _by_origin(first), _by_origin(second)
     alone = [origin for origin in {*mine, *others} if len(mine.get(origin, ())) != len(others.get(origin, ()))]
     if alone:
-        prompt, _, seed = min(alone, key=str)
-        one, other = len(mine.get((prompt, _, seed), ())), len(others.get((prompt, _, seed), ()))
+        origin = min(alone, key=str)
+        prompt, _, seed = origin or (None, "", None)
+        counts = [len(side.get(origin, ())) for side in (mine, others)]
         raise UsageError(
             f"{folders[0]} and {folders[1]}: of {len(alone)} prompts and seeds they have not as many images, as of the "
-            f"seed {seed} and the prompt '{prompt}' ({one} and {other}); compare the same prompts and seeds"
+            f"seed {seed} and the prompt '{prompt}' ({counts[0]} and {counts[1]}); compare the same prompts and seeds"
         )
     # Images of one call have one seed in some programs, which number them in order.
     waiting = {origin: iter(pictures) for origin, pictures in others.items()}
     return [next(waiting[picture.made_from]) for picture in first]
 
 
-def _by_origin(pictures: Sequence[Picture]) -> dict[Hashable, list[Picture]]:
-    by_origin: dict[Hashable, list[Picture]] = {}
+_Origin = tuple[str | None, str, int] | None
+
+
+def _by_origin(pictures: Sequence[Picture]) -> dict[_Origin, list[Picture]]:
+    by_origin: dict[_Origin, list[Picture]] = {}
     for picture in pictures:
         by_origin.setdefault(picture.made_from, []).append(picture)
     return by_origin

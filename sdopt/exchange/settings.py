@@ -81,7 +81,8 @@ def _loras(value: Any) -> str:
     entries = value if isinstance(value, list) else str(value).split(",")
     names = []
     for entry in entries:
-        file, weight = entry, 1
+        file: Any = entry
+        weight: Any = 1
         if isinstance(entry, dict):
             weight = entry.get("weight", entry.get("strength", 1))
             file = entry.get("model") or entry.get("lora") or entry.get("name") or ""
