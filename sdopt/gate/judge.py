@@ -325,9 +325,17 @@ class RuleContext:
                 return self._performance(rule, gate)
             if rule.metric == FIRST_IMAGE:
                 return self._first_image(rule)
-            return self._of_images(rule)
+            return self._despite_files(self._of_images(rule))
         except UnjudgedError as lacking:
             return unjudged(rule.test, lacking.reason, lacking.metric)
+
+    def _despite_files(self, ruling: Ruling) -> Ruling:
+        """Leaves a failure open that the file formats of imported images may explain."""
+        apart = self.candidate.files_apart(self.reference)
+        if apart and ruling.verdict is Verdict.FAIL:
+            ruling.verdict = Verdict.INCONCLUSIVE
+            ruling.doubt = f"{apart}: what a format loses counts as a difference"
+        return ruling
 
     def _first_image(self, rule: Rule) -> Ruling:
         """Applies a limit to the seconds until the first image of the first process, which alone starts by itself."""

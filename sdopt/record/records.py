@@ -103,6 +103,24 @@ class VariantResult:
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""
+    unlike: list[str] = field(default_factory=list)
+    """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
+    file_format: str = ""
+    """Of images of another program: how their files are written."""
+    lossy_files: bool = False
+    """Whether writing them so changed pixels."""
+
+    def other_work(self, reference: "VariantResult") -> list[str]:
+        """Returns in words what the two did differently and must not: work and hardware, and what images say of it."""
+        differing = self.config.incomparable_work(reference.config)
+        words = [f"{key} ({mine} against {theirs})" for key, (mine, theirs) in differing.items()]
+        return words + [setting for setting in self.unlike if setting not in reference.unlike]
+
+    def files_apart(self, reference: "VariantResult") -> str:
+        """Returns in words that files are written in ways that lose other details; "" if they are not."""
+        if self.file_format == reference.file_format or not (self.lossy_files or reference.lossy_files):
+            return ""
+        return f"its images are {self.file_format}, and those of {reference.name} {reference.file_format}"
 
     @property
     def is_control(self) -> bool:

@@ -287,7 +287,7 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     found = break_even(candidate, reference, call, speed)
     close = speed is not None and (floor is None or not exceeds(speed.estimate, floor))
     comparison.break_even = uncounted(found) if found and close else found
-    work = candidate.config.incomparable_work(reference.config)
+    work = candidate.other_work(reference)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
     if speed is None:
         notes.append("no session timed a round of both variants")

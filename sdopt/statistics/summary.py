@@ -212,7 +212,8 @@ def summary_of(result: StudyResult) -> Summary:
     known = {row.name: row for row in rows}
     rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
-    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(_notes(result)))
+    sentence = f"{_reservations(result)}{_sentence(rows, best)}"
+    return Summary(result, tuple(figures), tuple(rows), best, sentence, tuple(_notes(result)))
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
@@ -288,7 +289,7 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
     yield "" if baseline.status is Status.OK else f"the baseline has the status {baseline.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         yield REPEATS
-    if work := variant.config.incomparable_work(baseline.config):
+    if work := variant.other_work(baseline):
         yield f"not the same work: {', '.join(work)}"
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.left_out for step in row.steps):
@@ -382,6 +383,20 @@ def lacking_text(row: Row) -> str:
     """Returns why a speed-up tells nothing yet: too few runs, or no repeated baseline."""
     bounded = row.speedup is not None and row.speedup.interval.low is not None
     return "Nothing shows which difference is chance" if bounded else "Not enough runs to tell"
+
+
+def _reservations(result: StudyResult) -> str:
+    """Returns what comes before the answer: that images of other programs were made or saved in other ways."""
+    baseline, words = result.variant(result.baseline), ""
+    for variant in result.candidates:
+        if variant.unlike:
+            words += (
+                f"Not the same work: the images of {variant.name} say {', '.join(variant.unlike)}, so what differs is "
+                "not the option's alone. "
+            )
+        if apart := variant.files_apart(baseline):
+            words += f"{variant.name}: {apart}: what a format loses counts as a difference. "
+    return words
 
 
 def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
