@@ -402,7 +402,7 @@ def test_the_end_does_not_wait_for_a_client_that_stalls(
     served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdopt.serving.server._LAST_ANSWERS_S", 0.3)
-    told_s = []
+    told_s: list[float] = []
 
     async def scenario(client: Client) -> None:
         for sent in (HALF_A_REQUEST, HALF_A_REQUEST[:40], b""):
