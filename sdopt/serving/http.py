@@ -50,6 +50,12 @@ class Generation(BaseModel):
     output_format: Literal["png"] | None = None
     user: str | None = None
     """The client's name for its user, which changes nothing here nor at OpenAI."""
+    # Clients send OpenAI's defaults, which ask for nothing but an image.
+    quality: Literal["auto", "standard"] | None = None
+    style: None = None
+    background: Literal["auto", "opaque"] | None = None
+    output_compression: Literal[100] | None = None
+    stream: Literal[False] | None = None
     seed: Annotated[int | None, Field(**SEEDS)] = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int | None, Field(ge=1)] = None
@@ -241,6 +247,6 @@ def _error(refusal: RefusalError) -> JSONResponse:
     message = f"{refusal.param}: {refusal.reason}" if refusal.param else refusal.reason
     error = {"message": message, "type": kind, "param": refusal.param, "code": None}
     headers = {} if refusal.retry_after_s is None else {"Retry-After": str(max(1, round(refusal.retry_after_s)))}
-    if refusal.param == "body":
-        headers["Connection"] = "close"  # what else is sent of it is not read
+    if refusal.status in (408, 413):
+        headers["Connection"] = "close"  # what else is sent of the body is not read
     return JSONResponse({"error": error}, refusal.status, headers=headers)

@@ -255,6 +255,10 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"response_format": "url"}, 422, "response_format"),
     ({"output_format": "webp"}, 422, "output_format"),
     ({"quality": "hd"}, 422, "quality"),
+    ({"style": "vivid"}, 422, "style"),
+    ({"background": "transparent"}, 422, "background"),
+    ({"stream": True}, 422, "stream"),
+    ({"moderation": "auto"}, 422, "moderation"),
 ]
 
 
@@ -269,6 +273,12 @@ async def test_refusals_name_the_field(client: Client) -> None:
         async with client.session.post("/v1/images/generations", data=body, headers=headers) as answer:
             assert answer.status == status
     assert not client.rendered
+
+
+@serving()
+async def test_what_clients_send_by_default_is_taken(client: Client) -> None:
+    fields = {"quality": "auto", "style": None, "background": "opaque", "output_compression": 100, "stream": False}
+    assert (await client.draw(1, n=None, size="auto", user="me", model=None, **fields)).greys == [1]
 
 
 @serving(mixed=True, max_steps=10)
