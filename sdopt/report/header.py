@@ -60,7 +60,9 @@ def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> No
         )
         for edge in result.comparisons
     ]
-    told = [f"each process is timed at {'; '.join(map(str, result.shapes))}"] if len(result.shapes) > 1 else []
+    told = [work_of(result.config)]
+    if len(result.shapes) > 1:
+        told.append(f"each process is timed at {'; '.join(map(str, result.shapes))}")
     told += [f"{row.name}: no: {row.reason}" for row in result.variants if row.reason]
     time = "unknown" if expected.seconds is None else f"about {_duration(expected.seconds)}"
     memory = "unknown" if expected.memory_gib is None else f"about {gib_text(expected.memory_gib)} per process"
