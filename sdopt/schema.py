@@ -231,9 +231,9 @@ class Protocol:
     null repeats none."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
     """Maximum number of extra rounds per process, for disturbed ones; null is half of `rounds`, rounded up."""
-    give_up: float | None = bounded(None, gt=1, le=1e6)
-    """A variant ends before it is timed if its warm calls take more than this many times the baseline's; null times
-    all."""
+    give_up: float | None = bounded(3.0, gt=1, le=1e6)
+    """A variant whose first warm calls take more than this many times the baseline's is `slower`, and is not timed
+    further; one that claims memory alone still has its memory measured. Null times all."""
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
+from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
     FIRST_IMAGE,
     MEASURES,
@@ -188,6 +189,7 @@ def _contexts(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit,
             shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
             memory_growth=spared_growth(gate, reference, result),
+            slower=at_least_slower(candidate) if reference.name == result.baseline else None,
         )
 
     return [at(shape_index) for shape_index in range(len(result.shapes))]
@@ -219,6 +221,8 @@ def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract
     Does not rule on whether the candidate pays: that depends on all claims of the study.
     """
     first = contexts[0]
+    if first.candidate.status is Status.SLOWER:
+        return [first.too_slow(gate, contract)]
     rulings = comparable(first.candidate, first.reference)
     if rulings:
         return rulings
@@ -258,6 +262,7 @@ class RuleContext:
         floors: by metric, how far the baseline's images move when it computes in another order.
         sees_calls: whether sdopt made the calls, and saw what they did.
         memory_growth: the factor by which memory may grow without harm on this GPU.
+        slower: how many times as long as the baseline's its calls take at least, if its timing ended early for that.
     """
 
     candidate: VariantResult
@@ -273,6 +278,7 @@ class RuleContext:
     floors: Mapping[str, Spread] = field(default_factory=dict)
     sees_calls: bool = True
     memory_growth: float = 1.0
+    slower: float | None = None
 
     @property
     def promises(self) -> list[Promise]:
@@ -321,6 +327,17 @@ class RuleContext:
             return self._of_images(rule)
         except UnjudgedError as lacking:
             return unjudged(rule.test, lacking.reason, lacking.metric)
+
+    def too_slow(self, gate: Gate, contract: Contract) -> Ruling:
+        """Rules on a candidate whose timing ended early: it fails if a rule or a claim asks for speed."""
+        if self.slower is None:
+            return unjudged("status", f"it was not timed to the end: {self.candidate.reason}")
+        reason = f"slower, at least {bound_text(self.slower)}"
+        limits = [rule.limit for rule in gate.rules.get(contract, []) if rule.metric == SPEEDUP.name]
+        exceeded = any(limit is not None and limit > 1 / self.slower for limit in limits)
+        if exceeded or (gate.must_pay and SPEEDUP.name in self.claimed):
+            return Ruling("speed", with_shape(SPEEDUP.name, self.shape), Verdict.FAIL, reason)
+        return unjudged("status", f"{reason}, and not timed to the end (protocol.give_up)")
 
     def _first_image(self, rule: Rule) -> Ruling:
         """Applies a limit to the seconds until the first image of the first process, which alone starts by itself."""
@@ -418,6 +435,8 @@ class RuleContext:
         """
         measured, limit, at_least = self.ratio(rule.metric), rule.limit, rule.test == "at_least"
         name = with_shape(rule.metric, self.shape)
+        if measured is None and self.slower is not None and rule.metric == SPEEDUP.name:
+            return self.too_slow(gate, self.contract)
         if measured is None:
             raise UnjudgedError(name, f"{rule.metric} was not measured")
         assert limit is not None

@@ -37,6 +37,8 @@ class Status(StrEnum):
     OK = "ok"
     NOT_ENGAGED = "not_engaged"
     """It ran, but an optimization left no evidence of having taken effect."""
+    SLOWER = "slower"
+    """Its first warm calls showed that it is clearly slower than the baseline, so that it was not timed further."""
     SKIPPED = "skipped"
     """It cannot run here, or its choices conflict; nothing was loaded."""
     FAILED = "failed"
@@ -49,7 +51,7 @@ class Status(StrEnum):
     @property
     def measured(self) -> bool:
         """Whether the variant's figures may be shown: an option without effect still has a latency."""
-        return self in (Status.OK, Status.NOT_ENGAGED)
+        return self in (Status.OK, Status.NOT_ENGAGED, Status.SLOWER)
 
     @property
     def failure(self) -> bool:
@@ -101,6 +103,9 @@ class VariantResult:
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""
+    given_up: bool = False
+    """Whether it was not timed to the end, because its trial calls (`ShapeSamples.trial_s`) showed that it is clearly
+    slower. Its status is `slower`, unless it claims memory alone, which was then measured as usual."""
 
     @property
     def is_control(self) -> bool:

@@ -160,6 +160,11 @@ class ShapeSamples:
     discarded_s: list[Seconds] = field(default_factory=list)
     """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
     have been idle for long."""
+    trial_s: list[Seconds] = field(default_factory=list)
+    """Further warm calls of a variant whose first call was slow, to find out whether it is clearly slower;
+    less the share of each that other work took."""
+    trial_beside_s: list[Seconds] = field(default_factory=list)
+    """The baseline's calls that these are compared with: before, between and after them; in blocks, its warm-up."""
     calls: list[Call] = field(default_factory=list)
     """Its timed calls, in their order."""
     timed_images: list[TimedImage] = field(default_factory=list)

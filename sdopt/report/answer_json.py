@@ -56,7 +56,8 @@ class Candidate:
 
     `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
     `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on.
-    `worst` has, by metric, the prompts that lost most.
+    `worst` has, by metric, the prompts that lost most. `at_least_slower` is how many times as long as the baseline's
+    its calls take at least, where that was clear so early that they were not timed further.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Candidate:
     worst: list[WorstPrompt]
     reasons: list[Reason]
     command: str
+    at_least_slower: float | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
             if r.verdict is not Verdict.PASS
         ],
         row.command,
+        row.at_least_slower,
     )
 
 

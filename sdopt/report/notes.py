@@ -46,6 +46,12 @@ def notes_of(summary: Summary) -> Iterator[str]:
     if reached := _reached(summary):
         yield reached
     yield from gpu_notes(result)
+    untimed = [variant.name for variant in result.variants if variant.given_up]
+    if result.effects and untimed:
+        yield (
+            f"Effects without {'; '.join(untimed)}, which were clearly slower and not timed further "
+            "(protocol.give_up=null times them): what the others cannot tell apart is aliased, and has no figure."
+        )
     if result.effects:
         yield (
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "

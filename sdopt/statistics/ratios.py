@@ -279,7 +279,7 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     comparison.break_even = uncounted(found) if found and close else found
     work = candidate.config.incomparable_work(reference.config)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
-    if speed is None:
+    if speed is None and not (candidate.given_up or reference.given_up):
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 

@@ -13,6 +13,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.adoption import command_of, lines_of
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
@@ -81,7 +82,8 @@ class Row:
     def __str__(self) -> str:
         verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
         verdicts += [str(self.decision)] if self.decision else []
-        told = f"{self.name}: {self.speedup.text + ', ' if self.speedup else ''}{', '.join(verdicts)}"
+        figure = f"{self.speedup.text}, " if self.speedup else ""
+        told = f"{self.name}: {figure}{', '.join(verdicts)}"
         return f"{told} ({self.because})" if self.because else told
 
     @property
@@ -103,6 +105,11 @@ class Row:
     def speedup(self) -> Ratio | None:
         """Its speed-up over the baseline, at the main shape; None where it was not timed."""
         return self.figures.overall.get(SPEEDUP.name) if self.status.timed else None
+
+    @property
+    def at_least_slower(self) -> float | None:
+        """How many times as long as the baseline's its calls take at least, if its timing ended early for that."""
+        return self.figures.at_least_slower
 
     @property
     def memory(self) -> Ratio | None:
@@ -208,6 +215,8 @@ def rank_of(row: Row) -> tuple[bool, float]:
     """Returns the order of rows: the largest speed-up over the baseline first, and what has none last."""
     if row.is_baseline:
         return row.figures.latency is None, -1.0
+    if row.at_least_slower is not None:
+        return False, -1 / row.at_least_slower
     return row.speedup is None, -(row.speedup.interval.estimate if row.speedup else 0.0)
 
 
@@ -226,13 +235,16 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         figures=first,
         option=credit if credit not in ("", "nothing") else variant.name,
         is_baseline=False,
-        images=worst_of(map(images_of, figures)) if variant.status.measured else None,
+        images=worst_of(map(images_of, figures)) if variant.status in (Status.OK, Status.NOT_ENGAGED) else None,
         decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
         command=command_of(variant, baseline),
         lines=tuple(lines_of(variant, baseline)),
     )
-    row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
+    if variant.given_up:
+        row = replace(row, speed=Speed.SLOWER)
+    elif variant.status.measured:
+        row = replace(row, speed=speed_over(row.speeds))
     because = next(filter(None, _objections(result, row, direct)), "")
     return replace(row, because=because, pays=not because)
 
@@ -286,6 +298,8 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
         refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
         yield "; ".join(dict.fromkeys(map(_refusal, refused)))
     if not row.gains:
+        if row.at_least_slower is not None:
+            yield f"slower, at least {bound_text(row.at_least_slower)}"
         yield _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
@@ -302,7 +316,7 @@ def broken_because(variant: VariantResult) -> str:
         return ""
     if variant.status is Status.NOT_ENGAGED:
         return f"no evidence that it took effect: {variant.reason}"
-    if variant.status is not Status.OK:
+    if variant.status not in (Status.OK, Status.SLOWER):
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
         share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
@@ -389,6 +403,10 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
     """
     ratio, name = row.speedup, name or row.name
+    if row.at_least_slower is not None:
+        slower = f"at least {bound_text(row.at_least_slower)} slower"
+        details = "; ".join(filter(None, [_memory_text(row), _images_text(row)]))
+        return f"{name} is {slower}" + (f", {details}" if details else "")
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"

@@ -109,7 +109,7 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         old.config, old.inputs = _with_extensions(old.config, new.config), new.inputs
-        if not old.status.measured:
+        if not old.status.measured or old.status is Status.SLOWER:
             continue
         old.status, old.reason = Status.PENDING, ""
         if more_prompts:
@@ -215,7 +215,11 @@ def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
     rounds = result.config.protocol.rounds
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
-    usable = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
+    usable = {
+        row.name
+        for row in result.variants
+        if (row.status is Status.PENDING or row.status.measured) and not row.given_up
+    }
     lacking: dict[tuple[str, int], int] = {}
     pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
     for pair in [*pairs, *((name, result.baseline) for name in pending - {result.baseline})]:

@@ -149,7 +149,6 @@ class Rounds(_Timing):
                 process.measurement.shapes[shape_index].discarded_s.append(call.seconds)
                 session.note_call(process, shape_index, call)
             session.require_fit(", in the discarded round")
-        session.give_up_slow(lambda samples: samples.discarded_s)
         self._study.checkpoint()
 
 
