@@ -207,7 +207,9 @@ class Protocol:
     """Target half-width of every speed-up's interval, as a share such as 0.03; processes are added until it is reached.
     `replicates` is then the size of the pilot, whose standard deviation determines the number of processes."""
     budget_s: float | None = bounded(None, gt=0, le=31_536_000)
-    """Time limit for the measurements of a study with `precision`, in seconds; the pilot always completes."""
+    """Time limit for the whole of `sdopt run`, in seconds. Rounds and processes are spent where a verdict is open, then
+    on images; the answer says what was left out. One process of each variant, one round and a few images always
+    complete; with `precision`, its pilot."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """Summary statistic of a variant's latency. Speed-ups are always ratios of geometric means over the same rounds."""
     confidence: float = bounded(0.95, gt=0, lt=1)

@@ -208,7 +208,8 @@ def summary_of(result: StudyResult) -> Summary:
     known = {row.name: row for row in rows}
     rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
-    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(_notes(result)))
+    notes = [*_budget_notes(result, rows), *_notes(result)]
+    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(notes))
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
@@ -466,6 +467,29 @@ def _images_text(row: Row) -> str:
         return f"images not judged ({metric} {figure})"
     alike = next(word for least, word in _ALIKE if (math.inf if score is None else score) >= least)
     return f"images {alike}" + (f" ({figure} dB), not judged" if score is not None else "")
+
+
+def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> list[str]:
+    """Returns what a study left out to end within its budget, and which verdicts that leaves open."""
+    budget = result.budget
+    if budget is None or not budget.spared:
+        return []
+    left_out = []
+    if budget.rounds:
+        left_out.append(f"{result.config.protocol.rounds - budget.rounds} of {result.config.protocol.rounds} rounds")
+    for name, count in budget.processes.items():
+        left_out.append(f"{result.config.replicates - count} of {result.config.replicates} processes of {name}")
+    if budget.prompts:
+        left_out.append(f"the images of all but {budget.prompts} prompts")
+    if not budget.evidence:
+        left_out.append("the evidence of all but the first process of each variant")
+    text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {', '.join(left_out) or 'repeated images'}"
+    undecided = [
+        row.name for row in rows if row.speed in (Speed.CLOSE, Speed.FEW) or row.decision is Decision.UNDECIDED
+    ]
+    if undecided:
+        text += f"; it may be why these are not decided: {', '.join(undecided)}"
+    return [f"{text}. Resuming with a larger one measures the rest."]
 
 
 def _notes(result: StudyResult) -> list[str]:

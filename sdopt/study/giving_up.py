@@ -40,23 +40,21 @@ class GivingUp:
             # Both were cold: what is no slower then gets no trial.
             if cold_s is not None and cold_s <= (self._cold_s(baseline, shape_index) or 0.0):
                 return False
-            beside, _ = self._call(baseline, shape_index)
+            beside = self._call(baseline, shape_index)
         if not beside or (cold_s is not None and cold_s <= limit * max(beside)):
             return False
         samples.trial_beside_s = beside
         for _ in range(self._recording_calls(process)):
             self._call(process, shape_index)
         while process.takes_part and needs_call(samples.trial_s, samples.trial_beside_s, limit):
-            trial_s, taken = self._call(process, shape_index)
-            # What others took is no fault of the variant's; of the baseline's calls it is not taken off.
-            samples.trial_s += [seconds * max(1 - taken, _LEAST_SHARE) for seconds in trial_s]
+            samples.trial_s += self._call(process, shape_index)
             if baseline is not None:
-                samples.trial_beside_s += self._call(baseline, shape_index)[0]
+                samples.trial_beside_s += self._call(baseline, shape_index)
         times = times_slower(samples.trial_s, samples.trial_beside_s)
         return times is not None and times > limit
 
-    def _call(self, process: VariantProcess, shape_index: int) -> tuple[list[float], float]:
-        """Makes a warm call; returns its seconds, or nothing if it failed, and the share that other work took of it."""
+    def _call(self, process: VariantProcess, shape_index: int) -> list[float]:
+        """Makes a warm call; returns its seconds less what other work took of it, or nothing if it failed."""
         session = self._session
         self._study.progress.more(1)
         call = session.first_trial + process.trials % TRIALS
@@ -67,8 +65,8 @@ class GivingUp:
             session.note_call(process, shape_index, answer)
             interference = meter.stop(answer.seconds)
             timed = Call(answer.seconds, interference=interference, gpu=answer.gpu)
-            return [answer.seconds], min(1.0, timed.disturbed or 0.0)
-        return [], 0.0
+            return [answer.seconds * max(1 - (timed.disturbed or 0.0), _LEAST_SHARE)]
+        return []
 
     def _known(self, shape_index: int) -> list[float]:
         """Returns the baseline's last warm call at a shape; in blocks, all calls of its and the control's warm-up."""

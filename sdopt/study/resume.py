@@ -124,6 +124,7 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         previous.redrawn, previous.floors = {}, {}
         for comparison in previous.comparisons:
             comparison.quality = {}
+    previous.budget = None
     if previous.precision is not None:
         previous.precision.needed, previous.precision.stopped = {}, ""
 
@@ -213,7 +214,9 @@ class Missing:
 
 def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
-    rounds = result.config.protocol.rounds
+    rounds, settled = result.config.protocol.rounds, dict[str, int]()
+    if result.budget is not None:
+        rounds, settled = result.budget.rounds or rounds, result.budget.settled
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
     usable = {
         row.name
@@ -230,9 +233,10 @@ def missing_of(result: StudyResult) -> Missing:
             ]
             for replicate in range(result.replicates_of(candidate.name)):
                 there = min(paired_rounds(*sides, replicate) for sides in at_shapes)
-                if there < rounds:
+                lacks = settled.get(candidate.name, rounds) - there
+                if lacks > 0:
                     for name in pair:
-                        lacking[name, replicate] = max(rounds - there, lacking.get((name, replicate), 0))
+                        lacking[name, replicate] = max(lacks, lacking.get((name, replicate), 0))
     # Processes of different sessions are not comparable: each has a baseline and a floor of its own.
     baselines = [row.name for row in result.variants if row.name == result.baseline or row is result.control]
     for replicate in {replicate for _, replicate in lacking}:

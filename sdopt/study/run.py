@@ -44,6 +44,7 @@ def run_study(
     try:
         with scratch_folder("study") as scratch:
             study = Study(plan, result, machine, start_worker, folder, scratch, progress)
+            study.begun_after_s = progress.timeline.elapsed_s
             before_s = result.precision.spent_s if result.precision else 0.0
             measure_missing(study, first_schedule(protocol, machine))
             while more_processes(result, before_s + time.monotonic() - begun):

@@ -89,6 +89,8 @@ class Study:
     progress: Progress
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
+    begun_after_s: float = 0.0
+    """Seconds from the start of the command to that of its first session."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
 
@@ -231,6 +233,8 @@ class Session:
     def __init__(self, study: Study, missing: Missing, schedule: Schedule) -> None:
         self.study, self.result, self.protocol, self.progress = study, study.result, study.protocol, study.progress
         self.rounds = missing.rounds
+        self.settled: set[str] = set()
+        """The variants that were shown to be faster or slower, and on which no further round is spent."""
         self._starved: list[tuple[VariantProcess, str]] = []
         self._number = len(self.result.sessions)
         self.record = MeasurementSession(now())
@@ -276,7 +280,7 @@ class Session:
     @property
     def extra_rounds(self) -> int:
         """How many extra rounds may be timed because other work disturbed some."""
-        if self.protocol.interference is None:
+        if self.protocol.interference is None or self.result.budget is not None:
             return 0
         allowed = self.protocol.extra_rounds
         return math.ceil(self.rounds / 2) if allowed is None else allowed

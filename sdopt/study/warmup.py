@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
+from sdopt.study.budget import Spending
 from sdopt.study.giving_up import GivingUp
 from sdopt.study.session import Session, VariantProcess
 from sdopt.worker.host import PipelineHost
@@ -18,7 +19,7 @@ class Warmup:
 
     def __init__(self, session: Session) -> None:
         self._session, self._study = session, session.study
-        self._giving_up = GivingUp(session)
+        self._giving_up, self._spending = GivingUp(session), Spending(session)
 
     def prepare(self) -> None:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
@@ -26,6 +27,7 @@ class Warmup:
         first = min((process.measurement.replicate for process in everyone), default=0)
         self._prepare_all([process for process in everyone if process.measurement.replicate == first], trials=True)
         self._giving_up.settle()
+        self._spending.choose_processes()
         self._prepare_all([process for process in everyone if process.measurement.replicate != first])
         self._session.require_fit()
 
@@ -41,6 +43,7 @@ class Warmup:
             if not self._session.interleaved:
                 self._session.stop_all()
             self._study.checkpoint()
+            self._spending.foretell()
 
     def _next_group(self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]) -> Sequence[VariantProcess]:
         """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""

@@ -23,7 +23,7 @@ class Case:
         noise: deviation of a call, as a share.
         between: deviation of a process, as a share.
         bursts: the chance that other work slows a call down, by 2 to 6 times.
-        seen: the share of that which the kernel's counters show, and which is taken off the variant's calls.
+        seen: the share of that which the kernel's counters show, and which is taken off.
     """
 
     slower: float
@@ -57,14 +57,14 @@ def tried(case: Case, random: np.random.Generator) -> tuple[float | None, int]:
     """Returns the bound that the trial calls of one variant give, and how many calls it made."""
     mine, beside = (float(random.lognormal(0, case.between)) for _ in range(2))
 
-    def call(of: float, seen: float = 0.0) -> float:
+    def call(of: float) -> float:
         burst = random.uniform(2, 6) if random.random() < case.bursts else 1.0
-        return of * burst * (1 - seen * (1 - 1 / burst)) * float(random.lognormal(0, case.noise))
+        return of * burst * (1 - case.seen * (1 - 1 / burst)) * float(random.lognormal(0, case.noise))
 
     starts = iter(case.starts)
     trial_s, beside_s = list[float](), [call(beside)]
     while needs_call(trial_s, beside_s, LIMIT):
-        trial_s.append(call(mine, case.seen) * case.slower * next(starts, 1.0))
+        trial_s.append(call(mine) * case.slower * next(starts, 1.0))
         beside_s.append(call(beside))
     return times_slower(trial_s, beside_s), len(trial_s)
 
