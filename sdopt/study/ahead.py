@@ -13,7 +13,7 @@ from sdopt.worker.draws import draw_of
 _PROFILED = 2.0
 """Calls that the evidence of a process takes as long as: one is traced."""
 
-_BATCHED, _BATCH = 0.4, 4
+_BATCHED, _BATCH = 0.6, 4
 """Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`."""
 
 _LEAST_REPORT_S = 4.0

@@ -1,7 +1,7 @@
 """Ends the timing of variants of which a few warm calls show that they are clearly slower than the baseline."""
 
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.record.records import Status, VariantResult
+from sdopt.record.records import Status, VariantResult, append_reason
 from sdopt.record.samples import Call
 from sdopt.statistics.giving_up import at_least_slower, bound_text, needs_call, times_slower
 from sdopt.study.session import TRIALS, Session, VariantProcess
@@ -37,8 +37,8 @@ class GivingUp:
         beside, baseline = self._known(shape_index), self._baseline
         cold_s = self._cold_s(process, shape_index)
         if not beside and baseline is not None:
-            # Both were cold: what is no slower then gets no trial.
-            if cold_s is not None and cold_s <= (self._cold_s(baseline, shape_index) or 0.0):
+            # Both were cold, which adds to the baseline's call too, so that the ratio of warm ones may be larger.
+            if cold_s is not None and cold_s <= limit / 2 * (self._cold_s(baseline, shape_index) or 0.0):
                 return False
             beside = self._call(baseline, shape_index)
         if not beside or (cold_s is not None and cold_s <= limit * max(beside)):
@@ -132,7 +132,8 @@ class GivingUp:
         if claims == {"memory"}:
             return
         row.status = Status.SLOWER
-        row.reason = f"its calls take at least {bound_text(times)} the baseline's (protocol.give_up={limit:g})"
+        shown = f"its calls take at least {bound_text(times)} the baseline's (protocol.give_up={limit:g})"
+        row.reason = append_reason(row, shown)
         self._session.end(row)
         started = [process.measurement for process in processes if process.measurement.shapes[0].trial_s]
         others = [process.measurement for process in processes if process.measurement not in started]
