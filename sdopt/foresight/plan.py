@@ -20,7 +20,15 @@ from sdopt.config.overrides import key_of, resembling, written_key
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line, require_texts
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
-from sdopt.foresight.cpu import HALF_WIDTH, known_machine, machine_of, seconds_of, sheet_of_cpu, threads_of
+from sdopt.foresight.cpu import (
+    HALF_WIDTH,
+    known_machine,
+    machine_of,
+    measure_machine,
+    seconds_of,
+    sheet_of_cpu,
+    threads_of,
+)
 from sdopt.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
 from sdopt.foresight.latency import NAMES, PARTS, Array, Case, Table, coefficients, generation_of
 from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
@@ -154,7 +162,7 @@ def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
         UsageError: they are not known yet.
     """
     if known_machine(threads_of(variants[0].hardware)) is None:
-        raise UsageError("this machine's rates are not known yet; `sdopt plan --here` measures and keeps them")
+        raise UsageError("this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them")
     return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
 
 
@@ -415,6 +423,7 @@ def _cards(composer: HydraComposer, names: Sequence[str], overrides: Sequence[st
         return {name: sheets[name] for name in dict.fromkeys(names)}
     sheet = composer.current.hardware.sheet
     if sheet is None and composer.current.hardware.device == "cpu":
+        measure_machine(threads_of(composer.current.hardware))  # again, since other work may have slowed it before
         return {"cpu": sheet_of_cpu(composer.current.hardware)}
     if sheet is None:
         raise UsageError(
