@@ -152,7 +152,7 @@ def _rounds_note(result: StudyResult) -> str:
     named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
     uses = [f"{counts.left_out} left out"] if counts.left_out else []
     if counts.undecided:
-        anyway = "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"
+        anyway = "used anyway, because too few were undisturbed"
         uses.append(f"{counts.undecided} {anyway}")
     return (
         f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "

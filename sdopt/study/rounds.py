@@ -9,7 +9,7 @@ import numpy as np
 
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.samples import Call, ShapeSamples
-from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
+from sdopt.statistics.disturbance import another_may_help, rounds_left_out, worst_by_round
 from sdopt.study.budget import Spending
 from sdopt.study.evidence import Inspection
 from sdopt.study.session import Session, VariantProcess, batched
@@ -61,13 +61,15 @@ class _Timing:
         A round is clean if other work took no more than `protocol.interference` of any of its calls
         (`Call.disturbed`: shares of the processor and the GPU). An extra round follows while fewer rounds are clean
         than are configured, at most `Session.extra_rounds` times: `protocol.extra_rounds`, or half as many, rounded up.
+        One that is disturbed itself is the last: the machine stays as it is, and the intervals show what that costs.
         Without `protocol.interference` there is none. `start` is how many calls the samples had before the first round.
         """
         session, rounds = self._session, self._session.rounds
         yield from range(1, rounds + 1)
         for number in range(rounds + 1, rounds + session.extra_rounds + 1 if rounds else 0):
             samples = timed()
-            if enough_clean(worst_by_round(samples)[start:], rounds, session.protocol.interference):
+            worst = worst_by_round(samples)[start:]
+            if not another_may_help(worst, rounds, session.protocol.interference):
                 return
             session.progress.more(len(samples))
             yield number
