@@ -301,6 +301,8 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
     if not row.gains:
         if row.at_least_slower is not None:
             yield f"slower, at least {bound_text(row.at_least_slower)}"
+        if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
+            yield "no interval: protocol.budget_s left no time for more processes"
         yield _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):

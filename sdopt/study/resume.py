@@ -106,12 +106,17 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
 
 def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     """Applies the extended configuration, and marks all measured variants as incomplete."""
+    budget, previous.budget = previous.budget, None
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
+    more_prompts |= budget is not None and budget.prompts is not None
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         old.config, old.inputs = _with_extensions(old.config, new.config), new.inputs
         if not old.status.measured or old.status is Status.SLOWER:
             continue
         old.status, old.reason = Status.PENDING, ""
+        for measurement in old.measurements:
+            if measurement.spared:
+                measurement.spared = measurement.complete = False
         if more_prompts:
             # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
             old.images, old.quality, old.trips = [], {}, []
@@ -124,7 +129,6 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         previous.redrawn, previous.floors = {}, {}
         for comparison in previous.comparisons:
             comparison.quality = {}
-    previous.budget = None
     if previous.precision is not None:
         previous.precision.needed, previous.precision.stopped = {}, ""
 

@@ -114,6 +114,9 @@ def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
     again = merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
     assert missing_of(again).rounds == 4 - (again.budget.rounds if again.budget and again.budget.rounds else 1)
     assert {name for name, _ in missing_of(again).timed} >= {"same", "baseline"}
+    assert again.budget is None
+    # The evidence that was left out is shown then.
+    assert {name for name, _ in missing_of(again).unfinished} >= {"same", "fast", "baseline"}
 
 
 @pytest.mark.parametrize("schedule", ["blocks"])

@@ -25,6 +25,22 @@ from sdopt.study.resume import missing_of
 from sdopt.tracking.runs import logged_metrics, variant_run
 from tests.fakes import Fakes, failing, fake_study, run_fake
 
+
+class NoMeter:
+    """Counts nothing: the calls of fake workers take other times than they say."""
+
+    def __init__(self, pid: int) -> None:
+        del pid
+
+    def stop(self, seconds: float) -> None:
+        del seconds
+
+
+@pytest.fixture(autouse=True)
+def meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.study.giving_up.InterferenceMeter", NoMeter)
+
+
 SECONDS = {"quick": 0.05, "slow": 2.0}
 
 
