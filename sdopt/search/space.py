@@ -95,6 +95,8 @@ class Space:
         kept, reasons = [], list[str]()
         for variable in groups:
             alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
+            if config.objectives == ["latency"]:
+                alone = {value: whole.slow_here(found) or found for value, found in alone.items()}
             reasons += ["; ".join(found) for found in alone.values() if isinstance(found, list)]
             fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
             if fit not in ((), (variable.plain,)):
@@ -131,6 +133,11 @@ class Space:
         return Candidate(
             re.sub("['\"]", "", ", ".join(override.lstrip("+") for override in overrides)), tuple(overrides)
         )
+
+    def slow_here(self, found: Candidate | list[str] | None) -> list[str]:
+        """Returns why a candidate is expected to be slower than the baseline on this device; [] if it is not."""
+        composed = self._variant(list(found.overrides)) if isinstance(found, Candidate) else None
+        return composed.slow_here(self.device) if isinstance(composed, Variant) else []
 
     def candidates(self, points: Iterable[Point]) -> list[Candidate]:
         """Returns the candidates of those points that have one."""
