@@ -224,7 +224,15 @@ def reporter(title: str, schedule: Schedule, start: Progress, log: Path) -> Call
 
 # ---- device, precision, random streams -------------------------------------------------------------------------------
 
-STREAMS = {"autoencoder": 1, "denoiser": 2, "clip": 3, "tiny_autoencoder": 4, "loras": 5, "few_steps": 6}
+STREAMS = {
+    "autoencoder": 1,
+    "denoiser": 2,
+    "clip": 3,
+    "tiny_autoencoder": 4,
+    "loras": 5,
+    "few_steps": 6,
+    "transformer": 7,
+}
 """Number of each stage in the path of a random seed."""
 
 

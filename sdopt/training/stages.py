@@ -38,6 +38,7 @@ from sdopt.training.networks import (
     train_tokenizer,
 )
 from sdopt.training.packages import STYLES
+from sdopt.training.transformer import train_transformer
 
 CAPTIONS_PER_PICTURE = 3
 """Number of random captions per training picture from which the tokenizer learns."""
@@ -89,6 +90,8 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     elif stage == "denoiser":
         tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
         train_denoiser(config, dataset, tokenizer, autoencoder)
+    elif stage == "transformer":
+        train_transformer(config, dataset, find_pipeline(config))
     elif stage in ("loras", "few_steps"):
         train = train_loras if stage == "loras" else train_few_steps
         train(config, dataset, find_pipeline(config))
