@@ -14,7 +14,7 @@ import torch
 from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
 from sdopt.pipelines.parts import Pipeline, denoiser_of, moves_weights, networks_of, quantized_layer, unwrapped
 
-_COMMON = (
+COMMON_PROCESSORS = (
     *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
     *("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0", "SlicedAttnAddedKVProcessor"),
 )
@@ -25,7 +25,9 @@ def common_attention(pipe: Pipeline) -> list[str]:
     """For options that replace attention processors: they compute nothing but attention."""
     processors = getattr(unwrapped(denoiser_of(pipe)), "attn_processors", {}).values()
     kinds = {type(each) for each in processors}
-    others = sorted(k.__name__ for k in kinds if k.__name__ not in _COMMON or not k.__module__.startswith("diffusers."))
+    others = sorted(
+        k.__name__ for k in kinds if k.__name__ not in COMMON_PROCESSORS or not k.__module__.startswith("diffusers.")
+    )
     if not others:
         return []
     what = "the IP-Adapter" if any("IPAdapter" in name for name in others) else "what they compute"

@@ -15,7 +15,7 @@ from sdopt.hardware.cards import (
     missing,
 )
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
-from sdopt.options.assumptions import common_attention, unchanged_layers
+from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import head_dimensions, heads_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
@@ -74,14 +74,16 @@ class Default(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        if _processors(denoiser_of(pipe)) != ["AttnProcessor2_0"]:
+        wanted = _processors(denoiser_of(pipe))
+        if _replaceable(denoiser_of(pipe)) and wanted != ["AttnProcessor2_0"]:
             _set(pipe, "AttnProcessor2_0")
+            wanted = ["AttnProcessor2_0"]
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
             shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
             # A compiler may have replaced all attention layers by its own, which have no processors.
-            engaged = kinds in ([], ["AttnProcessor2_0"])
+            engaged = kinds in ([], wanted) and not _backends_of(unwrapped(denoiser_of(pipe)))
             return Finding(engaged, shown, {"processors": kinds, "kernels": trace.fused_attention})
 
         return proof
@@ -333,7 +335,26 @@ def backend_of(name: str) -> str | None:
 
 
 def _processors(denoiser: Any) -> list[str]:
-    return sorted({type(processor).__name__ for processor in denoiser.attn_processors.values()})
+    return sorted({type(layer.processor).__name__ for layer in _layers(denoiser)})
+
+
+def _layers(denoiser: Any) -> list[Any]:
+    """Returns the attention layers of a denoiser."""
+    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
+
+
+def _replaceable(denoiser: Any) -> bool:
+    """Returns whether any of diffusers' processors of a UNet computes the attention of a denoiser.
+
+    Those of most transformers do more: they rotate positions, and attend to text and image at once.
+    """
+    return all(kind in COMMON_PROCESSORS for kind in _processors(denoiser))
+
+
+def _backends_of(denoiser: Any) -> list[str]:
+    """Returns the backends that diffusers' dispatcher was told for the layers of a denoiser."""
+    kinds = {getattr(layer.processor, "_attention_backend", None) for layer in _layers(denoiser)}
+    return sorted(str(getattr(kind, "value", kind)) for kind in kinds - {None})
 
 
 def _kernels(trace: Trace) -> str:

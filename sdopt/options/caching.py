@@ -433,7 +433,7 @@ class GuidanceInterval(Caching):
         denoiser.forward = halved
 
         def proof(trace: Trace) -> Finding:
-            batches = sorted(trace.denoiser.batches)
+            batches = trace.denoiser.samples
             engaged = halved.unguided > 0 and (not batches or 2 * batches[0] == batches[-1] or halved.guided == 0)
             summary = f"{halved.guided} steps with guidance, {halved.unguided} without"
             facts = {"guided": halved.guided, "unguided": halved.unguided, "batches": batches}

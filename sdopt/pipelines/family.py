@@ -72,7 +72,7 @@ class Encoding:
         returns: for each output of `encode_prompt`, the argument of the call that takes it; "" for what the call makes
             anew.
         negative: for the outputs of an `encode_prompt` that knows one branch only, the arguments of the other branch.
-        tokens: the tokens that a call reads of a prompt, at most, by encoder; None is the tokenizer's limit.
+        tokens: how many tokens of a prompt a call reads, by encoder; None is the tokenizer's limit.
         alters: whether a call changes the list of prompts that it is given.
     """
 
@@ -80,6 +80,13 @@ class Encoding:
     negative: tuple[str, ...] = ()
     tokens: tuple[int | None, ...] = (None,)
     alters: bool = False
+
+
+_MARKS = (
+    *("num_layers", "num_single_layers", "attention_head_dim", "num_attention_heads", "in_channels"),
+    *("joint_attention_dim", "caption_channels", "guidance_embeds", "dim", "n_layers", "hidden_size", "cap_feat_dim"),
+)
+"""Keys by which transformers of one class differ: depth, width, and what text they read."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,9 @@ class Family:
         dtype: the type of the weights that it is published for.
         float16: what half precision does: `fine`, `clipped` (activations are clipped to its range), `overflows` (NaN).
         call: arguments of each call, so that an image is of the size that was asked for.
+        marks: keys of the denoiser's configuration that tell its architectures apart.
         steps, scale, size: the defaults of the published models; the size counts where no configuration names one.
+        distilled_scale: the scale of those into whose weights guidance was distilled.
     """
 
     pipeline: str
@@ -120,8 +129,10 @@ class Family:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     float16: Literal["fine", "clipped", "overflows"] = "fine"
     call: Mapping[str, Any] = field(default_factory=dict)
+    marks: tuple[str, ...] = _MARKS
     steps: int = 25
     scale: float = 7.5
+    distilled_scale: float = 1.0
     size: int = 1024
 
     @property
@@ -165,6 +176,7 @@ _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 _UNET = Family(
     pipeline="StableDiffusionPipeline",
     title="Stable Diffusion 1.x and 2.x",
+    marks=("cross_attention_dim",),
     denoiser="unet",
     encoders=("text_encoder",),
     tasks=_tasks(_SD, "img2img", "inpaint"),
@@ -185,6 +197,7 @@ FAMILIES = (
     Family(
         pipeline="StableDiffusionXLPipeline",
         title="SDXL",
+        marks=("cross_attention_dim",),
         denoiser="unet",
         encoders=("text_encoder", "text_encoder_2"),
         tasks=_tasks(_XL, "img2img", "inpaint"),
@@ -200,6 +213,7 @@ FAMILIES = (
     Family(
         pipeline="AltDiffusionPipeline",
         title="AltDiffusion",
+        marks=("cross_attention_dim",),
         denoiser="unet",
         encoders=("text_encoder",),
         tasks=_tasks(_ALT, "img2img"),
@@ -243,7 +257,8 @@ FAMILIES = (
         schedulers=(_EULER, _UNIPC, _DPM),
         float16="clipped",
         steps=28,
-        scale=3.5,
+        scale=1.0,
+        distilled_scale=3.5,
     ),
     Family(
         pipeline="Flux2KleinPipeline",
@@ -254,9 +269,10 @@ FAMILIES = (
         distilled_if=("", "is_distilled"),
         encoding=Encoding(("prompt_embeds", ""), negative=("negative_prompt_embeds", ""), tokens=(512,)),
         latents=Latents("patchified", multiple=2),
+        schedulers=(_EULER, _UNIPC),
         float16="clipped",
         steps=4,
-        scale=1.0,
+        scale=4.0,
     ),
     Family(
         pipeline="Flux2Pipeline",
@@ -316,6 +332,7 @@ FAMILIES = (
             tokens=(512,),
         ),
         latents=Latents("packed", multiple=2),
+        schedulers=(_EULER, _UNIPC),
         float16="clipped",
         steps=35,
         scale=5.0,
@@ -355,6 +372,7 @@ FAMILIES = (
         guidance=Guidance("sequential"),
         encoding=Encoding(_MASKED, tokens=(256,)),
         latents=Latents(multiple=2),
+        schedulers=(_EULER, _UNIPC),
         steps=30,
         scale=4.0,
     ),
@@ -367,8 +385,14 @@ _BY_TASK = {name: family for family in FAMILIES for name in family.tasks.values(
 
 
 def family_named(class_name: str) -> Family:
-    """Returns the family of a text-to-image pipeline by its class name; of an unknown one, that of Stable Diffusion."""
-    return _BY_PIPELINE.get(class_name, _UNET)
+    """Returns the family of a pipeline by its class name, also of one with further networks, such as a ControlNet.
+
+    It is that whose name begins alike; of an unknown one, that of Stable Diffusion.
+    """
+    if class_name in _BY_PIPELINE:
+        return _BY_PIPELINE[class_name]
+    alike = [family for family in FAMILIES if class_name.startswith(family.pipeline.removesuffix("Pipeline"))]
+    return max(alike, key=lambda family: len(family.pipeline), default=_UNET)
 
 
 def family_of_class(class_name: str) -> Family | None:

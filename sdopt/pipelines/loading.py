@@ -18,11 +18,13 @@ from sdopt.pipelines.catalog import (
     part_class,
     parts_in,
     read_json,
+    text_to_image,
 )
 from sdopt.pipelines.factory import Built, build, built
-from sdopt.pipelines.families import predicts_noise
+from sdopt.pipelines.families import guidance_from, predicts_noise
+from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.hub import hub_folder
-from sdopt.pipelines.parts import Pipeline, place
+from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
 from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
@@ -51,11 +53,15 @@ class LoadedModel(Model):
 
 
 def part_config(model: Model, part: str) -> dict[str, Any] | None:
-    """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local."""
+    """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local.
+
+    The part "" is the pipeline itself.
+    """
     if (described := _described(model)) is not None:
         return described.configs.get(part)
+    names = {"scheduler": "scheduler_config.json", "": "model_index.json"}
     try:
-        path = folder_of(model) / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
+        path = folder_of(model) / part / names.get(part, "config.json")
     except UsageError:
         return None  # conflicts are checked before anything is fetched, or built by a function
     if not path.is_file():
@@ -85,6 +91,14 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
     if own is None:
         return []
     named = misnamed(name_of(model), own, scheduler)
+    family = family_of(model)
+    if (
+        family.sampling == "flow"
+        and not unsuited(own, scheduler, steps)
+        and scheduler.class_name not in family.schedulers
+    ):
+        why = f"is not called by diffusers' {family.pipeline}, or draws nonsense there"
+        return [f"scheduler.class_name={scheduler.class_name}: {why}: choose {' or '.join(family.schedulers)}"]
     return [*unsuited(own, scheduler, steps), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
 
 
@@ -160,6 +174,8 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
             found.append(f"these timesteps were chosen for another family of models; scheduler={mine} has its own")
+    if family_of(model).guidance.above == 0:
+        found.append("a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)")
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
         found.append(f"{said}: its text encoder is used without the last layers: {skipped}")
@@ -174,6 +190,25 @@ def pipeline_of(model: Model) -> str:
         return class_name_of(folder_of(model))
     except UsageError:
         return class_named(model) or ""
+
+
+def family_of(model: Model) -> Family:
+    """Returns the family of a model; if it is not local, by its name, and Stable Diffusion's of an unknown one."""
+    return family_named(text_to_image(pipeline_of(model)))
+
+
+def denoiser_config(model: Model) -> dict[str, Any] | None:
+    """Returns the configuration of a model's denoiser, without loading it; None if it is not local."""
+    return part_config(model, family_of(model).denoiser)
+
+
+def guidance_of(model: Model) -> Guidance:
+    """Returns how a model is guided, as far as its configurations are local."""
+    family = family_of(model)
+    if family.distilled_if is None:
+        return family.guidance
+    part = family.distilled_if[0]
+    return guidance_from(family, {part: part_config(model, part) or {}})
 
 
 def is_sdxl(model: Model) -> bool:
@@ -216,10 +251,10 @@ def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
 def heads_by_level(model: Model) -> dict[int, int]:
     """Returns the number of heads of the UNet's attention layers by the number of downsamplings before them.
 
-    It is {} if the UNet's configuration is not local.
+    It is {} if its configuration is not local, and for a transformer.
     """
-    config = part_config(model, "unet")
-    if config is None:
+    config = denoiser_config(model)
+    if config is None or "down_block_types" not in config:
         return {}
     # For historical reasons, diffusers' UNets call the number of heads `attention_head_dim`.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
@@ -230,13 +265,22 @@ def heads_by_level(model: Model) -> dict[int, int]:
 
 
 def head_dimensions(model: Model) -> list[int]:
-    """Returns the distinct channel counts of the UNet's attention heads; empty if its configuration is not local."""
-    return sorted(set(head_dimensions_by_level(model).values()))
+    """Returns the distinct channel counts of the denoiser's attention heads; empty if they are not known."""
+    if by_level := head_dimensions_by_level(model):
+        return sorted(set(by_level.values()))
+    config = denoiser_config(model) or {}
+    if family_of(model).is_unet:
+        return []
+    if channels := config.get("attention_head_dim"):
+        return [int(channels)]
+    width = config.get("dim") or config.get("hidden_size")
+    heads = config.get("n_heads") or config.get("num_attention_heads")
+    return [int(width // heads)] if width and heads else []
 
 
 def head_dimensions_by_level(model: Model) -> dict[int, int]:
     """Returns the channels of attention heads by the number of downsamplings; {} without a local configuration."""
-    config = part_config(model, "unet") or {}
+    config = denoiser_config(model) or {}
     return {level: config["block_out_channels"][level] // heads for level, heads in heads_by_level(model).items()}
 
 
@@ -273,7 +317,7 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     cls = pipeline_class(class_name_of(folder), task)
     accepted = inspect.signature(cls.__init__).parameters
     arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
-    arguments |= {"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False}
+    arguments |= {name: False for name in _LEFT_OUT if name in accepted}
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     if _is_file(model):
@@ -292,6 +336,10 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     return pipe
 
 
+_LEFT_OUT = ("add_watermarker", "requires_safety_checker")
+"""Arguments of a pipeline's class that switch off what would be timed too."""
+
+
 def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline:
     """Returns the pipeline that a function builds, in the type of the chosen precision."""
     pipe = build(model, task)
@@ -301,7 +349,7 @@ def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline
             f"{model.origin}: an option gives {', '.join(others)} to what loads a model: do so in the function"
         )
     if "dtype" in load_kwargs:
-        pipe.to(load_kwargs["dtype"])
+        cast(pipe, load_kwargs["dtype"])
     pipe.register_modules(**parts)
     return pipe
 

@@ -77,7 +77,25 @@ def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | No
     cls = scheduler_class(scheduler)
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    return cls.from_config(own.config, **{**unclipped(own.config, scheduler), **(marks or {}), **scheduler.options})
+    kept = {**unclipped(own.config, scheduler), **shift_of(own.config, cls)}
+    return cls.from_config(own.config, **{**kept, **(marks or {}), **scheduler.options})
+
+
+def is_flow(config: Mapping[str, Any]) -> bool:
+    """Returns whether a scheduler of this configuration samples a flow from noise to image, not levels of noise."""
+    named = str(config.get("_class_name")).startswith(_FLOW)
+    return named or bool(config.get("use_flow_sigmas")) or config.get("prediction_type") == "flow_prediction"
+
+
+_FLOW = "FlowMatch"
+"""How the names of diffusers' schedulers begin that sample nothing but flows."""
+
+
+def shift_of(own: Mapping[str, Any], cls: Any) -> dict[str, Any]:
+    """Returns the shift of a flow's sigmas as the argument of another class, since the two name it differently."""
+    shift = own.get("shift") or own.get("flow_shift")
+    name = "shift" if "shift" in _arguments(cls) else "flow_shift"
+    return {name: shift} if is_flow(own) and shift and name in _arguments(cls) else {}
 
 
 def unclipped(own: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
@@ -230,6 +248,8 @@ def remember(answers: Mapping[str, list[str]]) -> None:
 def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     chosen, options = scheduler_class(scheduler), scheduler.options
     at = f"scheduler.class_name={scheduler.class_name}"
+    known = _arguments(chosen)
+    found: list[str] = []
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
     if str(name).startswith("EDM ("):
         why = f"has other noise levels than the model, which is marked as {name}, and a single file does not say which"
@@ -238,26 +258,25 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
         ]
-    if of_model not in (None, chosen):
-        if not hasattr(of_model, "scale_model_input"):
-            return [
-                f"{at}: the model's own scheduler is {name}, for models of another family, which sdopt does not run"
-            ]
+    made = {**own, "_class_name": scheduler.class_name, **options}
+    flows = is_flow(own)
+    if flows and not (chosen.__name__.startswith(_FLOW) or ("use_flow_sigmas" in known and is_flow(made))):
+        why = f"has levels of noise, and the model's own {name} samples a flow: images would be nonsense"
+        return [f"{at}: {why}: choose scheduler=flow_euler"]
+    if of_model not in (None, chosen) and not flows:
         if not _has_levels(of_model):
             return [f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"]
         if not _has_levels(chosen):
             return [
                 f"{at}: cannot have the noise levels of the model's own {name}: choose scheduler=ddim, euler or unipc"
             ]
-    known, found = _arguments(chosen), []
     for key, usual in _TRAINED.items():
         value = own.get(key)
-        if key not in options and key not in known and value not in usual:
+        if not flows and key not in options and key not in known and value not in usual:
             names = [option for option, each in _OPTIONS.items() if key in _arguments(_scheduler_named(each))]
             instead = f"scheduler={' or '.join(names)}" if names else f"scheduler.class_name={name}"
             found.append(f"{at}: has no {key}, and the model was made for {key}={value}: choose {instead}")
     predicts = own.get("prediction_type", "epsilon")
-    flows = predicts == "flow_prediction" and "use_flow_sigmas" in known
     if not found and "prediction_type" not in options and predicts not in _PREDICTIONS and not flows:
         found.append(
             f"{at}: cannot sample prediction_type={predicts}, as the model says of itself; to contradict it, give "
@@ -298,14 +317,16 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
 def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.Tensor:
     """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
-    made.set_timesteps(steps)
+    mu = {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}  # of the number of tokens, in a pipeline
+    made.set_timesteps(steps, **mu)
     if made.timesteps[0] < made.timesteps[-1]:
         raise ValueError("its timesteps rise: it makes noise of an image")
-    latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
+    latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
+    scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
     takes = inspect.signature(made.step).parameters
     noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
     for timestep in made.timesteps:
-        output = torch.ones_like(made.scale_model_input(latents, timestep))
+        output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
         latents = made.step(output, timestep, latents, **noise)[0]
     return latents
 
