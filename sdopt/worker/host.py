@@ -34,7 +34,7 @@ from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
 from sdopt.pipelines.family import Latents
 from sdopt.pipelines.latents import spatial
-from sdopt.pipelines.loading import family_of, guidance_of
+from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
@@ -361,7 +361,7 @@ class PipelineHost:
         start = time.perf_counter()
         try:
             workload = self._variant.workload
-            family, scale = family_of(self._variant.model), guidance_of(self._variant.model).argument
+            scale = guidance_of(self._variant.model).argument
             keep = self._keep_latents if self._latents_form.last == "callback_on_step_end" else self._keep_last
             arguments = {
                 "num_inference_steps": workload.steps,
@@ -370,7 +370,7 @@ class PipelineHost:
                 # Arrays and the final latents in every call, so that no option can tell calls apart.
                 "output_type": "np",
                 self._latents_form.last: keep,
-                **family.call,
+                **call_arguments(self._variant.model),
                 **self._assembly.changed(self._inputs[shape_index] if inputs is None else inputs),
             }
             if "guidance_scale" in changes:
