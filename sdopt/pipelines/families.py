@@ -35,8 +35,12 @@ def fitting_architectures(kind: str, config: Mapping[str, Any], channels: int | 
 
 
 def fits(family: Family, config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that tell two denoisers of a family apart; [] if they are of one architecture."""
-    return [key for key in family.marks if config.get(key) != other.get(key)]
+    """Returns the keys that tell two denoisers of a family apart; [] if they are of one architecture.
+
+    What the configuration of a transformer leaves out has its usual value.
+    """
+    keys = family.marks if family.is_unet else [key for key in family.marks if key in config and key in other]
+    return [key for key in keys if config.get(key) != other.get(key)]
 
 
 @cache

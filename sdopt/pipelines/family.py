@@ -70,16 +70,16 @@ class Encoding:
 
     Attributes:
         returns: for each output of `encode_prompt`, the argument of the call that takes it; "" for what the call makes
-            anew.
-        negative: for the outputs of an `encode_prompt` that knows one branch only, the arguments of the other branch.
+            anew. An argument of the other branch has the same name after `negative_`.
         tokens: how many tokens of a prompt a call reads, by encoder; None is the tokenizer's limit.
         alters: whether a call changes the list of prompts that it is given.
+        masks: whether attention gets a mask: for a batch of prompts of different lengths only, or always.
     """
 
     returns: tuple[str, ...]
-    negative: tuple[str, ...] = ()
     tokens: tuple[int | None, ...] = (None,)
     alters: bool = False
+    masks: Literal["never", "batches", "always"] = "never"
 
 
 _MARKS = (
@@ -108,6 +108,8 @@ class Family:
         dtype: the type of the weights that it is published for.
         float16: what half precision does: `fine`, `clipped` (activations are clipped to its range), `overflows` (NaN).
         call: arguments of each call, so that an image is of the size that was asked for.
+        upcasts_vae: whether diffusers decodes in float32 where the VAE's configuration has `force_upcast`.
+        tiny_vae: the repository of a tiny autoencoder for its latents; None if sdopt knows none.
         marks: keys of the denoiser's configuration that tell its architectures apart.
         steps, scale, size: the defaults of the published models; the size counts where no configuration names one.
         distilled_scale: the scale of those into whose weights guidance was distilled.
@@ -129,6 +131,8 @@ class Family:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     float16: Literal["fine", "clipped", "overflows"] = "fine"
     call: Mapping[str, Any] = field(default_factory=dict)
+    upcasts_vae: bool = False
+    tiny_vae: str | None = None
     marks: tuple[str, ...] = _MARKS
     steps: int = 25
     scale: float = 7.5
@@ -175,6 +179,7 @@ _UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
 
 _UNET = Family(
     pipeline="StableDiffusionPipeline",
+    tiny_vae="madebyollin/taesd",
     title="Stable Diffusion 1.x and 2.x",
     marks=("cross_attention_dim",),
     denoiser="unet",
@@ -196,6 +201,8 @@ FAMILIES = (
     _UNET,
     Family(
         pipeline="StableDiffusionXLPipeline",
+        tiny_vae="madebyollin/taesdxl",
+        upcasts_vae=True,
         title="SDXL",
         marks=("cross_attention_dim",),
         denoiser="unet",
@@ -212,6 +219,7 @@ FAMILIES = (
     ),
     Family(
         pipeline="AltDiffusionPipeline",
+        tiny_vae="madebyollin/taesd",
         title="AltDiffusion",
         marks=("cross_attention_dim",),
         denoiser="unet",
@@ -228,6 +236,7 @@ FAMILIES = (
     ),
     Family(
         pipeline="StableDiffusion3Pipeline",
+        tiny_vae="madebyollin/taesd3",
         title="SD 3",
         encoders=("text_encoder", "text_encoder_2", "text_encoder_3"),
         optional=("text_encoder_3", "tokenizer_3"),
@@ -241,6 +250,7 @@ FAMILIES = (
     ),
     Family(
         pipeline="FluxPipeline",
+        tiny_vae="madebyollin/taef1",
         title="FLUX.1",
         encoders=("text_encoder", "text_encoder_2"),
         tasks=_tasks("Flux", "img2img", "inpaint"),
@@ -248,11 +258,7 @@ FAMILIES = (
         guidance=Guidance("sequential", "true_cfg_scale", needs_negative=True),
         distilled_if=("transformer", "guidance_embeds"),
         distilled=Guidance("embedded", takes_negative=False),
-        encoding=Encoding(
-            ("prompt_embeds", "pooled_prompt_embeds", ""),
-            negative=("negative_prompt_embeds", "negative_pooled_prompt_embeds", ""),
-            tokens=(77, 512),
-        ),
+        encoding=Encoding(("prompt_embeds", "pooled_prompt_embeds", ""), tokens=(77, 512)),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC, _DPM),
         float16="clipped",
@@ -267,7 +273,7 @@ FAMILIES = (
         tasks=_tasks("Flux2Klein", "inpaint"),
         guidance=Guidance("sequential", takes_negative=False),
         distilled_if=("", "is_distilled"),
-        encoding=Encoding(("prompt_embeds", ""), negative=("negative_prompt_embeds", ""), tokens=(512,)),
+        encoding=Encoding(("prompt_embeds", ""), tokens=(512,)),
         latents=Latents("patchified", multiple=2),
         schedulers=(_EULER, _UNIPC),
         float16="clipped",
@@ -288,12 +294,13 @@ FAMILIES = (
     ),
     Family(
         pipeline="ZImagePipeline",
+        tiny_vae="madebyollin/taef1",
         title="Z-Image",
         encoders=("text_encoder",),
         tasks=_tasks("ZImage", "img2img", "inpaint"),
         # cond + s · (cond - uncond): the scale is one less than elsewhere.
         guidance=Guidance("batched", above=0.0, prompt_half=0),
-        encoding=Encoding(("prompt_embeds", "negative_prompt_embeds"), tokens=(512,), alters=True),
+        encoding=Encoding(("prompt_embeds", "negative_prompt_embeds"), tokens=(512,), alters=True, masks="batches"),
         latents=Latents(kept="float32", multiple=2),
         float16="overflows",
         steps=50,
@@ -307,11 +314,7 @@ FAMILIES = (
         guidance=Guidance("sequential", "true_cfg_scale", needs_negative=True),
         distilled_if=("transformer", "guidance_embeds"),
         distilled=Guidance("embedded", takes_negative=False),
-        encoding=Encoding(
-            ("prompt_embeds", "prompt_embeds_mask"),
-            negative=("negative_prompt_embeds", "negative_prompt_embeds_mask"),
-            tokens=(512,),
-        ),
+        encoding=Encoding(("prompt_embeds", "prompt_embeds_mask"), tokens=(512,), masks="batches"),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC),
         float16="clipped",
@@ -320,6 +323,7 @@ FAMILIES = (
     ),
     Family(
         pipeline="ChromaPipeline",
+        tiny_vae="madebyollin/taef1",
         title="Chroma",
         encoders=("text_encoder",),
         tasks=_tasks("Chroma", "img2img", "inpaint"),
@@ -330,6 +334,7 @@ FAMILIES = (
                 *("negative_prompt_embeds", "", "negative_prompt_attention_mask"),
             ),
             tokens=(512,),
+            masks="always",
         ),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC),
@@ -339,11 +344,12 @@ FAMILIES = (
     ),
     Family(
         pipeline="PixArtSigmaPipeline",
+        tiny_vae="madebyollin/taesdxl",
         title="PixArt-Sigma",
         encoders=("text_encoder",),
         tasks=_tasks("PixArtSigma"),
         guidance=Guidance("batched"),
-        encoding=Encoding(_MASKED, tokens=(300,)),
+        encoding=Encoding(_MASKED, tokens=(300,), masks="always"),
         latents=Latents(last="callback", multiple=2),
         sampling="levels",
         schedulers=(),
@@ -357,7 +363,7 @@ FAMILIES = (
         encoders=("text_encoder",),
         tasks=_tasks("Sana"),
         guidance=Guidance("batched"),
-        encoding=Encoding(_MASKED, tokens=(300,)),
+        encoding=Encoding(_MASKED, tokens=(300,), masks="always"),
         latents=Latents(kept="float32"),
         schedulers=(_EULER, _HEUN, _UNIPC, _DPM),
         call={"use_resolution_binning": False},
@@ -366,15 +372,28 @@ FAMILIES = (
     ),
     Family(
         pipeline="Lumina2Pipeline",
+        tiny_vae="madebyollin/taef1",
         title="Lumina 2",
         encoders=("text_encoder",),
         tasks=_tasks("Lumina2"),
         guidance=Guidance("sequential"),
-        encoding=Encoding(_MASKED, tokens=(256,)),
+        encoding=Encoding(_MASKED, tokens=(256,), masks="always"),
         latents=Latents(multiple=2),
         schedulers=(_EULER, _UNIPC),
         steps=30,
         scale=4.0,
+    ),
+    Family(
+        pipeline="AuraFlowPipeline",
+        tiny_vae="madebyollin/taesdxl",
+        title="AuraFlow",
+        encoders=("text_encoder",),
+        tasks=_tasks("AuraFlow"),
+        guidance=Guidance("batched"),
+        encoding=Encoding(_MASKED, tokens=(256,)),
+        latents=Latents(multiple=2),
+        steps=50,
+        scale=3.5,
     ),
 )
 """All pipelines that sdopt runs, the UNets first."""

@@ -77,7 +77,9 @@ def _described(model: Model) -> "LoadedModel | Built | None":
 def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
     """Returns the configuration of a part as the model's name says, local or not; None if sdopt does not have it."""
     folder = architecture_folder(model)
-    return None if folder is None else network_config(folder / part)
+    if folder is None:
+        return None
+    return dict(read_json(folder / "model_index.json")) if part == "" else network_config(folder / part)
 
 
 def marks_of(model: Model) -> dict[str, Any]:
@@ -208,18 +210,23 @@ def denoiser_config(model: Model) -> dict[str, Any] | None:
     return part_config(model, family_of(model).denoiser)
 
 
+def published_denoiser(model: Model) -> dict[str, Any]:
+    """Returns the configuration of a model's denoiser, or its architecture's if it is not local; {} without both."""
+    return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
+
+
 def guidance_of(model: Model) -> Guidance:
-    """Returns how a model is guided, as far as its configurations are local."""
+    """Returns how a model is guided, by its configurations; by its architecture's, if they are not local."""
     family = family_of(model)
     if family.distilled_if is None:
         return family.guidance
     part = family.distilled_if[0]
-    return guidance_from(family, {part: part_config(model, part) or {}})
+    return guidance_from(family, {part: part_config(model, part) or architecture_config(model, part) or {}})
 
 
 def is_sdxl(model: Model) -> bool:
     """Returns whether a model is of the SDXL family; if it is not local, by the name of its architecture."""
-    return "XL" in pipeline_of(model)
+    return family_of(model).pipeline == "StableDiffusionXLPipeline"
 
 
 def network_config(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from sdopt.pipelines.family import FAMILIES, Family, Latents, family_named, fami
 from sdopt.pipelines.latents import laid_out, spatial
 from sdopt.pipelines.loading import load_part
 from sdopt.pipelines.parts import cast, kept_in_float32
+from sdopt.pipelines.prompts import remarks_on_length
 from sdopt.pipelines.random_weights import empty_network, random_network
 from sdopt.schema import Model
 from sdopt.variant import Variant
@@ -74,7 +75,9 @@ class TestRows:
         parts = inspect.signature(cls.__init__).parameters
         assert {*family.parts} <= parts.keys()
         assert {family.guidance.argument, family.latents.last, "latents", "generator", *family.call} <= call.keys()
-        named = {name for name in (*family.encoding.returns, *family.encoding.negative) if name}
+        named = {name for name in family.encoding.returns if name}
+        if family.guidance.form != "embedded":
+            named |= {f"negative_{name}" for name in named if not name.startswith("negative_")}
         assert named <= call.keys()
         if family.guidance.takes_negative:
             assert "negative_prompt" in call
@@ -174,16 +177,23 @@ class TestCalls:
         ).images
         assert np.abs(images - drawn).max() < 1e-5, "also where the pipeline draws the noise itself"
         assert host._last is not None
-        channels = given["latents"].shape[1]
-        stored = spatial(host._last, family.latents)
-        assert stored.ndim == 4
-        assert (stored.shape[1] == channels) == (family.latents.layout == "spatial")
+        stored, side = spatial(host._last, family.latents), 64 // host._pipe.vae_scale_factor
+        assert stored.shape[2:] == (side, side)
 
     def test_a_prompt_is_drawn_the_same_beside_a_longer_one(self, variant_of: Tiny) -> None:
         alone, beside = (
             images_of(_prepared(variant_of("z_image", TWO_PROMPTS, f"workload.batch_size={size}"))) for size in (1, 2)
         )
         assert np.abs(alone[0] - beside[0]).max() < 1e-3
+
+
+    def test_say_how_much_of_a_prompt_each_encoder_reads(self, variant_of: Tiny) -> None:
+        variant = variant_of("flux", f"workload.prompts=[{'a red circle and ' * 40}]")
+        remarks = remarks_on_length(variant.workload, variant.model)
+        assert [remark for remark in remarks if "reads 77 tokens and cuts 1 of 1" in remark]
+        assert [remark for remark in remarks if "reads 512 tokens and cuts 1 of 1" in remark]
+        short = variant_of("flux", "workload.prompts=[a red circle]")
+        assert remarks_on_length(short.workload, short.model) == []
 
 
 def _prepared(variant: Variant) -> PipelineHost:

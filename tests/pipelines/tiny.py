@@ -318,6 +318,27 @@ def lumina2() -> Any:
     )
 
 
+def aura_flow() -> Any:
+    """AuraFlow: joint blocks before single ones, and batched guidance."""
+    transformer = diffusers.AuraFlowTransformer2DModel(
+        **{"sample_size": 8, "patch_size": 2, "in_channels": 4, "out_channels": 4, **_HEADS},
+        num_mmdit_layers=2,
+        num_single_dit_layers=2,
+        joint_attention_dim=64,
+        caption_projection_dim=64,
+        pos_embed_max_size=64,
+    )
+    sizes = {"d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = transformers.UMT5Config(vocab_size=32128, feed_forward_proj="gated-gelu", **sizes)
+    return diffusers.AuraFlowPipeline(
+        transformer=transformer,
+        scheduler=_flow(shift=1.73),
+        vae=_vae(latent_channels=4, shift_factor=None, scaling_factor=0.13025),
+        text_encoder=transformers.UMT5EncoderModel(config),
+        tokenizer=_t5_tokenizer(),
+    )
+
+
 TINY: dict[str, Callable[..., Any]] = {
     "sd3": sd3,
     "flux": flux,
@@ -328,6 +349,7 @@ TINY: dict[str, Callable[..., Any]] = {
     "pixart": pixart,
     "sana": sana,
     "lumina2": lumina2,
+    "aura_flow": aura_flow,
 }
 """How to build each, by the name that tests give it."""
 
