@@ -72,8 +72,8 @@ class Model:
     threads: int | None = bounded(None, ge=1, le=4096)
     """The default of `hardware.threads`."""
     max_sequence_length: int | None = bounded(None, ge=1, le=1_000_000)
-    """For a diffusion transformer: tokens of a prompt that a call reads; null is the pipeline's own number. The encoders
-    of CLIP read 77 beside it."""
+    """For a diffusion transformer: tokens of a prompt that a call reads; null is the pipeline's own number.
+    CLIP's encoders read 77 beside it."""
 
     @property
     def source(self) -> str:

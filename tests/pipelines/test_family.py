@@ -186,7 +186,6 @@ class TestCalls:
         )
         assert np.abs(alone[0] - beside[0]).max() < 1e-3
 
-
     def test_say_how_much_of_a_prompt_each_encoder_reads(self, variant_of: Tiny) -> None:
         variant = variant_of("flux", f"workload.prompts=[{'a red circle and ' * 40}]")
         remarks = remarks_on_length(variant.workload, variant.model)
