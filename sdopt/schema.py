@@ -237,6 +237,10 @@ class Protocol:
     give_up: float | None = bounded(None, gt=1, le=1e6)
     """A variant ends before it is timed if its warm calls take more than this many times the baseline's; null times
     all."""
+    programs_s: float | None = bounded(None, ge=0, le=86_400)
+    """Seconds for running, after everything else, the program that reports hand out for each variant; null is a tenth
+    of the time that the study took, but at least 180 s. The best variant's is run in any case, unless this is 0: then
+    none is run, and none is handed out."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import family_of, guidance_of, load_network, network_config, part_config
 from sdopt.pipelines.parts import (
+    CALL,
     TEXT_ENCODERS,
     Pipeline,
     casting_hook,
@@ -348,6 +349,7 @@ def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Emb
         if name in call and name != "prompt":
             default = call[name].default
             given[name] = default if parameter.default is not parameter.empty else None
+    given |= vars(pipe).get(CALL, {})
     given |= {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
     if family_named(type(pipe).__name__).is_unet:
         found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})

@@ -9,7 +9,7 @@ from typing import Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, parts_of, read_json, require_kind, text_to_image
 from sdopt.pipelines.family import family_named
-from sdopt.pipelines.weights import SENTENCEPIECE, require_variant, variants_among
+from sdopt.pipelines.weights import SENTENCEPIECES, require_variant, variants_among
 from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -207,7 +207,8 @@ def _files(index: dict[str, object], variant: str | None, names: Sequence[str]) 
     patterns = ["model_index.json"]
     for name, value in index.items():
         if isinstance(value, list) and value[0] is not None and name not in NOT_RUN:
-            patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/{SENTENCEPIECE}"]
+            patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/*.jinja"]
+            patterns += [f"{name}/{file}" for file in SENTENCEPIECES]
             own = _weights(name, f".{variant}") if variant else []
             there = not names or any(fnmatch(file, pattern) for file in names for pattern in own)
             patterns += own if own and there else _weights(name, "")

@@ -26,7 +26,7 @@ from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
-from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
+from sdopt.pipelines.sampling import is_flow, marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
@@ -176,6 +176,11 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
             found.append(f"these timesteps were chosen for another family of models; scheduler={mine} has its own")
+    chosen = {"_class_name": scheduler.class_name, **scheduler.options}
+    if own and is_flow(chosen) and not is_flow(own):
+        found.append(
+            "its own scheduler has levels of noise, and this one samples a flow: images are nonsense unless it fits"
+        )
     if family_of(model).guidance.above == 0:
         found.append("a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)")
     if skipped := clip_skip_of(model)[0]:
@@ -213,6 +218,11 @@ def denoiser_config(model: Model) -> dict[str, Any] | None:
 def published_denoiser(model: Model) -> dict[str, Any]:
     """Returns the configuration of a model's denoiser, or its architecture's if it is not local; {} without both."""
     return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
+
+
+def call_arguments(model: Model) -> dict[str, Any]:
+    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
+    return dict(family_of(model).call)
 
 
 def guidance_of(model: Model) -> Guidance:
@@ -328,9 +338,7 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
-    accepted = inspect.signature(cls.__init__).parameters
-    arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
-    arguments |= {name: False for name in _LEFT_OUT if name in accepted}
+    arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     if _is_file(model):
@@ -349,7 +357,14 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     return pipe
 
 
-_LEFT_OUT = ("add_watermarker", "requires_safety_checker")
+def left_out(cls: Any) -> dict[str, Any]:
+    """Returns the arguments with which a pipeline's class loads none of the parts that are not run."""
+    accepted = inspect.signature(cls.__init__).parameters
+    parts: dict[str, Any] = {name: None for name in NOT_RUN if name in accepted}
+    return parts | {name: False for name in _SWITCHES if name in accepted}
+
+
+_SWITCHES = ("add_watermarker", "requires_safety_checker")
 """Arguments of a pipeline's class that switch off what would be timed too."""
 
 

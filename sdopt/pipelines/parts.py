@@ -93,6 +93,9 @@ def kept_in_float32(network: Any) -> set[str]:
     return {key for key, _ in network.named_parameters() if parts.intersection(key.split("."))}
 
 
+CALL = "_sdopt_call"
+"""Attribute of a pipeline with the arguments that each call of it has, whatever its prompts."""
+
 _CALLED = "_sdopt_called"
 """Attribute that a pipeline has while it is called with its options."""
 

@@ -251,6 +251,9 @@ PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 SENTENCEPIECE = "sentencepiece.bpe.model"
 """The file of an XLM-RoBERTa's vocabulary, as AltDiffusion has it: a protocol buffer, which runs no code."""
 
+SENTENCEPIECES = (SENTENCEPIECE, "spiece.model", "tokenizer.model")
+"""Names of such files: of XLM-RoBERTa, of T5 and of Gemma."""
+
 
 def has_vocabulary(folder: Path) -> bool:
     """Returns whether a folder holds a complete tokenizer, in one file or in the older format of two."""
@@ -264,9 +267,10 @@ def lacking_vocabulary(folder: Path) -> str | None:
     """Returns why the tokenizer in a pipeline's folder cannot be read; None if it can."""
     if has_vocabulary(folder) or (folder / "vocab.txt").is_file():  # that of BERT
         return None
-    if not (folder / SENTENCEPIECE).is_file():
+    pieces = [name for name in SENTENCEPIECES if (folder / name).is_file()]
+    if not pieces:
         return NO_VOCABULARY
-    return None if find_spec("sentencepiece") else f"holds {SENTENCEPIECE}, to be read by: pip install sentencepiece"
+    return None if find_spec("sentencepiece") else f"holds {pieces[0]}, to be read by: pip install sentencepiece"
 
 
 def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenizer":

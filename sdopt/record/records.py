@@ -13,6 +13,7 @@ from sdopt.errors import UsageError
 from sdopt.record.choices import NONE, PATCH, difference
 from sdopt.record.comparisons import Comparison, Effect
 from sdopt.record.configuration import RecordedConfig
+from sdopt.record.programs import Program
 from sdopt.record.samples import Evidence, Measurement
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Look
@@ -95,9 +96,10 @@ class VariantResult:
     """Number of denoiser runs in one call of the pipeline."""
     promises: dict[str, Promise] = field(default_factory=dict)
     """By axis, what its optimizations promise."""
-    snippets: dict[str, list[str]] = field(default_factory=dict)
-    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] if only sdopt has
-    one."""
+    program: Program | None = None
+    """The program that uses it; None if none was run."""
+    command: str = ""
+    """The `sdopt run` command that composes its configuration and that of the baseline; "" if none is known to."""
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""
@@ -327,6 +329,13 @@ class StudyResult:
             comparisons=[comparison.at(shape_index) for comparison in self.comparisons],
             floor=control.shapes[shape_index].floor if control else None,
         )
+
+    @property
+    def seconds(self) -> float:
+        """The time from its first start to its last end; 0 while it runs."""
+        if self.finished is None:
+            return 0.0
+        return (datetime.fromisoformat(self.finished) - datetime.fromisoformat(self.started)).total_seconds()
 
     @property
     def confidence(self) -> float:

@@ -65,7 +65,12 @@ class Entry:
     on_front: bool = False
     """Whether no other candidate that was judged and passed is better in all objectives."""
     command: str = ""
-    """The command that measures the candidate again; only judged candidates have one."""
+    """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it was measured in the last study, with the full protocol."""
+        return self.fate in (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class SearchRecord:
     """Without a winner, the first judged candidate that was faster, and of which nothing bad is shown."""
     lines: list[str] = field(default_factory=list)
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
+    program_run: str = ""
+    """Whether that code was run, and what it generated."""
 
 
 _MEANING = {
@@ -119,7 +126,8 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
         blocks.append(Notes(list(_reasons(shown, len(record.entries)))))
     if record.winner:
         if record.lines:
-            blocks.append(Code("To turn it on for a pipeline `pipe`", record.lines, "python"))
+            blocks.append(Code("To use it in a pipeline `pipe` of diffusers", record.lines, "python"))
+        blocks += [Notes([record.program_run])] if record.program_run else []
         how = "Or, as it was measured" if record.lines else "As it was measured"
         blocks.append(Code(how, [load_line(record, record.winner)], "python"))
     if judged := [entry.command for entry in record.entries if entry.command]:
@@ -185,7 +193,7 @@ def _row(entry: Entry, brief: bool) -> list[Cell | str]:
 def _reasons(entries: Sequence[Entry], count: int) -> Iterator[str]:
     """Yields all reasons of judged combinations, and the first one of those that were ruled out."""
     for entry in entries:
-        if entry.command:
+        if entry.judged:
             said = start_said(entry.start)
             yield f"{entry.name}: {entry.because}" + (f"; start {said}" if said else "")
         elif entry.fate is Fate.RULED_OUT:

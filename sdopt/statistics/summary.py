@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.statistics.adoption import command_of, lines_of
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
@@ -62,8 +61,6 @@ class Row:
         because: why it does not pay, in a few words; "" if it does.
         pays: whether it is shown to gain speed or memory, and neither the gate nor its evidence speaks against it.
         steps: its comparisons with other variants than the baseline.
-        command: the `sdopt run` command that measures it again.
-        lines: code that turns it on in a program that has a pipeline `pipe` of diffusers.
     """
 
     figures: Figures
@@ -75,8 +72,6 @@ class Row:
     because: str = ""
     pays: bool = False
     steps: tuple[Step, ...] = ()
-    command: str = ""
-    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
@@ -93,6 +88,17 @@ class Row:
     def variant(self) -> VariantResult:
         """What was recorded of the variant."""
         return self.figures.variant
+
+    @property
+    def command(self) -> str:
+        """The `sdopt run` command that measures it again; "" if none is known to."""
+        return self.variant.command
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Code that turns it on in a program that has a pipeline `pipe` of diffusers; () if none is known to."""
+        program = self.variant.program
+        return tuple(program.lines) if program and program.draws else ()
 
     @property
     def status(self) -> Status:
@@ -213,7 +219,7 @@ def rank_of(row: Row) -> tuple[bool, float]:
 
 def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
     """Returns the row of a variant from its figures, one for each of its comparisons."""
-    baseline, variant = result.variant(result.baseline), figures[0].variant
+    variant = figures[0].variant
     # The comparison with the baseline comes first, where there is one.
     figures = sorted(figures, key=lambda one: one.reference not in ("", result.baseline))
     if variant.name == result.baseline:
@@ -229,8 +235,6 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         images=worst_of(map(images_of, figures)) if variant.status.measured else None,
         decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
-        command=command_of(variant, baseline),
-        lines=tuple(lines_of(variant, baseline)),
     )
     row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
     because = next(filter(None, _objections(result, row, direct)), "")

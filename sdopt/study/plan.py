@@ -132,7 +132,6 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         promises={
             axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.optimizations.items()
         },
-        snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
         status=Status.SKIPPED if conflicts else Status.PENDING,
         # Every report puts the name before the reason.
         reason="; ".join(reason.removeprefix(f"{name}: ") for reason in conflicts),

@@ -7,14 +7,19 @@ calls them.
 import contextlib
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import PixArtSigmaPipeline
+from omegaconf import OmegaConf
 
+from runners.reference import axis_of, class_of
 from sdopt.assembly import Assembly
+from sdopt.config.groups import optimization_options
+from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace, trace_call
 from sdopt.options import Context, Finding, Optimization
@@ -319,3 +324,44 @@ class TestRefusals:
     def test_of_a_tiny_autoencoder_for_other_latents(self) -> None:
         [reason] = TinyVae().obstacles(context_of(tiny("sana")))
         assert "set memory.tiny_vae.path" in reason
+
+
+def every_option() -> dict[str, tuple[str, Optimization]]:
+    """Returns the axis and the option of each yaml file, by what chooses it."""
+    found = {}
+    for group, name in optimization_options():
+        file = CONF / group / f"{name}.yaml"
+        cls = class_of(group, file)
+        node: Any = OmegaConf.to_container(OmegaConf.load(file))
+        assert cls is not None
+        keys = {key: value for key, value in node.items() if key != "_target_"}
+        found[f"{group}={name}"] = axis_of(file), cls(**keys)
+    return found
+
+
+class TestWalk:
+    @pytest.mark.parametrize("name", EVERY)
+    def test_every_option_says_whether_it_is_for_a_transformer(self, name: str) -> None:
+        ctx = context_of(tiny(name))
+        for chosen, (axis, option) in every_option().items():
+            reasons = option.obstacles(replace(ctx, chosen={axis: option}))
+            assert all(isinstance(reason, str) for reason in reasons), chosen
+            if option.unet_only is not None:
+                assert [reason.startswith("not for") for reason in reasons] == [True], chosen
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", list(TINY))
+    def test_every_option_takes_effect_or_is_refused(self, name: str) -> None:
+        ctx = replace(context_of(tiny(name)), shapes=())
+        without_effect = set()
+        for chosen, (axis, option) in every_option().items():
+            alone = replace(ctx, chosen={axis: option}, workload=replace(ctx.workload, batch_size=2, steps=STEPS))
+            left_to_others = axis.startswith(("compiler", "environment", "patch")) or option.load_kwargs()
+            if left_to_others or option.obstacles(alone) or option.ineffective(alone) or option.loads_on_host:
+                continue
+            images, finding, _ = Applied(name, {axis: option}).traced()
+            assert np.isfinite(images).all(), chosen
+            if not finding.engaged:
+                without_effect.add(chosen)
+        # With random weights, no two steps are alike enough; diffusers fuses nothing of some transformers.
+        assert without_effect <= {"caching=first_block", "attention=fused_qkv", "layout=channels_last"}

@@ -1,6 +1,7 @@
 """Kinds of pipelines: the rows of data are what diffusers does, and each kind is measured as diffusers draws it."""
 
 import inspect
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.models import with_own_options
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import text_to_image
+from sdopt.pipelines.catalog import parts_of, read_json, text_to_image
+from sdopt.pipelines.checks import require_model
+from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.family import FAMILIES, Family, Latents, family_named, family_of_class
 from sdopt.pipelines.latents import laid_out, spatial
 from sdopt.pipelines.loading import load_part
@@ -146,6 +149,27 @@ class TestWeights:
         assert pipe.transformer.dtype == torch.float16
         cast(pipe, torch.bfloat16)
         assert {weight.dtype for weight in pipe.text_encoder_2.parameters()} == {torch.bfloat16}
+
+
+class TestFolders:
+    @pytest.mark.parametrize("name", EVERY)
+    def test_are_found_complete(self, tiny_folder: Callable[[str], Path], name: str) -> None:
+        model = Model("folder", "path", path=str(tiny_folder(name)))
+        require_model(model)
+        require_parts(model)
+
+    def test_are_refused_where_a_part_is_missing(self, tiny_folder: Callable[[str], Path], tmp_path: Path) -> None:
+        folder = shutil.copytree(tiny_folder("flux"), tmp_path / "flux")
+        (folder / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
+        with pytest.raises(UsageError, match="transformer"):
+            require_model(Model("folder", "path", path=str(folder)))
+
+    def test_of_sd3_may_lack_the_largest_text_encoder(self, tmp_path: Path) -> None:
+        folder = saved("sd3", tmp_path / "sd3", t5=False)
+        require_model(Model("folder", "path", path=str(folder)))
+        assert "text_encoder_3" not in parts_of(read_json(folder / "model_index.json"))
+        assert "text_encoder_3" in parts_of({"_class_name": "StableDiffusion3Pipeline", "text_encoder_3": ["a", "B"]}
+                                            | {"tokenizer_3": ["a", "B"]})  # fmt: skip
 
 
 class TestCalls:
