@@ -74,6 +74,9 @@ class Model:
     """Whether the model itself was distilled to a few steps, so that such a scheduler needs no LoRA."""
     threads: int | None = bounded(None, ge=1, le=4096)
     """The default of `hardware.threads`."""
+    max_sequence_length: int | None = bounded(None, ge=1, le=1_000_000)
+    """For a diffusion transformer: tokens of a prompt that a call reads; null is the pipeline's own number.
+    CLIP's encoders read 77 beside it."""
 
     @property
     def source(self) -> str:

@@ -153,6 +153,8 @@ class Variant:
         found = [f"model={self.model.name}: {reason}" for reason in reasons]
         if self.task.kind not in family.tasks:
             found.append(no_task(family, self.task))
+        if family.is_unet and self.model.max_sequence_length is not None:
+            found.append(f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers")
         step = family.latents.multiple * 8
         if not family.is_unet and any(shape.size % step for shape in self.shapes):
             found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")

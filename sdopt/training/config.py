@@ -104,7 +104,9 @@ class TransformerConfig(CaptionedConfig):
     teacher_share: float = bounded(ge=0, le=1)
     """Share of the loss towards the velocity that the denoiser predicts; the rest is towards the true one."""
     target: str
-    """Output folder for a `FluxPipeline`, beside the pipeline whose other networks it shares."""
+    """Output folder for a `FluxPipeline`."""
+    contact_sheet: str
+    """Output PNG file of its contact sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from sdopt.training.config import TrainingConfig, TrainReferenceConfig
 LINE_SECONDS = 30.0
 """Seconds between progress lines."""
 
-NOT_SETTINGS = ("share", "steps", "target")
+NOT_SETTINGS = ("share", "steps", "target", "contact_sheet")
 """Keys of a stage that do not say how the weights came about, or that the number of steps done says better."""
 
 

@@ -78,7 +78,8 @@ class Teacher:
         clipped = np.clip(levels.astype(np.float64), 1e-4, 1 - 1e-4)
         wanted = 2 * np.log((1 - clipped) / clipped)
         steps = np.arange(len(self.logarithms), dtype=np.float64)
-        return np.interp(-wanted, -self.logarithms, steps).astype(np.float32)
+        found: np.ndarray = np.interp(-wanted, -self.logarithms, steps).astype(np.float32)
+        return found
 
     def velocity(self, mixed: Tensor, levels: np.ndarray, states: Tensor) -> Tensor:
         """Returns ε − x₀ as the denoiser predicts it, (n, 8, 8, 8), for a mixture of the rectified flow."""
@@ -88,7 +89,8 @@ class Teacher:
         signal, noise = (1 - sigma) / length, sigma / length
         scaled = mixed / length
         predicted = self.denoiser(scaled, torch.from_numpy(self.timesteps(levels)).to(device), states).sample.float()
-        return (noise * scaled + signal * predicted) - (signal * scaled - noise * predicted)
+        velocity: Tensor = (noise * scaled + signal * predicted) - (signal * scaled - noise * predicted)
+        return velocity
 
 
 def flow_loss(
@@ -124,8 +126,9 @@ def flow_loss(
                 img_ids=image_ids,
                 txt_ids=text_ids,
             ).sample.float()
-        error: Tensor = (1 - options.teacher_share) * (predicted - true).square().mean()
-        return error + options.teacher_share * (predicted - taught).square().mean()
+        towards_true, towards_taught = (predicted - true).square().mean(), (predicted - taught).square().mean()
+        total: Tensor = (1 - options.teacher_share) * towards_true + options.teacher_share * towards_taught
+        return total
 
     return loss
 
