@@ -17,6 +17,7 @@ from sdopt.config.card_options import offer_cards
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of, own_folder
+from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
 
@@ -109,6 +110,7 @@ def _folder_named(study: Any) -> str:
 
 OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
 offer_cards()
+read_marked_files()
 
 
 def add_working_folder() -> None:
