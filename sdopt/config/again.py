@@ -7,7 +7,7 @@ from typing import Any
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import choices_of, override_of
 from sdopt.config.overrides import group_of, key_of, quoted
-from sdopt.config.parse import COMMAND_KEYS
+from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, command_line
 from sdopt.record.choices import PLAIN, is_plain, option_name, written_value
 from sdopt.record.configuration import RecordedConfig

@@ -51,7 +51,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
-            entries.append(replace(entry, low=low, high=high, on_front=name in front, command=answers[name].command))
+            entries.append(
+                replace(entry, judged=True, low=low, high=high, on_front=name in front, command=answers[name].command)
+            )
         else:
             fate, why = search.dropped.get(name, (Fate.OPEN, ""))
             entries.append(_entry(candidate, fate, why, found.get(name, [])))

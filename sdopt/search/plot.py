@@ -48,7 +48,7 @@ def search_plot(record: SearchRecord) -> Spec | None:
             "high": entry.high,
             "kind": str(entry.fate),
             "label": entry.name,
-            "judged": bool(entry.command),
+            "judged": entry.judged,
             "front": joined and entry.on_front,
         }
         for entry in measured

@@ -71,11 +71,8 @@ class Entry:
     """Whether a study of it had calls that make different numbers of images."""
     command: str = ""
     """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
-
-    @property
-    def judged(self) -> bool:
-        """Whether it was measured in the last study, with the full protocol."""
-        return self.fate in (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
+    judged: bool = False
+    """Whether it was measured in the last study, with the full protocol."""
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,8 @@ def unfit_for_inductor(ctx: Context, keeps: str = "") -> list[str]:
         if reason := unwritable(folder):
             found.append(f"compiled code goes to {folder}, and {reason}: name another folder with {name}=…")
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
-        folder = f"{tempfile.gettempdir()}, which is mounted noexec"
-        found.append(f"Inductor loads compiled code from {folder}: choose another folder with TMPDIR=…")
+        there = f"{tempfile.gettempdir()}, which is mounted noexec"
+        found.append(f"Inductor loads compiled code from {there}: choose another folder with TMPDIR=…")
     return found
 
 
