@@ -67,6 +67,7 @@ class Lora(Optimization):
     stage: ClassVar[Stage] = Stage.WEIGHTS
     contract: ClassVar[Contract] = Contract.LOSSY
     assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
+    unet_only: ClassVar[str | None] = "diffusers drops what it does not know of a LoRA, and sdopt cannot see that here"
     beside_the_weights: ClassVar[bool] = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 

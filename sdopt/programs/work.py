@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.tasks import files_of, sized
-from sdopt.programs.code import Code, literal
+from sdopt.pipelines.families import latent_channels_of
+from sdopt.pipelines.family import Family
+from sdopt.pipelines.loading import call_arguments, family_of, guidance_of, part_config
+from sdopt.pipelines.tasks import as_taken, files_of
+from sdopt.programs.code import Code, Unwritable, literal
 from sdopt.record.images import open_image, open_picture
 from sdopt.variant import Variant
 
@@ -38,7 +40,12 @@ class Work:
 
     @property
     def _negatives(self) -> list[str]:
-        return [self.variant.negatives[place] for place in self._places] if self.variant.negatives else []
+        if self.variant.negatives:
+            return [self.variant.negatives[place] for place in self._places]
+        guidance = guidance_of(self.variant.model)
+        # Without any, the pipeline would not be guided.
+        lacks = guidance.needs_negative and guidance.guides(self.variant.guidance_scale)
+        return [""] * len(self._places) if lacks else []
 
     @property
     def _seeds(self) -> list[int]:
@@ -61,9 +68,8 @@ class Work:
 
     def adaptations(self) -> Iterator[str]:
         """Yields the line that lets diffusers inpaint with a model whose latents do not have four channels."""
-        unet, vae = (part_config(self.variant.model, part) or {} for part in ("unet", "vae"))
-        channels = vae.get("latent_channels", 4)
-        if self.variant.task.kind == "inpaint" and unet.get("in_channels") == channels != 4:
+        unet = part_config(self.variant.model, "unet") or {}
+        if self.variant.task.kind == "inpaint" and unet.get("in_channels") == self._channels != 4:
             yield "pipe.unet.register_to_config(in_channels=4)  # else diffusers takes it for one that inpaints"
 
     def call(self) -> Code:
@@ -75,12 +81,22 @@ class Work:
         arguments += pictures.arguments
         if task.kind != "txt2img":
             arguments.append(f"strength={task.strength}")
-        arguments += [steps, f"guidance_scale={self.variant.guidance_scale}"]
-        if task.kind != "img2img":
+        arguments += [steps, f"{guidance_of(self.variant.model).argument}={self.variant.guidance_scale}"]
+        if task.kind != "img2img" or not self._family.is_unet:
             arguments.append(f"height={size}, width={size}")
         if workload.images_per_prompt > 1:
             arguments.append(f"num_images_per_prompt={workload.images_per_prompt}")
+        arguments += [f"{name}={literal(value)}" for name, value in call_arguments(self.variant.model).items()]
         return Code((*pictures.imports, *imports), pictures.lines, tuple(arguments))
+
+    @property
+    def _family(self) -> Family:
+        return family_of(self.variant.model)
+
+    @property
+    def draws_itself(self) -> bool:
+        """Whether the call draws its first noise: it starts from a picture, or lays out its latents in its own way."""
+        return self.variant.task.kind != "txt2img" or self._family.latents.layout != "spatial"
 
     def _steps(self) -> tuple[tuple[str, ...], str]:
         """Returns what sets the steps, and what that imports."""
@@ -103,7 +119,7 @@ class Work:
         size, place = self.variant.size, literal(str(file))
         with open_image(file) as image:
             plain = image.convert(mode).resize((size, size))
-        usual = np.array_equal(np.asarray(plain), np.asarray(sized(open_picture(file), role, size)))
+        usual = np.array_equal(np.asarray(plain), np.asarray(as_taken(open_picture(file), role, size)))
         opened = f"Image.open({place})" if usual else f"open_picture(Path({place}))"
         needs: tuple[str, ...] = ("from PIL import Image",)
         if not usual:
@@ -125,9 +141,9 @@ class Work:
             made = f"[torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]"
             drawn = "torch.cat([torch.randn({}, generator=one) for one in generator])"
         lines = [f"generator = {made}"]
-        if self.variant.task.kind != "txt2img":  # the call draws it
+        if self.draws_itself:
             return Code(imports, tuple(lines), ("generator=generator",))
-        lines.append(f"latents = {drawn.format(self._shape)}{_cast(dtype)}")
+        lines.append(f"latents = {drawn.format(self._shape)}{self._cast(dtype)}")
         return Code(imports, tuple(lines), ("latents=latents", "generator=generator"))
 
     def _given(self, dtype: str) -> Code:
@@ -140,20 +156,26 @@ class Work:
             f"latents = latents[{places}] if len(latents) > 1 else latents.repeat({len(seeds)}, 1, 1, 1)",
             f"generator = [torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]",
         )
-        cast = (f"latents = latents{_cast(dtype)}",) if _cast(dtype) else ()
+        if self._family.latents.layout != "spatial":
+            raise Unwritable("its pipeline lays out the noise of a file in a way of its own")
+        cast = (f"latents = latents{self._cast(dtype)}",) if self._cast(dtype) else ()
         imports = ("import torch", "from sdopt.pipelines.prompts import read_latents")
         return Code(imports, (*lines, *cast), ("latents=latents", "generator=generator"))
+
+    def _cast(self, dtype: str) -> str:
+        kept = dtype == "torch.float32" or self._family.latents.kept is not None
+        return "" if kept else f".to({dtype})"
+
+    @property
+    def _channels(self) -> int:
+        return latent_channels_of(part_config(self.variant.model, "vae") or {}) or 4
 
     @property
     def _shape(self) -> str:
         """The shape of one image's latents."""
         vae = part_config(self.variant.model, "vae") or {}
         side = self.variant.size // 2 ** (len(vae.get("block_out_channels", "four")) - 1)
-        return f"(1, {vae.get('latent_channels', 4)}, {side}, {side})"
-
-
-def _cast(dtype: str) -> str:
-    return "" if dtype == "torch.float32" else f".to({dtype})"
+        return f"(1, {self._channels}, {side}, {side})"
 
 
 def _one_or_all(texts: list[str]) -> str:

@@ -17,7 +17,7 @@ from sdopt.options.base import Optimization, loading_arguments
 from sdopt.options.memory import TinyVae
 from sdopt.options.patch import Patch
 from sdopt.options.precision import FixedVae, Precision
-from sdopt.pipelines.loading import marks_of, part_config, path_of
+from sdopt.pipelines.loading import family_of, marks_of, part_config, path_of
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Code, Unwritable, call_of, function_code, literal
 from sdopt.programs.loading import cast_of, loading_of
@@ -166,9 +166,9 @@ def _options(variant: Variant, work: Work) -> Iterator[Code]:
 def _together(variant: Variant, chosen: Chosen, work: Work) -> Code:
     if _lacking(chosen):
         return _optimize(variant, chosen, work)
-    found = Code()
+    found, denoiser = Code(), f"pipe.{family_of(variant.model).denoiser}"
     for _, option in chosen:
-        lines = _further_lines(option)
+        lines = [line.replace("pipe.unet", denoiser) for line in _further_lines(option)]
         imports = tuple(line for line in lines if line.startswith(_IMPORTS))
         around = tuple(line.removeprefix(_AROUND).removesuffix(":") for line in lines if line.startswith(_AROUND))
         changes = tuple(line for line in lines if not line.startswith((*_IMPORTS, _AROUND)))
@@ -244,7 +244,7 @@ def _noise(variant: Variant, work: Work) -> Code:
     dtype: torch.dtype = loading_arguments(option for _, option in variant.applied).get("dtype", torch.float32)
     noise = work.noise(str(dtype))
     own = part_config(variant.model, "scheduler") or {}
-    further = variant.task.kind != "txt2img" or draws_noise(own, variant.scheduler, variant.workload.steps)
+    further = work.draws_itself or draws_noise(own, variant.scheduler, variant.workload.steps)
     if dtype is torch.float32 or not further:
         return noise
     return noise + Code(("from sdopt.pipelines.tasks import noise_in_float32",), around=("noise_in_float32(pipe)",))
