@@ -84,8 +84,8 @@ def scheduler_settings(
     own: Mapping[str, Any], scheduler: Scheduler, marks: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns what overrides the configuration `own` of a model's scheduler in that of the chosen one."""
-    kept = {**unclipped(own, scheduler), **shift_of(own, scheduler_class(scheduler))}
-    return {**kept, **(marks or {}), **scheduler.options}
+    shift = shift_of(own, scheduler_class(scheduler))
+    return {**unclipped(own, scheduler), **shift, **(marks or {}), **scheduler.options}
 
 
 def is_flow(config: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from sdopt.pipelines.families import latent_channels_of
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import call_arguments, family_of, guidance_of, part_config
-from sdopt.pipelines.tasks import as_taken, files_of
+from sdopt.pipelines.tasks import files_of, sized
 from sdopt.programs.code import Piece, Unwritable, literal
 from sdopt.record.images import open_image, open_picture
 from sdopt.variant import Variant
@@ -126,7 +126,7 @@ class Work:
         size, path = self.variant.size, literal(str(file))
         with open_image(file) as image:
             by_pil = np.asarray(image.convert(mode).resize((size, size)))
-        taken = np.asarray(as_taken(open_picture(file), role, size))
+        taken = np.asarray(sized(open_picture(file), role, size))
         imports: tuple[str, ...]
         if np.array_equal(by_pil, taken):
             imports = ("from PIL import Image",)
