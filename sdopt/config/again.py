@@ -1,6 +1,6 @@
 """Writes the command that measures a variant again, and composes it: only one that gives what was measured is kept."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def differing(wanted: RecordedConfig, made: RecordedConfig) -> list[str]:
 _ABSENT = object()
 
 
-def _measured(config: RecordedConfig) -> Mapping[str, Any]:
+def _measured(config: RecordedConfig) -> dict[str, Any]:
     return {key: value for key, value in config.flat().items() if group_of(key) not in _ELSEWHERE}
 
 

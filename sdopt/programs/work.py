@@ -35,7 +35,7 @@ class Work:
     @property
     def _seeds(self) -> list[int]:
         """The seeds of the images of the call."""
-        seeds = []
+        seeds: list[int] = []
         count = self.variant.workload.images_per_prompt
         for place in self._places:
             first = self.variant.workload.seed + place * count

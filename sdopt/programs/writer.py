@@ -106,7 +106,8 @@ def scheduler_code(variant: Variant) -> Piece:
 
 def _placing(variant: Variant, device: Device) -> Piece:
     """Returns the line that moves a pipeline to its device and casts its weights, as far as either is needed."""
-    arguments, imports = [], ()
+    arguments: list[str] = []
+    imports: tuple[str, ...] = ()
     if device.is_cuda and not _moves_itself(variant):
         arguments.append(literal(device_name(device)))
     weights = cast_of(variant)
@@ -244,7 +245,7 @@ def _groups(variant: Variant, chosen: Chosen) -> dict[str, str | list[str]]:
 
 def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
     """Returns the keys of options that have other values than in their files, or that a pipeline alone cannot tell."""
-    keys = {}
+    keys: dict[str, Any] = {}
     for axis, option in chosen:
         changed = {key: value for key, value in variant.changed.items() if key.startswith(f"{axis}.")}
         keys |= changed
