@@ -193,7 +193,7 @@ class TestCommand:
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "my models (v2), x=1"
     folder.symlink_to(MODEL)
-    [found], _ = plan_of([f"model={folder}", "hardware=t4"])
+    [found], _, _ = plan_of([f"model={folder}", "hardware=t4"])
     assert found.card == "t4"
 
 
