@@ -191,14 +191,14 @@ def nearest_cards(text: str, sheets: Mapping[str, Sheet], count: int = 3) -> lis
 
 
 def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
-    """Returns how far a card is from the one asked for: the family, then the kind of machine and the model, then Ti…
+    """Returns how far a card is from the one asked for: in family, kind of machine and model, and then Ti and Super.
 
     The last two digits of a GeForce tell more of a card than the generation before them.
     """
     family = int(asked.family != name.family)
     laptop = int(("laptop" in asked.kinds) != ("laptop" in name.kinds))
     (generation, tier), (other, others_tier) = divmod(asked.number, 100), divmod(name.number, 100)
-    far = abs(tier - others_tier) + 2 * abs(generation - other) + 10_000 * laptop
+    far = abs(tier - others_tier) + abs(generation - other) + 10_000 * laptop
     return family, far, 2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model)
 
 
