@@ -21,6 +21,7 @@ from sdopt.exchange.formats import Format, format_of
 from sdopt.exchange.metadata import Origin, origin_from, origin_of
 from sdopt.quality.images import image_files, read_image
 from sdopt.record.images import open_image
+from sdopt.text_files import read_text
 
 # ---- tables: `.csv` with a line of names, or `.jsonl` with an object on each line ------------------------------------
 
@@ -74,10 +75,9 @@ class Row:
 def read_table(file: Path) -> list[Row]:
     """Returns the rows of a table. Raises UsageError if it cannot be read, is empty, or a row has too many values."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UsageError(f"{file}: cannot be read ({reason})") from error
+        text = read_text(file)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from error
     rows = list(_json_rows(file, text) if file.suffix.lower() == ".jsonl" else _csv_rows(file, text))
     if not rows:
         raise UsageError(f"{file}: has no rows")

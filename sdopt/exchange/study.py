@@ -15,7 +15,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Call, Measurement, Memory, ShapeSamples
 from sdopt.record.scores import ImageRecord
-from sdopt.schema import Model, Protocol, Rule, Workload
+from sdopt.schema import THRESHOLDS, Model, Protocol, Rule, Workload
 
 BASELINE, AGAIN = "baseline", "baseline again"
 
@@ -88,11 +88,12 @@ def import_study(
         _require_chance_alone(first, sides[-1])
     claims = _claims(sides)
     replicates = {row.whole("replicate") or 0 for side in sides for row in side.times}
+    thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
     config = replace(
         config,
         model=_MODEL,
         workload=Workload(prompt_count=len(first)),
-        protocol=Protocol(replicates=max(1, len(replicates)), stage_calls=0),
+        protocol=Protocol(replicates=max(1, len(replicates)), stage_calls=0, **thresholds),
         options={"precision": {"weights": given.precision}} if given.precision else {},
     )
     rows = []

@@ -8,7 +8,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.foresight.cpu import sheet_of_cpu
+from sdopt.foresight.cpu import measure_machine, sheet_of_cpu, threads_of
 from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
 from sdopt.schema import Sheet
 
@@ -105,6 +105,8 @@ def with_known_card(overrides: Sequence[str]) -> tuple[list[str], Asked]:
 def sheets_for(composer: HydraComposer, asked: Asked, overrides: Sequence[str]) -> dict[str, Sheet]:
     """Returns the data sheets of the cards to plan for, by option of `hardware`."""
     sheets, hardware = data_sheets(), composer.current.hardware
+    if _CPU in asked.options or (hardware.sheet is None and hardware.device == _CPU):
+        measure_machine(threads_of(hardware))  # again, since other work may have slowed it before
     if asked.options:
         return {name: sheet_of_cpu(hardware) if name == _CPU else sheets[name] for name in asked.options}
     if hardware.sheet is None and hardware.device == _CPU:
