@@ -15,6 +15,7 @@ from urllib.parse import quote
 from rich.console import Console
 
 from sdopt.conclusion import Conclusion
+from sdopt.config.again import note_commands
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
@@ -39,7 +40,7 @@ from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
-from sdopt.study.plan import plan_result, refused, require_room, runnable_of
+from sdopt.study.plan import plan_result, refused, require_room, require_same_task, runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
@@ -183,7 +184,7 @@ class Experiment:
             if (self.folder / "result.json").is_file():
                 result = self._continued(result, plan)
                 if result.status == "finished" and not missing_of(result).variants:
-                    self._complete(result, machine)
+                    self._complete(result, plan, machine)
                     return result
             if warning := require_store(self.config.tracking, result.name):
                 print_problems([warning])
@@ -203,6 +204,7 @@ class Experiment:
                 start_ahead(self.config.tracking)
                 end.evaluate(result, machine.device.torch_name)
                 end.judge(result)
+                self._hand_out(result, plan, machine)
             finally:
                 self.timeline.enter("table and pictures")
                 end.report(result)
@@ -260,6 +262,7 @@ class Experiment:
         """
         config = self.config
         plan = config.study.plan(self.composer)
+        require_same_task(plan)
         awaits = not config.dry_run and awaits_clip(self.composer)
         if not awaits:
             require_measured(plan, config.gate, config.quality, config.model)
@@ -362,7 +365,13 @@ class Experiment:
         where = f"{holder}, which measures on {machine.device.name}"
         print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
 
-    def _complete(self, result: StudyResult, machine: Machine) -> None:
+    def _hand_out(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
+        """Finds out which commands and programs do what was measured: only these are shown."""
+        self.timeline.enter("commands and programs")
+        note_commands(self.composer, result, plan)
+        self._conclusion.run_programs(result, plan.variants, machine.device)
+
+    def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
         self.console.print(f"already complete: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         pictured = [row for row in result.variants if row.images]
@@ -372,6 +381,9 @@ class Experiment:
         if not complete:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
+        if lacking := any(row.program is None for row in result.candidates if row.status is Status.OK):
+            self._hand_out(result, plan, machine)
+        complete = complete and not lacking
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
             end.write_reports(summary_of(result))
         end.track(result)

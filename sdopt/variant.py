@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
@@ -12,8 +13,9 @@ from sdopt.options.base import Context, Optimization
 from sdopt.options.lora import Lora, NoLora
 from sdopt.options.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
-from sdopt.pipelines.loading import name_of, pipeline_of, sampling_problems
+from sdopt.pipelines.loading import family_of, name_of, sampling_problems
 from sdopt.pipelines.sampling import few_steps
+from sdopt.pipelines.tasks import no_task
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -44,6 +46,10 @@ class Variant:
     """The prompts of the quality pass, starting with the timed prompts."""
     negatives: tuple[str, ...] = ()
     """The negative prompt of each of these, of the timed and of the quality pass's; () if there are none."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """The keys of its options that have other values than in the option's file, by full name."""
+    config_dirs: tuple[str, ...] = ()
+    """Folders with groups of the user's own, as a search path names them."""
     config: RecordedConfig = field(default_factory=RecordedConfig)
     """The composed configuration as recorded in results."""
 
@@ -132,12 +138,15 @@ class Variant:
         ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device), *self._unsampled()]
 
     def _unsupported(self) -> list[str]:
-        """Returns the conflicts of AltDiffusion, which diffusers has deprecated, and cannot inpaint with."""
-        if pipeline_of(self.model) != ALT_DIFFUSION:
-            return []
-        found = [f"model={self.model.name}: {reason}" for reason in missing_alt_diffusion()]
-        if self.task.kind == "inpaint":
-            found.append("task=inpaint: diffusers has no inpainting with AltDiffusion; choose task=txt2img or img2img")
+        """Returns the conflicts of what diffusers does not have: AltDiffusion, or a task with this kind of pipeline."""
+        family = family_of(self.model)
+        reasons = missing_alt_diffusion() if family.pipeline == ALT_DIFFUSION else []
+        found = [f"model={self.model.name}: {reason}" for reason in reasons]
+        if self.task.kind not in family.tasks:
+            found.append(no_task(family, self.task))
+        step = family.latents.multiple * 8
+        if not family.is_unet and any(shape.size % step for shape in self.shapes):
+            found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")
         return found
 
     def _unsampled(self) -> list[str]:

@@ -67,7 +67,10 @@ class Compositions:
         sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
         packaged = not self._searchpath and sources <= PACKAGED
         given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
-        _require_own_names([*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())])
+        own = [*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())]
+        _require_own_names(own)
+        self.own_folders = tuple(dict.fromkeys(path.removeprefix("file://") for path in own))
+        """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
         self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if packaged else {}
         self._options: dict[str, list[str]] = _packaged_options if packaged else {}

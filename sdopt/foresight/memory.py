@@ -34,7 +34,7 @@ from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FixedVae, FullVae, Precision
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, Sdnq
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder, parts_in
-from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.loading import family_of, folder_of
 from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
 from sdopt.pipelines.random_weights import empty_network, empty_part
 from sdopt.schema import Shape
@@ -98,6 +98,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     Raises:
         UsageError: the model's configuration is not on this machine.
     """
+    family = family_of(variant.model)
+    if not family.is_unet:
+        raise UsageError(f"model={variant.model.name}: sdopt plans UNets alone, and not {family.title}: measure it")
     options = variant.optimizations
     chosen = {type(option) for option in options.values()}
     precision = options.get("precision")

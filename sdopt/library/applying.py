@@ -28,7 +28,7 @@ from sdopt.library.state import (
 from sdopt.measure.generators import kept_generators
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
-from sdopt.pipelines.parts import device_of, place
+from sdopt.pipelines.parts import cast, device_of, place
 from sdopt.pipelines.snapshot import Snapshot
 from sdopt.record.choices import as_choice
 from sdopt.record.samples import Evidence
@@ -131,7 +131,7 @@ def _apply(assembly: Assembly, plan: Plan, prompts: Sequence[str]) -> None:
     # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
     if plan.dtype is not None:
-        pipe.to(dtype=plan.dtype)
+        cast(pipe, plan.dtype)
     for name, part in plan.parts.items():
         setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
     assembly.apply()

@@ -36,6 +36,8 @@ _KERNEL_LAUNCHES = (*_GRAPH_LAUNCHES, "cudaLaunchKernel", "cuLaunchKernel")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _OPERATOR, _LAUNCH = "External id", "correlation"
+_TOKENS = 3
+"""Dimensions of a batch of tokens: samples, tokens, channels."""
 _LABEL = "sdopt/"
 _REGION = "Torch-Compiled Region"
 
@@ -58,6 +60,8 @@ class StageTrace:
     """Calls that an option answered without a run of the network."""
     batches: Counter[int] = field(default_factory=Counter)
     """Batch sizes of convolutions, each with its count; not seen in a replayed graph."""
+    token_batches: Counter[int] = field(default_factory=Counter)
+    """Batch sizes of linear layers over tokens, each with its count: a transformer may have no convolution."""
     ran: Counter[str] = field(default_factory=Counter)
     """How often each layer without sublayers ran, by its name in the model; not seen in compiled code."""
     convolutions: int = 0
@@ -67,6 +71,11 @@ class StageTrace:
     """Number of CUDA graphs that were replayed."""
     graph_captures: int = 0
     """Number of CUDA graphs that were captured; a call in a warm process should capture none."""
+
+    @property
+    def samples(self) -> list[int]:
+        """Batch sizes in which the network ran, the smallest first; [] where a graph hides them."""
+        return sorted(self.batches or self.token_batches)
 
     @property
     def runs(self) -> int:
@@ -113,6 +122,7 @@ class Trace:
                 **{f"{operator}": count for operator, count in stage.operators.items()},
                 **{f"products in {kind}": count for kind, count in stage.product_dtypes.items()},
                 **{f"convolutions of {size} samples": count for size, count in stage.batches.items()},
+                **({} if stage.batches else _of_tokens(stage)),
                 "convolutions that gave channels-last": stage.channels_last,
                 "graph launches": stage.graph_launches,
             }
@@ -166,6 +176,10 @@ class Trace:
         return operators or {
             name: n for name, n in self.kernels.items() if any(word in name for word in _FUSED_KERNELS)
         }
+
+
+def _of_tokens(stage: StageTrace) -> dict[str, int]:
+    return {f"products of {size} samples": count for size, count in stage.token_batches.items()}
 
 
 def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
@@ -324,6 +338,8 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     # Shapes may be missing: sizes are symbols while a compiler traces, or shapes are not recorded.
     if name == "aten::convolution" and (sizes := inputs.get("Input Dims", [()])[0]):
         seen.batches[sizes[0]] += 1
+    elif name == "aten::linear" and len(sizes := inputs.get("Input Dims", [()])[0]) == _TOKENS:
+        seen.token_batches[sizes[0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -17,6 +17,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
+from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
 
@@ -99,6 +100,7 @@ class Optimization:
         assumes: what the option takes for granted of a pipeline that a program has built; see `assumptions`.
         keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
         keeps_weights: whether parameters that take the places of the denoiser's own would have no effect.
+        unet_only: why the option cannot change a transformer; None if it can.
         loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
             device. A model that is larger than the device's memory can then run on the device.
     """
@@ -107,9 +109,14 @@ class Optimization:
     fixed_batch: ClassVar[bool] = False
     saves_operations: ClassVar[bool | None] = False
     loads_on_host: ClassVar[bool] = False
+    unet_only: ClassVar[str | None] = None
     assumes: ClassVar[tuple[Assumption, ...]] = ()
     keeps_structure: ClassVar[bool] = False
     keeps_weights: ClassVar[bool] = False
+
+    def fixed_for(self, model: Model) -> bool:
+        """Returns whether another batch size than the timed one is not to be drawn with a model, as `fixed_batch`."""
+        return self.fixed_batch
 
     @property
     def compiles(self) -> bool:
@@ -161,8 +168,15 @@ class Optimization:
         return []
 
     def obstacles(self, ctx: Context) -> list[str]:
-        """Returns everything that keeps the option from running: the keys to set, and the conflicts."""
-        return [*self.lacking(ctx), *self.conflicts(ctx)]
+        """Returns everything that keeps the option from running: the kind of model, the keys to set, the conflicts."""
+        return self.unfit(ctx) or [*self.lacking(ctx), *self.conflicts(ctx)]
+
+    def unfit(self, ctx: Context) -> list[str]:
+        """Returns why the option is not for this kind of model, as `unet_only` declares; [] if it is."""
+        family = family_of(ctx.model)
+        if self.unet_only is None or family.is_unet:
+            return []
+        return [f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"]
 
     def broken(self, pipe: Pipeline) -> list[str]:
         """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""

@@ -22,13 +22,15 @@ from sdopt.options.assumptions import (
 )
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
-from sdopt.options.conflicts import compiles, missing_packages, unguided
-from sdopt.pipelines.loading import heads_by_level, part_config
-from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
+from sdopt.options.conflicts import compiles, missing_packages, unguided, untold
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.loading import denoiser_config, family_of, guidance_of, heads_by_level, part_config
+from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
 from sdopt.schema import SEEDS
 
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping
+    from sdopt.options.transformer import Watching
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,15 @@ class Caching(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        config = part_config(ctx.model, "unet") or part_config(ctx.model, "transformer")
+        config, is_unet = denoiser_config(ctx.model), family_of(ctx.model).is_unet
         found = []
-        if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
+        if is_unet and config and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        if compiles(ctx, *self.compilers.values()):
-            others = f"eager, {', '.join(self.compilers)}" if self.compilers else "eager, or caching=deepcache"
+        compilers = self.compilers if is_unet else {}
+        if compiles(ctx, *compilers.values()):
+            others = f"eager, {', '.join(compilers)}" if compilers else "eager"
+            if is_unet and not compilers:
+                others += ", or caching=deepcache"
             found.append(f"changes from step to step, which this compiler cannot capture: choose compiler={others}")
         return found
 
@@ -132,9 +137,15 @@ class SkippedLayers(Caching):
     def skips(self, steps: int) -> bool:
         return steps > 1
 
+    def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
+        """Returns the function that replaces a transformer's forward."""
+        raise NotImplementedError
+
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         unet = denoiser_of(pipe)
+        if denoiser_name(pipe) != "unet":
+            return _on_transformer(pipe, self._watching(pipe, unet), self.others)
         skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
         unet.forward = skipping
 
@@ -164,6 +175,7 @@ class DeepCaching(SkippedLayers):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
     keeps_structure: ClassVar[bool] = True
+    unet_only: ClassVar[str | None] = "no skip connection leads around its inner blocks: choose caching=first_block"
     others: ClassVar[str] = "only the outer layers"
 
     interval: int = bounded(3, ge=2, le=1000)
@@ -229,6 +241,12 @@ class FirstBlockCaching(SkippedLayers):
 
         return FirstBlock(pipe, unet, self.threshold)
 
+    @override
+    def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
+        from sdopt.options.transformer import FirstBlock
+
+        return FirstBlock(pipe, denoiser, self.threshold)
+
 
 @dataclass(frozen=True)
 class SpectralForecast(SkippedLayers):
@@ -287,6 +305,10 @@ class SpectralForecast(SkippedLayers):
         return [float(weight) for weight in self.blend * fit + (1 - self.blend) * line]
 
     @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return super().conflicts(ctx) + untold(ctx, "num_timesteps")
+
+    @override
     def skips(self, steps: int) -> bool:
         return not all(self.runs(steps))
 
@@ -296,12 +318,21 @@ class SpectralForecast(SkippedLayers):
 
         return Spectrum(pipe, unet, self)
 
+    @override
+    def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
+        from sdopt.options.transformer import Forecasts
+
+        return Forecasts(pipe, denoiser, self)
+
 
 @dataclass(frozen=True)
 class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
+    unet_only: ClassVar[str | None] = (
+        "diffusers keeps one output for both branches of guidance, or knows none of its layers: choose first_block"
+    )
     idle: ClassVar[str] = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
     spatial: int | None = bounded(2, ge=2, le=1000)
@@ -419,7 +450,9 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + unguided(ctx, "guidance to skip")
+        found = super().conflicts(ctx) + unguided(ctx, "guidance to skip") + untold(ctx, "num_timesteps")
+        if guidance_of(ctx.model).form == "batched":
+            found += untold(ctx, "do_classifier_free_guidance")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
         return found
@@ -429,11 +462,15 @@ class GuidanceInterval(Caching):
         from sdopt.options.skipping import HalfBatches
 
         denoiser = denoiser_of(pipe)
+        if family_named(type(pipe).__name__).guidance.form == "sequential":
+            from sdopt.options.transformer import SecondCalls
+
+            return _on_transformer(pipe, SecondCalls(pipe, denoiser, self.guides), "without guidance")
         halved = denoiser.__dict__[STEPS] = HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
 
         def proof(trace: Trace) -> Finding:
-            batches = sorted(trace.denoiser.batches)
+            batches = trace.denoiser.samples
             engaged = halved.unguided > 0 and (not batches or 2 * batches[0] == batches[-1] or halved.guided == 0)
             summary = f"{halved.guided} steps with guidance, {halved.unguided} without"
             facts = {"guided": halved.guided, "unguided": halved.unguided, "batches": batches}
@@ -447,6 +484,7 @@ class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
+    unet_only: ClassVar[str | None] = "tomesd merges tokens in the blocks of a UNet alone"
 
     ratio: float = bounded(0.5, gt=0, le=0.75)
     """Share of the tokens to merge into others."""
@@ -511,6 +549,29 @@ class _Seeded:
 
     def end(self) -> None:
         """Merging needs no end."""
+
+
+def _on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
+    """Replaces a transformer's forward; returns the proof that some calls ran fewer of its blocks, by what ran."""
+    from sdopt.options.transformer import blocks_of
+
+    denoiser = denoiser_of(pipe)
+    denoiser.__dict__[STEPS] = watching
+    denoiser.forward = watching
+    last = blocks_of(denoiser)[-1][0]
+
+    def proof(trace: Trace) -> Finding:
+        calls, facts = trace.denoiser.calls, dict(watching.calls)
+        cheaper = sum(facts.get(kind, 0) for kind in ("outer", "part", "forecast", "left out"))
+        runs = [count for name, count in trace.denoiser.ran.items() if name.startswith(f"{last}.")]
+        facts["runs_of_the_last_block"] = min(runs, default=0)
+        left_out = sum(facts.get(kind, 0) for kind in ("outer", "forecast", "left out"))
+        engaged = cheaper > 0 and watching.calls.total() == calls
+        engaged = engaged and facts["runs_of_the_last_block"] == calls - left_out
+        whole = calls - cheaper
+        return Finding(engaged, f"of {calls} traced calls {whole} ran whole, {cheaper} {others}", facts)
+
+    return proof
 
 
 def _uncut(config: Mapping[str, Any], block: int) -> list[str]:

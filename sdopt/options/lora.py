@@ -67,6 +67,7 @@ class Lora(Optimization):
     stage: ClassVar[Stage] = Stage.WEIGHTS
     contract: ClassVar[Contract] = Contract.LOSSY
     assumes: ClassVar[tuple[Assumption, ...]] = (no_lora, plain_weights)
+    unet_only: ClassVar[str | None] = "diffusers drops what it does not know of a LoRA, and sdopt cannot see that here"
     beside_the_weights: ClassVar[bool] = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
@@ -134,8 +135,9 @@ class Lora(Optimization):
                 return ()
         except (OSError, SafetensorError):
             return ()  # `conflicts` says what is wrong with the file
+        source = self.path if is_on_hub(self.path) else str(Path(self.path).expanduser().absolute())
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
-        return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
+        return f"pipe.load_lora_weights({source!r}{file}, adapter_name={_NAME!r})", *then
 
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)

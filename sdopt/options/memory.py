@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -21,13 +22,16 @@ from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weight
 from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
-from sdopt.options.conflicts import compiles, unguided
+from sdopt.options.conflicts import compiles, unguided, untold
 from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
+from sdopt.pipelines.families import guidance_from
+from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
+from sdopt.pipelines.loading import family_of, guidance_of, load_network, network_config, part_config
 from sdopt.pipelines.parts import (
+    CALL,
     TEXT_ENCODERS,
     Pipeline,
     casting_hook,
@@ -38,6 +42,9 @@ from sdopt.pipelines.parts import (
 )
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model
+
+Embeddings = torch.Tensor | list[torch.Tensor]
+"""What an encoder makes of prompts: a batch, or a tensor for each of them."""
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
@@ -165,8 +172,13 @@ class VaeTiling(VaeInPieces):
     def apply(self, pipe: Pipeline) -> Proof:
         vae, factor = pipe.vae, pipe.vae_scale_factor
         vae.enable_tiling()
-        if self.tile_size is not None:
+        if self.tile_size is not None and hasattr(vae, "tile_sample_min_size"):
             vae.tile_sample_min_size, vae.tile_latent_min_size = self.tile_size, self.tile_size // factor
+        elif self.tile_size is not None:
+            overlap = self.tile_size // 4
+            for side in ("height", "width"):
+                setattr(vae, f"tile_sample_min_{side}", self.tile_size)
+                setattr(vae, f"tile_sample_stride_{side}", self.tile_size - overlap)
 
         def proof(trace: Trace) -> Finding:
             tile = max((factor * max(shape[2:]) for shape in trace.decoder_inputs), default=0)
@@ -194,6 +206,13 @@ class TinyVae(Optimization):
     """Folder with a diffusers `AutoencoderTiny`, instead of the model's default."""
     hub_id: str | None = None
     """Hugging Face Hub repository with a diffusers `AutoencoderTiny`, as in `owner/name`, instead of the default."""
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        family = family_of(ctx.model)
+        if family.tiny_vae is not None or self.path or self.hub_id:
+            return []
+        return [f"no tiny autoencoder for the latents of {family.title} is known: set memory.tiny_vae.path to one"]
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -237,7 +256,7 @@ class TinyVae(Optimization):
             return TINY_AUTOENCODER
         if model.weights == "random":
             return ARCHITECTURES / "taesd"
-        return hub_network("madebyollin/taesdxl" if is_sdxl(model) else "madebyollin/taesd", "memory.tiny_vae", fetch)
+        return hub_network(str(family_of(model).tiny_vae), "memory.tiny_vae", fetch)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -257,10 +276,6 @@ class TinyVae(Optimization):
         return proof
 
 
-_EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
-"""The call arguments for the outputs of `encode_prompt`, in order; only SDXL has the last two."""
-
-
 @dataclass(frozen=True)
 class PrecomputedEmbeddings(Optimization):
     """Encodes all prompts before the first call and frees the text encoders; calls get embeddings.
@@ -275,6 +290,12 @@ class PrecomputedEmbeddings(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if family_of(ctx.model).is_unet or ctx.workload.images_per_prompt == 1:
+            return []
+        return ["diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"]
+
+    @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         gone = "memory=precomputed_embeddings: the text encoders are gone, which"
         loading = (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
@@ -286,8 +307,11 @@ class PrecomputedEmbeddings(Optimization):
     @override
     def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
+        guidance = guidance_of_pipe(pipe)
+        both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
-            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
+            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in (*prompts, *([""] if both else []))}
+        embeddings = {name for row in encoded.values() for name in (*row, *_as_negative(row))}
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
@@ -297,19 +321,19 @@ class PrecomputedEmbeddings(Optimization):
 
         def embedded(inputs: Inputs) -> Inputs:
             given = {name for name, value in inputs.items() if value is not None}
-            known = {"prompt", "negative_prompt", "num_images_per_prompt", *_EMBEDDINGS}
+            known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
             if further := sorted((given & encodes) - known):
                 raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
             if "scale" in (inputs.get("cross_attention_kwargs") or {}):
                 scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
                 raise UsageError(f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before")
-            own = given.intersection(_EMBEDDINGS)
+            own = given.intersection(embeddings)
             if own and "prompt" in given:
                 raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
             if not given & {"prompt", "prompt_embeds"}:
                 return inputs
             count = len(inputs["prompt_embeds" if own else "prompt"])
-            negative = inputs.get("negative_prompt")
+            negative = "" if both and not guidance.takes_negative else inputs.get("negative_prompt")
             negatives = [negative] * count if negative is None or isinstance(negative, str) else list(negative)
             if len(negatives) != count:
                 raise UsageError("memory=precomputed_embeddings: give a negative prompt for each prompt, or one")
@@ -324,7 +348,7 @@ class PrecomputedEmbeddings(Optimization):
             names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
             like = inputs["prompt_embeds"] if own else device
             rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
-            return rest | {name: torch.cat([row[name] for row in rows]).to(like) for name in names}
+            return rest | {name: _in_a_batch([row.get(name) for row in rows], like) for name in names}
 
         return embedded
 
@@ -338,15 +362,62 @@ class PrecomputedEmbeddings(Optimization):
         return proof
 
 
-def _as_negative(embeddings: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _as_negative(embeddings: dict[str, Embeddings]) -> dict[str, Embeddings]:
     """Returns a text's embeddings under the names of a negative prompt's, which is encoded as a prompt is."""
     return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
 
 
-def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
-    found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
-    return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
+def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Embeddings]:
+    """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts.
+
+    What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens.
+    """
+    takes, call = signature(pipe.encode_prompt).parameters, signature(type(pipe).__call__).parameters
+    given: dict[str, Any] = {}
+    for name, parameter in takes.items():
+        if name in call and name != "prompt":
+            default = call[name].default
+            given[name] = default if parameter.default is not parameter.empty else None
+    given |= vars(pipe).get(CALL, {})
+    given |= {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
+    if family_named(type(pipe).__name__).is_unet:
+        found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
+    else:
+        found = pipe.encode_prompt([prompt], **{name: value for name, value in given.items() if name in takes})
+    names = family_named(type(pipe).__name__).encoding.returns
+    on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(found))
+    embeddings = {name: value for name, value in zip(names, on_cpu, strict=False) if name}
+    for name in [name for name, value in embeddings.items() if value is None]:
+        # A mask that leaves nothing out. Beside a longer prompt it does.
+        embeddings[name] = torch.ones(embeddings["prompt_embeds"].shape[:2], dtype=torch.long)
+    return embeddings
+
+
+_OF_UNETS = ("device", "num_images_per_prompt", "do_classifier_free_guidance")
+"""What a UNet's pipeline encodes a prompt with."""
+
+
+def _in_a_batch(rows: Sequence[Embeddings | None], like: Any) -> Embeddings:
+    """Returns the embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
+
+    A row without a mask reads all its tokens.
+    """
+    if any(isinstance(row, list) for row in rows):
+        return [tensor.to(like) for row in rows if isinstance(row, list) for tensor in row]
+    tensors = [row for row in rows if isinstance(row, torch.Tensor)]
+    longest = max(tensor.shape[1] for tensor in tensors)
+    filled = []
+    for tensor in tensors:
+        pad = (0, 0) * (tensor.ndim - 2) + (0, longest - tensor.shape[1])
+        filled.append(torch.nn.functional.pad(tensor, pad))
+    return torch.cat(filled).to(like)
+
+
+def guidance_of_pipe(pipe: Pipeline) -> Guidance:
+    """Returns how a pipeline that is loaded is guided."""
+    family = family_named(type(pipe).__name__)
+    configs = {family.denoiser: dict(denoiser_of(pipe).config), "": dict(pipe.config)}
+    return guidance_from(family, configs)
 
 
 @dataclass(frozen=True)
@@ -363,7 +434,9 @@ class SequentialGuidance(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unguided(ctx, "guidance, and so no second half")
+        found = unguided(ctx, "guidance, and so no second half") + untold(ctx, "do_classifier_free_guidance")
+        if guidance_of(ctx.model).form == "sequential":
+            found.append("this kind of model calls its denoiser for each branch anyway: leave the option out")
         if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
             found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
         if compiles(ctx, Inductor, Regional):
@@ -380,7 +453,7 @@ class SequentialGuidance(Optimization):
         def proof(trace: Trace) -> Finding:
             images = max((shape[0] for shape in trace.decoded), default=0)
             # A graph hides the batches of its convolutions.
-            most = max(trace.denoiser.batches, default=0)
+            most = max(trace.denoiser.samples, default=0)
             ran = f"on at most {most} samples at a time" if most else "in a graph"
             summary = f"{images} images with guidance; the denoiser ran {ran}, and {each.halved} times on two halves"
             facts = {"images": images, "samples": most, "halved": each.halved}

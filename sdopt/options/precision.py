@@ -19,8 +19,9 @@ from sdopt.options import Assumption, Context, Contract, Finding, Optimization, 
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
+from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import is_sdxl, load_network, load_part, network_config, part_config
+from sdopt.pipelines.loading import family_of, is_sdxl, load_network, load_part, network_config, part_config
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
 from sdopt.schema import Model
 
@@ -76,6 +77,9 @@ class Precision(Optimization):
             found.append(f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}")
         elif self.tf32 != "default":
             found += missing(ctx.device, TF32)
+        family = family_of(ctx.model)
+        if family.float16 == "overflows" and "float16" in (self.weights, self.autocast):
+            found.append(f"numbers of {family.title} overflow float16, and its images are black: choose precision=bf16")
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
             found += missing(ctx.device, BFLOAT16)
         return found
@@ -173,7 +177,7 @@ class FullVae(Precision):
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
-        upcast = bool(pipe.vae.config.get("force_upcast")) and "XL" in type(pipe).__name__
+        upcast = bool(pipe.vae.config.get("force_upcast")) and family_named(type(pipe).__name__).upcasts_vae
         # Otherwise diffusers casts the VAE in each call, and back to half precision.
         pipe.vae.register_to_config(force_upcast=False)
         _run_in_own_type(pipe.vae)

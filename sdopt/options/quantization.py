@@ -88,6 +88,9 @@ class Quantized(Optimization):
             return {name for name, layer in network.named_modules() if self._is_quantized(layer)}
 
         wanted = names()
+        counts = Counter(kinds.values())
+        # A transformer has one convolution at most, which cuts the latents into tokens.
+        needed = [kind for kind in self.kinds if counts[kind] > 1]
 
         def proof(trace: Trace) -> Finding:
             network, done = unwrapped(denoiser_of(pipe)), names()
@@ -114,7 +117,7 @@ class Quantized(Optimization):
                 or [self.weights if self.activations else self.others],
             }
             summary = f"{', '.join(shown)} layers in {self.weights}; {products}"
-            complete = done == wanted and all(quantized[kind] for kind in self.kinds)
+            complete = done == wanted and all(quantized[kind] for kind in needed)
             return Finding(complete and multiplied, summary, facts)
 
         return proof
@@ -182,10 +185,13 @@ class TorchAo(Quantized):
 
 def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
     """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
-    few_rows = ("time_embedding", "time_emb_proj", "add_embedding")
-    if not isinstance(layer, torch.nn.Linear) or any(part in name for part in few_rows):
+    if not isinstance(layer, torch.nn.Linear) or any(part in name for part in _FEW_ROWS):
         return False
     return layer.in_features % 8 == 0 and layer.out_features % 8 == 0
+
+
+_FEW_ROWS = ("embed", "time_emb_proj", "norm", "mod", "adaLN", "guidance")
+"""Parts of the names of layers that read a row for each sample, not for each token: of time, of scales and shifts."""
 
 
 @dataclass(frozen=True)

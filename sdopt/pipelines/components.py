@@ -99,18 +99,21 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
 
 def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
     """Yields where one part of a pipeline does not fit another, by name networks and tokenizers."""
-    unet = parts["unet"].config
-    if further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels):
+    unet = parts["unet"].config if "unet" in parts else None
+    if unet is not None and (further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels)):
         yield further
     encoders = {name: part.config for name, part in parts.items() if name in TEXT_ENCODERS}
     for name, config in encoders.items():
         tokenizer = name.replace("text_encoder", "tokenizer")
-        if (words := len(parts.get(tokenizer, ()))) > config.vocab_size:
-            yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {config.vocab_size}: they are of two models"
+        known = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+        if (words := len(parts.get(tokenizer, ()))) > known:
+            yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {known}: they are of two models"
         reads = getattr(parts.get(tokenizer), "model_max_length", 0)
-        if reads > config.max_position_embeddings:
+        if unet is not None and reads > config.max_position_embeddings:
             longest = f"{name}/ has places for {config.max_position_embeddings} tokens"
             yield f"{longest}, and {tokenizer}/ gives it {reads}: set model_max_length in its tokenizer_config.json"
+    if unet is None:
+        return  # a transformer projects what it reads, by layers whose shapes have been compared
     # AltDiffusion projects the states of its text encoder.
     width = sum(getattr(config, "project_dim", None) or config.hidden_size for config in encoders.values())
     wanted = unet.cross_attention_dim

@@ -46,8 +46,8 @@ def is_compiled(denoiser: torch.nn.Module) -> bool:
     return any(unwrapped(module) is not module for module in computing)
 
 
-TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
-"""The attributes of a pipeline that hold its text encoders, in their order."""
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
+"""The attributes of a pipeline that may hold its text encoders, in their order."""
 
 
 def text_encoders_of(pipe: Pipeline) -> list[torch.nn.Module]:
@@ -71,6 +71,30 @@ def place(pipe: Pipeline, device: str, on_host: bool) -> None:
     pipe.to("cpu" if on_host else device)
     setattr(pipe, _DEVICE, torch.device(device))
 
+
+def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
+    """Casts the weights of a pipeline's networks, but those that a network keeps in float32 when it is loaded.
+
+    T5's last projections are such: in float16 they overflow, and every image is noise
+    (https://github.com/huggingface/diffusers/issues/8604). `pipe.to(dtype)` casts them too.
+    """
+    weights: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for network in networks_of(pipe).values() if dtype == torch.float16 else ():
+        kept = kept_in_float32(network)
+        weights |= {weight: weight.data.float() for key, weight in network.named_parameters() if key in kept}
+    pipe.to(dtype)
+    for weight, values in weights.items():
+        weight.data = values
+
+
+def kept_in_float32(network: Any) -> set[str]:
+    """Returns the parameters that a network keeps in float32 when it is loaded in float16, as its class says."""
+    parts = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    return {key for key, _ in network.named_parameters() if parts.intersection(key.split("."))}
+
+
+CALL = "_sdopt_call"
+"""Attribute of a pipeline with the arguments that each call of it has, whatever its prompts."""
 
 _CALLED = "_sdopt_called"
 """Attribute that a pipeline has while it is called with its options."""

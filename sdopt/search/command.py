@@ -192,6 +192,7 @@ def _trial_run(entry: Entry, record: SearchRecord, tags: Mapping[str, str], star
         "speedup_high": entry.high,
         "memory_ratio": entry.memory_ratio,
         "latency/p50_s": entry.latency_s,
+        "latency/image_s": entry.image_s if entry.per_image else None,
         "memory/peak_gib": entry.memory_gib,
         f"quality/{record.distance}": entry.distance,
         "processes": float(entry.processes),

@@ -442,12 +442,12 @@ class Session:
             raise BaselineFailedError
 
     def give_up_slow(self, warm: Callable[[ShapeSamples], Sequence[float]]) -> None:
-        """Ends the variants whose last `warm` calls take more than `protocol.give_up` times the baseline's."""
+        """Ends the variants whose last `warm` calls take over `protocol.give_up` times the baseline's, per image."""
         limit = self.protocol.give_up
         if limit is None:
             return
         taken = {
-            p: sum(warm(samples)[-1] for samples in p.measurement.shapes)
+            p: sum(warm(samples)[-1] for samples in p.measurement.shapes) / p.row.config.images_per_call
             for p in self.timed
             if all(map(warm, p.measurement.shapes))
         }
@@ -455,7 +455,7 @@ class Session:
         for process, seconds in taken.items():
             is_candidate = process.row.name != self.result.baseline and not process.row.is_control
             if baseline_s and is_candidate and process.active and (times := seconds / max(baseline_s)) > limit:
-                reason = f"a call takes {times:.1f} times the baseline's: protocol.give_up={limit:g}"
+                reason = f"an image takes {times:.1f} times the baseline's: protocol.give_up={limit:g}"
                 self.fail(process, WorkerError(Status.TIMEOUT, reason))
 
     def require_fit(self, when: str = "") -> None:

@@ -32,6 +32,9 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
+from sdopt.pipelines.family import Latents
+from sdopt.pipelines.latents import spatial
+from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
@@ -206,6 +209,7 @@ class PipelineHost:
             RuntimeError: the call changed one of its inputs, or did not make the images that it was asked for.
         """
         noise = inputs["latents"].clone() if "latents" in inputs else None
+        prompts = list(inputs["prompt"])
         self._last = None
         gc.collect(1)  # the garbage of the call before, and not through older objects
         self._synchronize()
@@ -215,6 +219,8 @@ class PipelineHost:
         seconds = time.perf_counter() - start
         if noise is not None and not torch.equal(noise, inputs["latents"]):
             raise RuntimeError("it modifies the caller's noise tensor in place")
+        if inputs["prompt"] != prompts:
+            raise RuntimeError("it modifies the caller's list of prompts in place")
         self._require_asked(pixels, inputs, size)
         return images, pixels, seconds
 
@@ -297,7 +303,8 @@ class PipelineHost:
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image."""
-        return tflop_per_image(self._pipe, self._variant)["total"]
+        self._use_threads(None)
+        return tflop_per_image(self._pipe, self._variant, lambda: self._call(num_inference_steps=1))["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
@@ -314,7 +321,8 @@ class PipelineHost:
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
-        latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
+        latents = torch.empty(len(images), 0) if self._last is None else spatial(self._last, self._latents_form)
+        latents = latents.float().cpu()
         records = []
         # Without those that fill up a short batch.
         start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
@@ -353,22 +361,38 @@ class PipelineHost:
         start = time.perf_counter()
         try:
             workload = self._variant.workload
+            scale = guidance_of(self._variant.model).argument
+            keep = self._keep_latents if self._latents_form.last == "callback_on_step_end" else self._keep_last
             arguments = {
                 "num_inference_steps": workload.steps,
-                "guidance_scale": self._variant.guidance_scale,
+                scale: self._variant.guidance_scale,
                 "num_images_per_prompt": workload.images_per_prompt,
                 # Arrays and the final latents in every call, so that no option can tell calls apart.
                 "output_type": "np",
-                "callback_on_step_end": self._keep_latents,
+                self._latents_form.last: keep,
+                **call_arguments(self._variant.model),
                 **self._assembly.changed(self._inputs[shape_index] if inputs is None else inputs),
             }
+            if "guidance_scale" in changes:
+                changes[scale] = changes.pop("guidance_scale")
             arguments |= self._assembly.call_kwargs | changes
+            # Z-Image writes into the list that it is given.
+            for name in arguments.keys() & {"prompt", "negative_prompt"}:
+                arguments[name] = list(arguments[name])
             # Copies, so that a call with the same inputs draws the same noise.
             arguments["generator"] = [generator.clone_state() for generator in arguments["generator"]]
             with noise_in_float32(self._pipe), self._assembly.entered():
                 return self._pipe(**arguments)
         finally:
             self.in_calls_s += time.perf_counter() - start
+
+    @property
+    def _latents_form(self) -> Latents:
+        """How the pipeline takes latents, and gives them back."""
+        return family_of(self._variant.model).latents
+
+    def _keep_last(self, _step: int, _timestep: Any, latents: torch.Tensor) -> None:
+        self._last = latents
 
     def _keep_latents(self, _pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         self._last = tensors["latents"]

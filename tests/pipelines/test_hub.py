@@ -164,8 +164,8 @@ class TestCache:
         """It has no folder unet/, and is told before any of it is fetched."""
         offline(monkeypatch, cache)
         [index] = cache.glob("*/snapshots/*/model_index.json")
-        index.write_text('{"_class_name": "FluxPipeline"}')
-        with pytest.raises(UsageError, match="is a FluxPipeline; sdopt runs StableDiffusionPipeline"):
+        index.write_text('{"_class_name": "KolorsPipeline"}')
+        with pytest.raises(UsageError, match="is a KolorsPipeline; sdopt runs StableDiffusionPipeline"):
             hub_configs("somebody/small-emoji")
 
 

@@ -212,7 +212,7 @@ class TestParts:
             ("tokenizer/tokenizer_config.json", {"model_max_length": 77}, "24 tokens, and tokenizer/ gives it 77"),
             *(("model_index.json", {"unet": value}, f"names {json.dumps(value)} as its unet") for value in UNKNOWN),
             ("model_index.json", {"unet": ["diffusers", "NoSuchModel"]}, "unet/: no NoSuchModel can be made"),
-            ("model_index.json", {"_class_name": "FluxPipeline"}, "is a FluxPipeline; sdopt runs StableDiff"),
+            ("model_index.json", {"_class_name": "KolorsPipeline"}, "is a KolorsPipeline; sdopt runs StableDiff"),
             ("model_index.json", b"{", "model_index.json cannot be read"),
             ("model_index.json", b"[]", "is a None"),
             ("unet/config.json", {"down_block_types": ["NoBlock"]}, "unet/: no UNet2DConditionModel can be made"),

@@ -26,6 +26,16 @@ from sdopt.traffic.figures import (
 from sdopt.traffic.generator import PATH, Schedule, Sent, generate
 from sdopt.traffic.twin import batched, highest_rate, unit_trace
 
+LINKS = {
+    "a link": "/a.png",
+    "a slow link": "/slow.png",
+    "a dead link": "/dead.png",
+    "a page": "/page.png",
+    "a file": "file:///etc/hostname",
+    "an inline image": "data:image/png;base64,iVBO",
+}
+"""What a server links to, by the prompt."""
+
 
 @pytest.fixture
 def site() -> Iterator[str]:
@@ -40,6 +50,8 @@ def site() -> Iterator[str]:
             return web.json_response({"data": [{"b64_json": None, "error": "no such model"}]})
         if prompt == "another server":
             return web.json_response({"data": [{"url": "/a.png", "batch_size": "two", "queue_s": "none"}]})
+        if prompt in LINKS:
+            return web.json_response({"data": [{"url": LINKS[prompt]}]})
         if prompt == "stand still":
             time.sleep(0.4)
             prompt = "0"
@@ -49,8 +61,15 @@ def site() -> Iterator[str]:
             {"data": [{"b64_json": "iVBO", "batch_size": 1, "queue_s": 0.1, "compute_s": float(prompt)}]}
         )
 
+    async def linked(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.3 if request.path == "/slow.png" else 0)
+        if request.path == "/dead.png":
+            raise web.HTTPNotFound
+        return web.Response(body=b"<html>" if request.path == "/page.png" else b"\x89PNG\r\n")
+
     app, loop = web.Application(), asyncio.new_event_loop()
     app.router.add_post("/v1/images/generations", draw)
+    app.router.add_get("/{file}", linked)
     server = TestServer(app)
     loop.run_until_complete(server.start_server())
     serving = threading.Thread(target=loop.run_forever)
@@ -143,6 +162,18 @@ class TestTheGenerator:
         assert empty.latency_s == last.latency_s == math.inf
         assert "no such model" in empty.said
         assert last.said == "no answer in time"
+
+    def test_a_link_counts_when_its_image_is_there(self, site: str) -> None:
+        found = generate(Schedule(site, [0.0] * len(LINKS), [{"prompt": prompt} for prompt in LINKS], timeout_s=5))
+        sent = dict(zip(LINKS, found, strict=True))
+        assert {prompt: one.status for prompt, one in sent.items() if one.status != 200} == {
+            "a dead link": 0,
+            "a page": 0,
+            "a file": 0,
+        }
+        assert sent["a slow link"].latency_s >= 0.3
+        assert "404" in sent["a dead link"].said
+        assert "file:" in sent["a file"].said
 
     def test_other_servers_answer_otherwise(self, site: str) -> None:
         prompts = ("another server", "no image", "no number")

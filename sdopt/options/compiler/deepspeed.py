@@ -62,6 +62,8 @@ class Attention(EquivalentAttention):
     nvcc on first use.
     """
 
+    unet_only: ClassVar[str | None] = "its kernels are for the blocks of UNets alone"
+
     # Another batch size would free and reallocate the workspace.
     fixed_batch: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"latency"})
@@ -297,6 +299,8 @@ class DeepSpeed(Compiler):
 
     Two of the three layer norms of a block run in PyTorch, because DeepSpeed implements them as fallbacks.
     """
+
+    unet_only: ClassVar[str | None] = "its kernels are for the blocks of UNets alone"
 
     assumes: ClassVar[tuple[Assumption, ...]] = (common_attention, ungated_blocks, plain_weights, unchanged_layers)
     keeps_structure: ClassVar[bool] = True

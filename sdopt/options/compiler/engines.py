@@ -174,6 +174,8 @@ class Blade(GraphCompiler):
     Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.
     """
 
+    unet_only: ClassVar[str | None] = "it was made for UNets, before there were such models"
+
     targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
     """The modules to compile; each must prove that its compiled form ran."""
 

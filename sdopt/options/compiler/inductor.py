@@ -204,6 +204,10 @@ class Regional(ByInductor):
     def apply(self, pipe: Pipeline) -> Proof:
         self._start(pipe)
         denoiser = denoiser_of(pipe)
+        if not denoiser._repeated_blocks:  # diffusers names none of some transformers
+            from sdopt.options.transformer import block_classes
+
+            denoiser._repeated_blocks = block_classes(denoiser)
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
         def proof(trace: Trace) -> Finding:

@@ -40,6 +40,8 @@ class WholeStep(Compiler):
     scheduler before the first step. This is exact for DDIM and Euler's method without noise or clipping.
     """
 
+    unet_only: ClassVar[str | None] = "its graph has the guidance and the step of a UNet's pipeline: choose inductor"
+
     assumes: ClassVar[tuple[Assumption, ...]] = (usual_guidance,)
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))

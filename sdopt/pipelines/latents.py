@@ -1,0 +1,29 @@
+"""Lays latents out as each family's pipeline takes them, and back: (n, C, h, w) everywhere else in sdopt."""
+
+from torch import Tensor
+
+from sdopt.pipelines.family import Latents
+
+
+def laid_out(latents: Tensor, form: Latents) -> Tensor:
+    """Returns latents (n, C, h, w), with even h and w unless `form` is spatial, as the call of a pipeline takes them.
+
+    As `_pack_latents` of diffusers' FLUX.1 and `_patchify_latents` of its FLUX.2 do.
+    """
+    if form.layout == "spatial":
+        return latents
+    n, channels, height, width = latents.shape
+    squares = latents.view(n, channels, height // 2, 2, width // 2, 2)
+    if form.layout == "patchified":
+        return squares.permute(0, 1, 3, 5, 2, 4).reshape(n, 4 * channels, height // 2, width // 2)
+    return squares.permute(0, 2, 4, 1, 3, 5).reshape(n, height * width // 4, 4 * channels)
+
+
+def spatial(latents: Tensor, form: Latents) -> Tensor:
+    """Returns the latents of a square image, as a callback of a pipeline gets them, in the form (n, C, h, w)."""
+    if form.layout == "spatial":
+        return latents
+    n, tokens, channels = latents.shape  # those that are patchified are packed too before the first step
+    side = round(tokens**0.5)
+    squares = latents.view(n, side, side, channels // 4, 2, 2)
+    return squares.permute(0, 3, 1, 4, 2, 5).reshape(n, channels // 4, 2 * side, 2 * side)
