@@ -126,6 +126,13 @@ def draws_or_is_refused(ground: Ground, key: str, value: float, variant: Compose
     assert found.engaged, found.summary
 
 
+@pytest.mark.parametrize("size", [8, 24, 72])
+def test_a_size_that_no_network_halves_evenly(size: int, session: Load) -> None:
+    pictures = image(session(f"workload.size={size}"))
+    assert pictures.shape == (1, size, size, 3)
+    assert np.isfinite(pictures).all()
+
+
 def test_numbers_that_are_none_are_out_of_every_range() -> None:
     for number in (float("nan"), float("inf"), -float("inf")):
         assert out_of_range(number, {"ge": 0}) == "must be a finite number"
