@@ -279,6 +279,8 @@ class PrecomputedEmbeddings(Optimization):
     def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         guidance = guidance_of_pipe(pipe)
+        negative_of_call = signature(type(pipe).__call__).parameters.get("negative_prompt")
+        by_default = negative_of_call is not None and isinstance(negative_of_call.default, str)
         both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
             encoded = {prompt: _encoded(pipe, prompt, device) for prompt in (*prompts, *([""] if both else []))}
@@ -319,6 +321,8 @@ class PrecomputedEmbeddings(Optimization):
             names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
             like = inputs["prompt_embeds"] if own else device
             rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
+            if by_default:  # a text, which would be encoded beside the embeddings
+                rest["negative_prompt"] = None
             return rest | {name: _in_a_batch([row.get(name) for row in rows], like) for name in names}
 
         return embedded
