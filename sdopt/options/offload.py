@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.options import Context, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention
 from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.lora import Hotswap
@@ -121,6 +121,12 @@ class GroupOffload(Offload):
     """Whether a separate CUDA stream prefetches the next group; null is true on a GPU."""
     wait_in: str | None = bounded(None, choices=("memory", "disk"))
     """Where the weights stay; null is host memory for a GPU, and disk (temporary files) for a CPU."""
+
+    @override
+    def contract_on(self, device: Device) -> Contract:
+        # A GPU's allocator aligns what is moved there. A file's tensors lie where the length of its header puts them,
+        # and on processors without AVX-512 some products add up in an order that depends on that.
+        return Contract.EXACT if device.is_cuda else Contract.EQUIVALENT
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
