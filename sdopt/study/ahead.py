@@ -16,8 +16,8 @@ _PROFILED = 2.0
 _BATCHED, _BATCH = 0.6, 4
 """Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`."""
 
-_LEAST_REPORT_S = 4.0
-"""Seconds of scoring and of reports at least."""
+_LEAST_REPORT_S, _REPORT_SHARE = 6.0, 1.5
+"""Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Ahead:
 
     @property
     def report_s(self) -> float:
-        """The seconds of scoring and of reports: they import about as much as the command did before it measured."""
-        return max(_LEAST_REPORT_S, self._study.begun_after_s)
+        """The seconds of scoring, reports and tracking: they import about as much as the command did to begin."""
+        return max(_LEAST_REPORT_S, _REPORT_SHARE * self._study.begun_after_s)
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
         own = self.call_s(process)
