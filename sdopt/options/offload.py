@@ -124,8 +124,9 @@ class GroupOffload(Offload):
 
     @override
     def contract_on(self, device: Device) -> Contract:
-        # A GPU's allocator aligns what is moved there. A file's tensors lie where the length of its header puts them,
-        # and on processors without AVX-512 some products add up in an order that depends on that.
+        # A GPU's allocator aligns what is moved there. In host memory, tensors of a file lie where its header ends, so
+        # loading them again may move them, and libraries for CPUs may add up in another order then: with AVX2 alone,
+        # latents were seen to differ in their last bits.
         return Contract.EXACT if device.is_cuda else Contract.EQUIVALENT
 
     @override
