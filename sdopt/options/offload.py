@@ -124,9 +124,9 @@ class GroupOffload(Offload):
 
     @override
     def contract_on(self, device: Device) -> Contract:
-        # A GPU's allocator aligns what is moved there. In host memory, tensors of a file lie where its header ends, so
-        # loading them again may move them, and libraries for CPUs may add up in another order then: with AVX2 alone,
-        # latents were seen to differ in their last bits.
+        # A GPU's allocator aligns what is moved there. In host memory, tensors of a file lie where its header ends, at
+        # multiples of 8 bytes. Without AVX-512, products of a matrix and a vector, such as a 1×1 convolution of one
+        # pixel, add up in another order where the matrix does not begin at a multiple of 16 bytes.
         return Contract.EXACT if device.is_cuda else Contract.EQUIVALENT
 
     @override

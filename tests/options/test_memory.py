@@ -132,7 +132,7 @@ def test_of_sdxl_both_text_encoders_and_weights_of_the_same_names(
     assert evidence(embedded, "precomputed_embeddings").engaged
     assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
     assert evidence(offloaded, "offload").engaged
-    # Not bit for bit: on a processor with AVX2 alone, latents were seen to differ in their last bits.
+    # Not bit for bit: with fewer vector instructions, the order of sums depends on where weights lie in memory.
     assert torch.allclose(latents(offloaded, tmp_path / "offloaded"), latents(plain, tmp_path / "plain"), atol=1e-5)
     [moved] = [option for axis, option in offloaded._variant.optimizations.items() if axis.endswith("group_offload")]
     assert moved.contract_on(CPU) is Contract.EQUIVALENT
