@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
@@ -45,6 +46,10 @@ class Variant:
     """The prompts of the quality pass, starting with the timed prompts."""
     negatives: tuple[str, ...] = ()
     """The negative prompt of each of these, of the timed and of the quality pass's; () if there are none."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """The keys of its options that have other values than in the option's file, by full name."""
+    config_dirs: tuple[str, ...] = ()
+    """Folders with groups of the user's own, as a search path names them."""
     config: RecordedConfig = field(default_factory=RecordedConfig)
     """The composed configuration as recorded in results."""
 
@@ -152,6 +157,8 @@ class Variant:
         found = [f"model={self.model.name}: {reason}" for reason in reasons]
         if self.task.kind not in family.tasks:
             found.append(no_task(family, self.task))
+        if family.is_unet and self.model.max_sequence_length is not None:
+            found.append(f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers")
         step = family.latents.multiple * 8
         if not family.is_unet and any(shape.size % step for shape in self.shapes):
             found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")

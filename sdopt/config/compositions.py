@@ -27,6 +27,7 @@ from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, re
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of
 from sdopt.errors import UsageError, command_line, shell_word
+from sdopt.text_files import decoded
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
@@ -66,7 +67,10 @@ class Compositions:
         sources = {str(source.path) for source in self._loader.get_search_path().get_path()}
         packaged = not self._searchpath and sources <= PACKAGED
         given: list[Any] = [parsed_override(override).value() for override in self._searchpath]
-        _require_own_names([*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())])
+        own = [*sources - PACKAGED, *(str(path) for paths in given for path in paths or ())]
+        _require_own_names(own)
+        self.own_folders = tuple(dict.fromkeys(path.removeprefix("file://") for path in own))
+        """Folders with groups of the user's own."""
         self._made: dict[tuple[str, ...], Composition] = _packaged if packaged else {}
         self._files: dict[tuple[str, str], DictConfig | None] = _packaged_files if packaged else {}
         self._options: dict[str, list[str]] = _packaged_options if packaged else {}
@@ -186,7 +190,7 @@ def _require_own_names(folders: Iterable[str]) -> None:
 def _differs(own: Traversable, packaged: Path) -> bool:
     """Returns whether a file of a packaged name says something else, or nothing that can be read."""
     try:
-        return own.is_file() and OmegaConf.create(own.read_text(encoding="utf-8")) != OmegaConf.load(packaged)
+        return own.is_file() and OmegaConf.create(decoded(own.read_bytes())) != OmegaConf.load(packaged)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return True
 
@@ -198,10 +202,6 @@ def composition_errors() -> Iterator[None]:
         yield
     except RecursionError as error:
         raise UsageError("a file's defaults list leads back to the file itself: take it out there") from error
-    except UnicodeDecodeError as error:
-        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
-        file = next((found["full_path"] for found in frames if "full_path" in found), "a file")  # Hydra does not say
-        raise UsageError(f"{file}: is not UTF-8; save it as UTF-8") from error
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises

@@ -11,16 +11,12 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from sdopt.errors import UsageError, shell_word
+from sdopt.record.choices import quoted as quoted  # noqa: PLC0414 (passed on)
 
 
 def written_key(argument: str) -> str:
     """Returns the key of a word of a command line as it is written, without a `+`; it may be no override at all."""
     return argument.lstrip("+").partition("=")[0]
-
-
-def quoted(value: str) -> str:
-    """Quotes a string so that Hydra's grammar accepts it, whatever characters it has."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def merge_overrides(overrides: Sequence[str], more: Sequence[str], staying: Collection[str] = ()) -> list[str]:

@@ -35,6 +35,7 @@ from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, s
 from sdopt.foresight.software import Software, software_of
 from sdopt.hardware.cards import planned_device, sheet_of
 from sdopt.hardware.device import Device
+from sdopt.measure.generators import kept_generators
 from sdopt.options.caching import Caching
 from sdopt.options.memory import TinyVae
 from sdopt.pipelines.parts import TEXT_ENCODERS
@@ -353,6 +354,7 @@ KEYS = {
 """Keys of the command itself."""
 
 
+@kept_generators()
 def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame":
     """Predicts seconds and GiB on cards that one does not have: a row per variant, card and shape.
 

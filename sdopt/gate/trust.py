@@ -313,11 +313,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
     elif reference.trips:
         wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
-    other = [
-        f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.incomparable_work(reference.config).items()
-    ]
-    if other:
+    if other := candidate.other_work(reference):
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
     return rulings
 

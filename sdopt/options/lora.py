@@ -135,8 +135,9 @@ class Lora(Optimization):
                 return ()
         except (OSError, SafetensorError):
             return ()  # `conflicts` says what is wrong with the file
+        source = self.path if is_on_hub(self.path) else str(Path(self.path).expanduser().absolute())
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
-        return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
+        return f"pipe.load_lora_weights({source!r}{file}, adapter_name={_NAME!r})", *then
 
     def _load(self, pipe: Pipeline, name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)

@@ -204,6 +204,12 @@ def family_of(model: Model) -> Family:
     return family_named(text_to_image(pipeline_of(model)))
 
 
+def call_arguments(model: Model) -> dict[str, Any]:
+    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
+    length = {} if model.max_sequence_length is None else {"max_sequence_length": model.max_sequence_length}
+    return {**family_of(model).call, **length}
+
+
 def denoiser_config(model: Model) -> dict[str, Any] | None:
     """Returns the configuration of a model's denoiser, without loading it; None if it is not local."""
     return part_config(model, family_of(model).denoiser)
@@ -212,11 +218,6 @@ def denoiser_config(model: Model) -> dict[str, Any] | None:
 def published_denoiser(model: Model) -> dict[str, Any]:
     """Returns the configuration of a model's denoiser, or its architecture's if it is not local; {} without both."""
     return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
-
-
-def call_arguments(model: Model) -> dict[str, Any]:
-    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
-    return dict(family_of(model).call)
 
 
 def guidance_of(model: Model) -> Guidance:
@@ -332,9 +333,7 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
-    accepted = inspect.signature(cls.__init__).parameters
-    arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
-    arguments |= {name: False for name in _LEFT_OUT if name in accepted}
+    arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     if _is_file(model):
@@ -353,7 +352,14 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     return pipe
 
 
-_LEFT_OUT = ("add_watermarker", "requires_safety_checker")
+def left_out(cls: Any) -> dict[str, Any]:
+    """Returns the arguments with which a pipeline's class loads none of the parts that are not run."""
+    accepted = inspect.signature(cls.__init__).parameters
+    parts: dict[str, Any] = {name: None for name in NOT_RUN if name in accepted}
+    return parts | {name: False for name in _SWITCHES if name in accepted}
+
+
+_SWITCHES = ("add_watermarker", "requires_safety_checker")
 """Arguments of a pipeline's class that switch off what would be timed too."""
 
 

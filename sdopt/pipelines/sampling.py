@@ -77,8 +77,15 @@ def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | No
     cls = scheduler_class(scheduler)
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    kept = {**unclipped(own.config, scheduler), **shift_of(own.config, cls)}
-    return cls.from_config(own.config, **{**kept, **(marks or {}), **scheduler.options})
+    return cls.from_config(own.config, **scheduler_settings(own.config, scheduler, marks))
+
+
+def scheduler_settings(
+    own: Mapping[str, Any], scheduler: Scheduler, marks: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns what overrides the configuration `own` of a model's scheduler in that of the chosen one."""
+    shift = shift_of(own, scheduler_class(scheduler))
+    return {**unclipped(own, scheduler), **shift, **(marks or {}), **scheduler.options}
 
 
 def is_flow(config: Mapping[str, Any]) -> bool:
@@ -326,8 +333,15 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
 
 
-def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.Tensor:
-    """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
+def draws_noise(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> bool:
+    """Returns whether a scheduler draws noise in its steps, from the generator of the call."""
+    with quiet(), torch.no_grad():
+        latents, others = (_sampled(own, scheduler, steps, seed) for seed in range(2))
+    return not latents.equal(others)
+
+
+def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int, seed: int = 0) -> torch.Tensor:
+    """Returns what a scheduler makes of a few numbers, with the noise of a seed, if the scheduler takes it."""
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
     mu = {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}  # of the number of tokens, in a pipeline
     made.set_timesteps(steps, **mu)
@@ -336,7 +350,7 @@ def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.
     latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
     scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
     takes = inspect.signature(made.step).parameters
-    noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
+    noise = {"generator": torch.Generator().manual_seed(seed)} if "generator" in takes else {}
     for timestep in made.timesteps:
         output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
         latents = made.step(output, timestep, latents, **noise)[0]

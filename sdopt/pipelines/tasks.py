@@ -87,7 +87,7 @@ def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[s
     largest = {"": _largest(mask.convert("L"))}
     if largest[""] >= _REPLACED:
         sizes = dict.fromkeys(shape.size for shape in workload.shapes(model))
-        largest |= {f" at {size}×{size}": _largest(_sized(mask, "mask", size)) for size in sizes}
+        largest |= {f" at {size}×{size}": _largest(sized(mask, "mask", size)) for size in sizes}
     way_out = f"only areas from {_REPLACED} on are replaced; paint them white"
     return [
         f"replaces nothing{where}: its largest value is {value} of 255, and {way_out}"
@@ -104,7 +104,8 @@ _REPLACED = 128
 """The smallest grey value of a mask that diffusers takes for white: it rounds masks to black and white."""
 
 
-def _sized(picture: "Image", name: str, size: int) -> "Image":
+def sized(picture: "Image", name: str, size: int) -> "Image":
+    """Returns a picture as a call takes it for a role, `image` or `mask`."""
     return picture.convert("RGB" if name == "image" else "L").resize((size, size))
 
 
@@ -165,19 +166,19 @@ def _input(task: Task, model: Model, name: str) -> Path | None:
     return None if given is None else Path(given).expanduser()
 
 
-def inputs_of(task: Task, model: Model, size: int, images: int, sized: bool = False) -> dict[str, Any]:
+def inputs_of(task: Task, model: Model, size: int, images: int, with_size: bool = False) -> dict[str, Any]:
     """Returns further arguments of the pipeline call besides prompts, steps and noise: image and mask, one per output.
 
     A single input for all would be encoded once, with the noise of the first output: outputs would depend on the batch.
-    `sized` says whether a call with an image has to be told its size too.
+    `with_size` says whether a call with an image has to be told its size too.
     """
     if task.kind == "txt2img":
         return {"height": size, "width": size}
     arguments: dict[str, Any] = {"strength": task.strength}
     for name, path in files_of(task, model).items():
         argument = "image" if name == "image" else "mask_image"
-        arguments[argument] = [_sized(open_picture(path), name, size)] * images
-    if task.kind == "inpaint" or sized:
+        arguments[argument] = [sized(open_picture(path), name, size)] * images
+    if task.kind == "inpaint" or with_size:
         arguments |= {"height": size, "width": size}
     return arguments
 

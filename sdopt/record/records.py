@@ -13,6 +13,7 @@ from sdopt.errors import UsageError
 from sdopt.record.choices import NONE, PATCH, difference
 from sdopt.record.comparisons import Comparison, Effect
 from sdopt.record.configuration import RecordedConfig
+from sdopt.record.programs import Program
 from sdopt.record.samples import Evidence, Measurement
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Look
@@ -97,15 +98,34 @@ class VariantResult:
     """Number of denoiser runs in one call of the pipeline."""
     promises: dict[str, Promise] = field(default_factory=dict)
     """By axis, what its optimizations promise."""
-    snippets: dict[str, list[str]] = field(default_factory=dict)
-    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] if only sdopt has
-    one."""
+    program: Program | None = None
+    """The program that uses it; None if none was run."""
+    command: str = ""
+    """The `sdopt run` command that composes its configuration and that of the baseline; "" if none is known to."""
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""
+    unlike: list[str] = field(default_factory=list)
+    """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
+    file_format: str = ""
+    """Of images of another program: how their files are written."""
+    lossy_files: bool = False
+    """Whether writing them so changed pixels."""
     given_up: bool = False
     """Whether it was not timed to the end, because its trial calls (`ShapeSamples.trial_s`) showed that it is clearly
     slower. Its status is `slower`, unless it claims memory alone, which was then measured as usual."""
+
+    def other_work(self, reference: "VariantResult") -> list[str]:
+        """Returns in words what the two did differently and must not: work and hardware, and what images say of it."""
+        differing = self.config.incomparable_work(reference.config)
+        words = [f"{key} ({mine} against {theirs})" for key, (mine, theirs) in differing.items()]
+        return words + [setting for setting in self.unlike if setting not in reference.unlike]
+
+    def files_apart(self, reference: "VariantResult") -> str:
+        """Returns in words that files are written in ways that lose other details; "" if they are not."""
+        if self.file_format == reference.file_format or not (self.lossy_files or reference.lossy_files):
+            return ""
+        return f"its images are {self.file_format}, and those of {reference.name} {reference.file_format}"
 
     @property
     def is_control(self) -> bool:
@@ -343,6 +363,15 @@ class StudyResult:
         return self.config.shapes
 
     @property
+    def per_image(self) -> bool:
+        """Whether calls of its variants make different numbers of images, so that times are shown per image.
+
+        Ratios of times are always those of one image: where calls make as many images, nothing else follows from it.
+        """
+        run = [variant for variant in self.variants if variant.status is not Status.SKIPPED]
+        return len({variant.config.images_per_call for variant in run}) > 1
+
+    @property
     def is_imported(self) -> bool:
         """Whether other programs made its images and times, so that sdopt has no evidence and no trace of them."""
         return self.design == IMPORTED
@@ -359,6 +388,13 @@ class StudyResult:
             comparisons=[comparison.at(shape_index) for comparison in self.comparisons],
             floor=control.shapes[shape_index].floor if control else None,
         )
+
+    @property
+    def seconds(self) -> float:
+        """The time from its first start to its last end; 0 while it runs."""
+        if self.finished is None:
+            return 0.0
+        return (datetime.fromisoformat(self.finished) - datetime.fromisoformat(self.started)).total_seconds()
 
     @property
     def confidence(self) -> float:

@@ -165,7 +165,7 @@ class ShapeSamples:
     less the share of each that other work took."""
     trial_beside_s: list[Seconds] = field(default_factory=list)
     """The baseline's calls that these are compared with: before, between and after them, less what other
-    work took; in blocks, those of its warm-up as they are."""
+    work took, and for as many images as the variant's call makes; in blocks, those of its warm-up as they are."""
     calls: list[Call] = field(default_factory=list)
     """Its timed calls, in their order."""
     timed_images: list[TimedImage] = field(default_factory=list)

@@ -9,11 +9,12 @@ from sdopt.record.records import Status
 from sdopt.report.blocks import Block, Code, Notes, Prose
 from sdopt.report.header import header_of
 from sdopt.report.notes import caveats_of, notes_of
+from sdopt.report.program import said_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
 from sdopt.statistics.published import published_of
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import Summary
+from sdopt.statistics.summary import Summary, traced_active
 from sdopt.statistics.words import shortened
 from sdopt.terminal import LOG_WIDTH
 
@@ -31,10 +32,12 @@ def answer_blocks(summary: Summary) -> list[Block]:
 def use_of(summary: Summary) -> list[Block]:
     """Returns how to use the best variant, and how to measure it again; nothing without one."""
     best = summary.best
-    if best is None:
+    if best is None or summary.result.is_imported:
         return []
-    use = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")] if best.lines else []
-    return [*use, Code("To measure it again", [best.command], "bash")]
+    program = Notes([said_of(best.variant.program)])
+    use: list[Block] = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")]
+    again = [Code("To measure it again", [best.command], "bash")] if best.command else []
+    return [*(use if best.lines else []), program, *again]
 
 
 def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Group:
@@ -48,10 +51,9 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
-    active = sum(row.status is Status.OK for row in summary.candidates)
     first, *others = [*caveats_of(summary)] or [""]
-    proven = f" All {active} were verified active in a trace of a call." if active > 1 else ""
-    trust = [_cut(line, 2 * width - 8) for line in (first + proven, *others, *summary.notes) if line]
+    opening = " ".join(filter(None, (first, _verified(summary))))
+    trust = [_cut(line, 2 * width - 8) for line in (opening, *others, *summary.notes) if line]
     timed = any(row.speedup for row in summary.rows)
     tables = (effects_table(summary), None if timed else quality_table(summary))
     article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
@@ -69,6 +71,17 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         ],
         width,
     )
+
+
+def _verified(summary: Summary) -> str:
+    """Returns of how many variants a trace has shown every option that they add; "" of a single one, and of none."""
+    baseline = summary.result.variant(summary.result.baseline)
+    ran = [row.variant for row in summary.candidates if row.status is Status.OK]
+    active = sum(traced_active(variant, baseline) for variant in ran)
+    if len(ran) < 2 or not active:
+        return ""
+    share = f"All {active}" if active == len(ran) else f"{active} of {len(ran)}"
+    return f"{share} were verified active in a trace of a call."
 
 
 def _cut(text: str, length: int) -> str:

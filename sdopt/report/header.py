@@ -65,7 +65,9 @@ def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> No
         )
         for edge in result.comparisons
     ]
-    told = [f"each process is timed at {'; '.join(map(str, result.shapes))}"] if len(result.shapes) > 1 else []
+    told = [work_of(result.config)]
+    if len(result.shapes) > 1:
+        told.append(f"each process is timed at {'; '.join(map(str, result.shapes))}")
     would = {row.name: "no" if row.status is Status.SKIPPED else "yes" for row in result.variants}
     told += [f"{row.name}: {would[row.name]}: {row.reason}" for row in result.variants if row.reason]
     time = "unknown" if expected.seconds is None else f"about {_duration(expected.seconds)}"

@@ -165,7 +165,7 @@ def unsettled(result: StudyResult) -> list[str]:
 
     Kendall's rank test of the times against their order, two-sided at 5 % over all processes of the study together
     (Bonferroni): with fewer than six rounds it has little power. A trend smaller than the smallest effect that counts
-    (`gate.smallest_speedup`), from the first third of the calls to the last, is not named.
+    (`protocol.smallest_speedup`), from the first third of the calls to the last, is not named.
     """
     from scipy import stats  # takes a second
 
@@ -176,7 +176,7 @@ def unsettled(result: StudyResult) -> list[str]:
         for measurement in variant.measurements
         if len(measurement.shapes[0].deciding_s) > 2
     ]
-    least, lines = 1 + result.config.gate.smallest_speedup, []
+    least, lines = 1 + result.config.protocol.smallest_speedup, []
     for name, process, times in timed:
         found = stats.kendalltau(np.arange(times.size), times)
         third = times.size // 3

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.statistics.adoption import command_of, lines_of
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
-from sdopt.statistics.words import change_text, shortened, times_text
+from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 PSNR = "psnr_db"
 """The metric of image pairs that is read first, where it was measured."""
@@ -46,7 +45,10 @@ class Step:
     def text(self) -> str:
         """The step in words, as in `2.30× [1.88, 2.81] on top of fp16`; "" without a speed-up."""
         ratio = self.figures.speedup
-        return f"{ratio.text} {'beside' if self.left_out else 'on top of'} {self.reference}" if ratio else ""
+        if ratio is None:
+            return ""
+        beside = "beside" if self.left_out else "on top of"
+        return f"{ratio.text}{unit_text(self.figures.per_image)} {beside} {self.reference}"
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class Row:
         because: why it does not pay, in a few words; "" if it does.
         pays: whether it is shown to gain speed or memory, and neither the gate nor its evidence speaks against it.
         steps: its comparisons with other variants than the baseline.
-        command: the `sdopt run` command that measures it again.
-        lines: code that turns it on in a program that has a pipeline `pipe` of diffusers.
     """
 
     figures: Figures
@@ -76,14 +76,13 @@ class Row:
     because: str = ""
     pays: bool = False
     steps: tuple[Step, ...] = ()
-    command: str = ""
-    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
         verdicts += [str(self.decision)] if self.decision else []
-        figure = f"{self.speedup.text}, " if self.speedup else ""
-        told = f"{self.name}: {figure}{', '.join(verdicts)}"
+        if self.speedup is not None:
+            verdicts.insert(0, f"{self.speedup.text}{unit_text(self.figures.per_image)}")
+        told = f"{self.name}: {', '.join(verdicts)}"
         return f"{told} ({self.because})" if self.because else told
 
     @property
@@ -95,6 +94,17 @@ class Row:
     def variant(self) -> VariantResult:
         """What was recorded of the variant."""
         return self.figures.variant
+
+    @property
+    def command(self) -> str:
+        """The `sdopt run` command that measures it again; "" if none is known to."""
+        return self.variant.command
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Code that turns it on in a program that has a pipeline `pipe` of diffusers; () if none is known to."""
+        program = self.variant.program
+        return tuple(program.lines) if program and program.draws else ()
 
     @property
     def status(self) -> Status:
@@ -208,8 +218,9 @@ def summary_of(result: StudyResult) -> Summary:
     known = {row.name: row for row in rows}
     rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
+    sentence = f"{_reservations(result)}{_sentence(rows, best)}"
     notes = [*_budget_notes(result, rows), *_notes(result)]
-    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(notes))
+    return Summary(result, tuple(figures), tuple(rows), best, sentence, tuple(notes))
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
@@ -223,7 +234,7 @@ def rank_of(row: Row) -> tuple[bool, float]:
 
 def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
     """Returns the row of a variant from its figures, one for each of its comparisons."""
-    baseline, variant = result.variant(result.baseline), figures[0].variant
+    variant = figures[0].variant
     # The comparison with the baseline comes first, where there is one.
     figures = sorted(figures, key=lambda one: one.reference not in ("", result.baseline))
     if variant.name == result.baseline:
@@ -239,8 +250,6 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         images=worst_of(map(images_of, figures)) if variant.status in (Status.OK, Status.NOT_ENGAGED) else None,
         decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
-        command=command_of(variant, baseline),
-        lines=tuple(lines_of(variant, baseline)),
     )
     if variant.given_up:
         row = replace(row, speed=Speed.SLOWER)
@@ -292,7 +301,7 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
     yield "" if baseline.status is Status.OK else f"the baseline has the status {baseline.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         yield REPEATS
-    if work := variant.config.incomparable_work(baseline.config):
+    if work := variant.other_work(baseline):
         yield f"not the same work: {', '.join(work)}"
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.left_out for step in row.steps):
@@ -303,7 +312,7 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
             yield f"slower, at least {bound_text(row.at_least_slower)}"
         if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
             yield "no interval: protocol.budget_s left no time for more processes"
-        yield _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
+        yield _why_open(row.speedup, result.is_imported) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
         yield "" if changes_of(result, variant, reference) else "sdopt's own trace shows no change that explains it"
@@ -339,20 +348,22 @@ def _refusal(judgement: Judgement) -> str:
     return "; ".join(f"{', '.join(dict.fromkeys(names))} {reason}".strip() for reason, names in metrics.items())
 
 
-def _why_open(ratio: Ratio | None) -> str:
-    """Returns why a speed-up shows no gain."""
+def _why_open(ratio: Ratio | None, imported: bool) -> str:
+    """Returns why a speed-up shows no gain; of `imported` times, in the words of their table."""
     if ratio is None:
         return "it was not timed"
     low, high = ratio.gain_bounds
     if low is None or high is None:
-        return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
+        needed = f"times of {MINIMUM_PROCESSES} replicates" if imported else f"protocol.replicates={MINIMUM_PROCESSES}"
+        return f"no interval, which needs {needed} or more"
     if ratio.floor is None:
         return "no repeated baseline to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
     if 1 / ratio.smallest < low and high < ratio.smallest:
         return f"too small to count ({ratio.key})"
-    return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
+    more = "replicates" if imported else "processes (protocol.replicates)"
+    return f"its interval includes changes too small to count; more {more} would narrow it"
 
 
 # ---------------------------------------------------------------------------------------------------------- sentence
@@ -369,8 +380,7 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     if first.speed is None:
         return _untimed(candidates, baseline)
     if all(row.speed in (Speed.FEW, None) for row in candidates):
-        more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
-        return f"Not enough runs to tell: {described(first, baseline)}; {more}."
+        return "; ".join(filter(None, [f"{lacking_text(first)}: {described(first, baseline)}", first.because])) + "."
     if not several:
         one = described(first, baseline)
         return f"{one}: {shortened(first.because)}." if first.speed is Speed.FASTER else f"Keep the baseline: {one}."
@@ -383,6 +393,26 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     elif trade := next((row for row in candidates if row.pays), None):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."
+
+
+def lacking_text(row: Row) -> str:
+    """Returns why a speed-up tells nothing yet: too few runs, or no repeated baseline."""
+    bounded = row.speedup is not None and row.speedup.interval.low is not None
+    return "Nothing shows which difference is chance" if bounded else "Not enough runs to tell"
+
+
+def _reservations(result: StudyResult) -> str:
+    """Returns what comes before the answer: that images of other programs were made or saved in other ways."""
+    baseline, words = result.variant(result.baseline), ""
+    for variant in result.candidates:
+        if variant.unlike:
+            words += (
+                f"Not the same work: the images of {variant.name} say {', '.join(variant.unlike)}, so what differs is "
+                "not the option's alone. "
+            )
+        if apart := variant.files_apart(baseline):
+            words += f"{variant.name}: {apart}: what a format loses counts as a difference. "
+    return words
 
 
 def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
@@ -413,13 +443,17 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"
+    unit = unit_text(row.figures.per_image)
+    change = f"{change_text(ratio)}{unit}{_from_to(row, baseline)}"
     speed = {
-        Speed.CLOSE: f"speed too close to call ({ratio.text})",
-        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {runs} each",
-    }.get(row.speed or Speed.CLOSE, f"{change_text(ratio)}{_from_to(row, baseline)}")
+        Speed.CLOSE: f"speed{unit} too close to call ({ratio.text})",
+        Speed.FEW: f"{change} in {runs} each",
+    }.get(row.speed or Speed.CLOSE, change)
     if SPEEDUP.name not in row.ratios:  # there are several shapes
         found = [(at.overall.get(SPEEDUP.name), at.shape) for at in row.figures.shapes]
-        speed = f"{row.speed}: " + "; ".join(f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each)
+        speed = f"{row.speed}{unit}: " + "; ".join(
+            f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each
+        )
     memory = _memory_text(row)
     saves = MEMORY_RATIO.name in (name.partition("/")[0] for name in row.gains)
     if saves and row.speed is not Speed.FASTER:
@@ -443,7 +477,7 @@ def _memory_text(row: Row) -> str:
 
 def _from_to(row: Row, baseline: Row | None) -> str:
     """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
-    mine, other = row.figures.latency, baseline.figures.latency if baseline else None
+    mine, other = row.figures.time, baseline.figures.time if baseline else None
     if not (mine and other and row.speedup):
         return ""
     agree = (other.estimate >= mine.estimate) == (row.speedup.interval.estimate >= 1)
@@ -495,15 +529,58 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> list[str]:
 
 
 def _notes(result: StudyResult) -> list[str]:
+    return [*_work_notes(result), *_judging_notes(result)]
+
+
+def _work_notes(result: StudyResult) -> Iterator[str]:
+    """Yields in what the work of variants differs, as far as that is part of the comparison."""
+    if result.per_image:
+        names: dict[int, list[str]] = {}
+        for variant in result.variants:
+            names.setdefault(variant.config.images_per_call, []).append(variant.name)
+        counts = "; ".join(f"{count}: {', '.join(listed)}" for count, listed in sorted(names.items()))
+        yield (
+            "Times and speed-ups are per image, because calls make different numbers of images "
+            f"({counts}). Memory is that of a whole call."
+        )
+    baseline = result.variant(result.baseline)
+    for variant in result.candidates:
+        if chosen := _chosen_otherwise(variant, baseline):
+            yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
+
+
+def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[str]:
+    """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
+    mine, other = variant.config, baseline.config
+    pairs = {
+        "workload.steps": (other.workload.steps, mine.workload.steps),
+        "workload.guidance_scale": (other.workload.guidance(other.model), mine.workload.guidance(mine.model)),
+        "scheduler": (other.scheduler.class_name, mine.scheduler.class_name),
+        "hardware.threads": (other.hardware.threads, mine.hardware.threads),
+    }
+    return [
+        f"{key} {before} → {after}"
+        for key, (before, after) in pairs.items()
+        if before != after and f"{key}=" not in variant.name
+    ]
+
+
+def _judging_notes(result: StudyResult) -> list[str]:
     if result.judgements:
-        return [f"Images and pass or fail follow gate={result.gate}; speed follows the two-sided intervals."]
+        bounds = (at.speedup for edge in result.comparisons for at in edge.shapes)
+        followed = "; speed follows the two-sided intervals" if any(known and known.low for known in bounds) else ""
+        return [f"Images and pass or fail follow gate={result.gate}{followed}."]
     if result.variant(result.baseline).status.failure:
         return []  # no gate has anything to judge
     from sdopt.statistics.bounds import prompts_to_exclude  # imports scipy, which takes a second
 
     advice = "add gate=default, or run `sdopt gate <folder>` on this result"
     # gate=default tolerates that 5 % of all prompts exceed a limit; with fewer prompts, no lossy option can pass.
-    if (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
+    if not any(variant.images for variant in result.variants):
+        return ["There are no images to judge: measure again with gate=default, which draws them."]
+    if result.is_imported:
+        advice = "run `sdopt judge` on the folders again, with gate=default"
+    elif (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
         advice = "measure again with gate=default, which generates more of them"
     return [f"The images were not judged: {advice}."]
 
@@ -523,6 +600,15 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
     chance = _differing(first, again) if first and again else set()
     names = sorted(_differing(mine, other) - chance)
     return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+
+
+def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
+    """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
+    added = difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
+    shapes = [shape for measurement in variant.measurements for shape in measurement.shapes]
+    evidence = [item for shape in shapes for item in shape.evidence]
+    shown = {item.axis for item in evidence} - {item.axis for item in evidence if not item.engaged}
+    return bool(added) and added <= shown
 
 
 def traced(variant: VariantResult) -> dict[str, float]:

@@ -34,13 +34,16 @@ class GivingUp:
     def _try_at(self, process: VariantProcess, shape_index: int, limit: float) -> bool:
         """Returns whether a process is shown to be slower at a shape."""
         samples = process.measurement.shapes[shape_index]
-        beside, baseline = self._known(shape_index), self._baseline
+        more_images = self._more_images(process)
+        beside = [seconds * more_images for seconds in self._known(shape_index)]
+        baseline = self._baseline
         cold_s = self._cold_s(process, shape_index)
         if not beside and baseline is not None:
             # Both were cold, which adds to the baseline's call too, so that the ratio of warm ones may be larger.
-            if cold_s is not None and cold_s <= limit / 2 * (self._cold_s(baseline, shape_index) or 0.0):
+            baseline_cold_s = more_images * (self._cold_s(baseline, shape_index) or 0.0)
+            if cold_s is not None and cold_s <= limit / 2 * baseline_cold_s:
                 return False
-            beside = self._call(baseline, shape_index)
+            beside = [seconds * more_images for seconds in self._call(baseline, shape_index)]
         if not beside or (cold_s is not None and cold_s <= limit * max(beside)):
             return False
         samples.trial_beside_s = beside
@@ -49,9 +52,14 @@ class GivingUp:
         while process.takes_part and needs_call(samples.trial_s, samples.trial_beside_s, limit):
             samples.trial_s += self._call(process, shape_index)
             if baseline is not None:
-                samples.trial_beside_s += self._call(baseline, shape_index)
+                samples.trial_beside_s += [seconds * more_images for seconds in self._call(baseline, shape_index)]
         times = times_slower(samples.trial_s, samples.trial_beside_s)
         return times is not None and times > limit
+
+    def _more_images(self, process: VariantProcess) -> float:
+        """Returns how many times as many images a call of a process makes as one of the baseline."""
+        result = self._session.result
+        return process.row.config.images_per_call / result.variant(result.baseline).config.images_per_call
 
     def _call(self, process: VariantProcess, shape_index: int) -> list[float]:
         """Makes a warm call; returns its seconds less what other work took of it, or nothing if it failed."""

@@ -58,7 +58,7 @@ def asked_inputs(
     the shape of one image's latents.
     """
     family, guidance = family_of(variant.model), guidance_of(variant.model)
-    inputs = inputs_of(variant.task, variant.model, size, len(seeds), sized=not family.is_unet)
+    inputs = inputs_of(variant.task, variant.model, size, len(seeds), with_size=not family.is_unet)
     inputs["prompt"] = list(prompts)
     if negatives is None and guidance.needs_negative and guidance.guides(variant.guidance_scale):
         negatives = [""] * len(prompts)  # without any, the pipeline would not be guided

@@ -67,7 +67,6 @@ def row_of(variant: Variant) -> VariantResult:
         variant.config,
         variant.contract,
         promises={axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.applied},
-        snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
     )
 
 

@@ -28,7 +28,7 @@ from sdopt.statistics.figures import Figures, Ratio, floor_range, ratio_text
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.scale import Speed, speed_of
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import seconds_text
+from sdopt.statistics.words import seconds_text, unit_text
 
 _LOOKS = {
     str(Speed.FASTER): (BLUE, "triangle-right"),
@@ -64,7 +64,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     data += [_point(at, at.speedup, speed_of(at.speedup), several) | nothing for at in again if at.speedup]
     if not data:
         return None
-    columns = [Column("speed-up", "figure", 136)]
+    columns = [Column(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
     if detailed:
         columns += [Column("memory", "memory", 108)]
         columns += [Column("images", "images", 190)] if any(each["images"] for each in data) else []
@@ -73,7 +73,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     axis = ratio_axis(
-        f"speed-up over {shortened(result.baseline)}, log scale (right is faster)",
+        f"speed-up{unit_text(result.per_image)} over {shortened(result.baseline)}, log scale (right is faster)",
         [*(row[end] for row in data for end in ("estimate", "low", "high")), *((1 / floor, floor) if floor else ())],
     )
     rows = Rows(data, columns)
@@ -90,7 +90,7 @@ def _point(at: Figures, ratio: Ratio, speed: Speed, several: bool) -> dict[str, 
         "high": ratio.interval.high,
         "speed": str(speed),
         "figure": ratio.text,
-        "latency": seconds_text(at.latency) if at.latency else "",
+        "latency": f"{seconds_text(at.time)}{unit_text(at.per_image)}" if at.time else "",
     }
 
 
@@ -171,7 +171,7 @@ def waterfall(summary: Summary) -> Spec | None:
     for placed in rows.placed:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(
-        "speed-up over the baseline so far, log scale",
+        f"speed-up{unit_text(summary.result.per_image)} over the baseline so far, log scale",
         [row[end] for row in data for end in ("start", "end", "low", "high")],
     )
     tooltip = {"name": "step", "reference": "against", "figure": "this step", "total": "in all"}
