@@ -19,7 +19,7 @@ _BATCHED, _BATCH = 0.6, 4
 _ENOUGH_S = 5.0
 """Seconds of estimated work from which on a pace is known."""
 
-_LEAST_REPORT_S, _REPORT_SHARE = 6.0, 1.5
+_LEAST_REPORT_S, _REPORT_SHARE = 6.0, 0.8
 """Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
 
 

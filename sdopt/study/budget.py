@@ -132,8 +132,11 @@ class Spending:
         if least.prompts is not None:
             steps += [replace(least, prompts=prompts) for prompts in range(most, least.prompts, -1)]
         extent = next(filter(self._fits, steps), least)
-        record = self._record
-        record.prompts, record.floor_prompts, record.evidence = extent.prompts, extent.floor_prompts, extent.evidence
+        record, floors = self._record, self._study.quality.floor_prompts
+        record.evidence = extent.evidence
+        record.prompts = extent.prompts if extent.prompts is not None and extent.prompts < most else None
+        fewer_floors = extent.floor_prompts is not None and extent.floor_prompts < floors
+        record.floor_prompts = extent.floor_prompts if fewer_floors else None
 
     def foretell(self) -> None:
         """Tells the display when the command ends: with the whole study, or with its budget if that is earlier."""
