@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.options import Context, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer
 from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.lora import Hotswap
@@ -125,6 +125,13 @@ class GroupOffload(Offload):
     """Whether a separate CUDA stream prefetches the next group; null is true on a GPU."""
     wait_in: str | None = bounded(None, choices=("memory", "disk"))
     """Where the weights stay; null is host memory for a GPU, and disk (temporary files) for a CPU."""
+
+    @override
+    def contract_on(self, device: Device) -> Contract:
+        # A GPU's allocator aligns what is moved there. In host memory, tensors of a file lie where its header ends, at
+        # multiples of 8 bytes. Without AVX-512, products of a matrix and a vector, such as a 1×1 convolution of one
+        # pixel, add up in another order where the matrix does not begin at a multiple of 16 bytes.
+        return Contract.EXACT if device.is_cuda else Contract.EQUIVALENT
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
