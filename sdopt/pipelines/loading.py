@@ -220,11 +220,6 @@ def published_denoiser(model: Model) -> dict[str, Any]:
     return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
 
 
-def call_arguments(model: Model) -> dict[str, Any]:
-    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
-    return dict(family_of(model).call)
-
-
 def guidance_of(model: Model) -> Guidance:
     """Returns how a model is guided, by its configurations; by its architecture's, if they are not local."""
     family = family_of(model)
