@@ -22,7 +22,10 @@ def main(argv: list[str]) -> int:
         "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="as in gate=strict, gate.replicates=…, tracking.uri=…"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="as in gate=strict, protocol.smallest_speedup=0.03, tracking.uri=…",
     )
     parser.add_argument("--against", metavar="RESULT", help="an earlier result of the same study")
     parser.add_argument(
@@ -44,6 +47,7 @@ def main(argv: list[str]) -> int:
     from sdopt.config.composer import gate_of
     from sdopt.judging import Judging
     from sdopt.report.verdicts import verdict_json
+    from sdopt.schema import THRESHOLDS
     from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_results
 
@@ -55,7 +59,10 @@ def main(argv: list[str]) -> int:
             )
         waived = _waived(arguments.waive, arguments.against)
         found = find_results(arguments.result, config.tracking)
-        code, judged, problems = Judging(config, arguments.against, waived, arguments.output).judge_all(found)
+        named = {override.partition("=")[0] for override in arguments.overrides}
+        thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS if f"protocol.{name}" in named}
+        judging = Judging(config, arguments.against, waived, thresholds, arguments.output)
+        code, judged, problems = judging.judge_all(found)
         if arguments.json:
             by_id = {result.id: json.loads(verdict_json(summary_of(result))) for result in judged}
             verdicts = [by_id.get(result.id) for result, _ in found.studies]

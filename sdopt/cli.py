@@ -70,6 +70,8 @@ Exit codes: 0 done; 1 a regression; 2 usage, configuration or conflict; 3 someth
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
+    if argv is None:
+        _require_utf8()
     return end_with_code(_run)(sys.argv[1:] if argv is None else argv)
 
 
@@ -104,6 +106,16 @@ def _run(arguments: list[str]) -> int:
     runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
     # This command is guarded already: what it raises need not pass a second guard.
     return int(inspect.unwrap(runner.main)(arguments[1:]))
+
+
+def _require_utf8() -> None:
+    """Starts again in UTF-8 mode where Python would read arguments and name files in ASCII.
+
+    It takes that mode for LC_ALL=C by itself, unless PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0 are set, too.
+    """
+    if sys.getfilesystemencoding() == "ascii" and not sys.flags.ignore_environment:
+        os.environ["PYTHONUTF8"] = "1"  # for the processes that it starts, too
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _require_working_folder() -> None:

@@ -1,6 +1,6 @@
 """Judges finished results by a gate, or compares them with an earlier one, and records the verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ class Judging:
         config: the gate, and the tracker that may hold the results.
         against: the earlier result to compare with, as `find_result` takes it; None to judge each result by itself.
         waived: names from `sdopt.gate.drift.WAIVERS`: differences to the earlier result that are allowed.
+        thresholds: what is to count from now on, by the keys of `THRESHOLDS`; what a result recorded, without one.
         output: the folder for `verdicts.{json,md,xml}`; None for that of each result.
         console: prints tables and paths.
     """
@@ -43,6 +44,7 @@ class Judging:
     config: RunConfig
     against: str | None = None
     waived: Sequence[str] = ()
+    thresholds: Mapping[str, float] = field(default_factory=dict)
     output: Path | None = None
     console: Console = field(default_factory=terminal)
 
@@ -75,7 +77,8 @@ class Judging:
 
     def _judge(self, result: StudyResult, folder: Path, output: Path | None) -> StudyResult:
         """Returns one result with the verdicts; only those of the result by itself are recorded in its file."""
-        gate = self.config.gate
+        gate, protocol = self.config.gate, replace(result.config.protocol, **self.thresholds)
+        result.config = replace(result.config, protocol=protocol)
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))
             _record(result, folder, verdicts=output is None)
@@ -137,6 +140,6 @@ def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
         return
     kept.looks = result.looks
     if verdicts:
-        kept.judgements, kept.gate = result.judgements, result.gate
+        kept.judgements, kept.gate, kept.config = result.judgements, result.gate, result.config
     with suppress(OSError):  # a folder that cannot be written, as CI's may be, still gets its verdicts
         write_result(kept, folder)

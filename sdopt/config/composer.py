@@ -36,7 +36,7 @@ from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
-from sdopt.schema import Tracking
+from sdopt.schema import THRESHOLDS, Tracking
 from sdopt.variant import Variant
 
 _LORA = "lora"
@@ -323,7 +323,9 @@ def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConf
     Raises:
         UsageError: it is not valid, or a key is given that has no effect on what was measured.
     """
-    _require_sections(overrides, "gate", "tracking")
+    thresholds = [f"protocol.{name}" for name in THRESHOLDS]
+    others = [override for override in overrides if key_of(override) not in thresholds]
+    _require_sections(others, "gate", "tracking")
     with composer_of(with_gate(overrides), config_dir) as composer:
         return composer.current
 

@@ -27,6 +27,7 @@ from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, re
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of
 from sdopt.errors import UsageError, command_line, shell_word
+from sdopt.text_files import decoded
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
@@ -189,7 +190,7 @@ def _require_own_names(folders: Iterable[str]) -> None:
 def _differs(own: Traversable, packaged: Path) -> bool:
     """Returns whether a file of a packaged name says something else, or nothing that can be read."""
     try:
-        return own.is_file() and OmegaConf.create(own.read_text(encoding="utf-8")) != OmegaConf.load(packaged)
+        return own.is_file() and OmegaConf.create(decoded(own.read_bytes())) != OmegaConf.load(packaged)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return True
 
@@ -201,10 +202,6 @@ def composition_errors() -> Iterator[None]:
         yield
     except RecursionError as error:
         raise UsageError("a file's defaults list leads back to the file itself: take it out there") from error
-    except UnicodeDecodeError as error:
-        frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
-        file = next((found["full_path"] for found in frames if "full_path" in found), "a file")  # Hydra does not say
-        raise UsageError(f"{file}: is not UTF-8; save it as UTF-8") from error
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         cause: BaseException | None = error
         while cause is not None:  # OmegaConf wraps what a resolver raises

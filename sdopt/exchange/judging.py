@@ -14,13 +14,14 @@ from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
 from sdopt.report.sweep import exit_code
+from sdopt.schema import THRESHOLDS
 from sdopt.statistics.ratios import compare
 from sdopt.study.plan import describe_environment
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.machine import find_machine
 
-_SECTIONS = ("gate", "quality", "tracking", "hardware")
-"""The sections of the configuration that decide on images of other programs; the others configure calls."""
+_SECTIONS = ("gate", "quality", "tracking", "hardware", *(f"protocol.{name}" for name in THRESHOLDS))
+"""The parts of the configuration that decide on images of other programs; the others configure calls."""
 
 
 def judge_folders(
@@ -37,7 +38,7 @@ def judge_folders(
     if strangers := sorted({key.partition("=")[0] for key in overrides if not key.startswith(_SECTIONS)}):
         raise UsageError(
             f"{', '.join(strangers)}: configures calls, and these were made elsewhere; choose from "
-            f"{', '.join(f'{section}.*' for section in _SECTIONS)}"
+            f"{', '.join(_SECTIONS)}"
         )
     with composer_of(with_gate(overrides)) as composer:
         config = composer.current.recorded

@@ -31,6 +31,8 @@ _INDEX = re.compile(r"(unnamed: \d+|index)?")
 def export(result: StudyResult, folder: Path, target: Path) -> None:
     """Writes a folder for each variant that has images, with `prompts.csv` and `times.csv`, and a list of all images.
 
+    Times are per image where calls of the variants make different numbers of images.
+
     Raises:
         UsageError: the study has no images, or the target holds something.
         UnavailableError: the target cannot be written.
@@ -40,7 +42,7 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
         raise UsageError(f"{folder}: has no images to export; measure with quality=default")
     require_new(target)
     try:
-        listed = [row for variant in pictured for row in _written(variant, folder, target)]
+        listed = [row for variant in pictured for row in _written(result, variant, folder, target)]
         _write(target / _IMAGES, _COLUMNS, listed)
     except OSError as error:
         raise UnavailableError(os_problem(error, target)) from error
@@ -57,7 +59,8 @@ def folder_name(variant: str) -> str:
     return re.sub(r"[^\w.+=()-]+", "_", variant).strip("._") or "variant"
 
 
-def _written(variant: VariantResult, folder: Path, target: Path) -> list[list[Any]]:
+def _written(result: StudyResult, variant: VariantResult, folder: Path, target: Path) -> list[list[Any]]:
+    images = variant.config.images_per_call if result.per_image else 1
     own = target / folder_name(variant.name)
     while own.exists():  # another variant's name differs only by signs
         own = own.with_name(f"{own.name}_")
@@ -70,7 +73,7 @@ def _written(variant: VariantResult, folder: Path, target: Path) -> list[list[An
         rows.append([variant.name, name, record.prompt, record.negative, record.seed])
     _write(own / "prompts.csv", _COLUMNS[1:], [row[1:] for row in rows])
     timed = [
-        [measured.replicate, call.round, call.seconds, "" if measured.peak is None else measured.peak[1]]
+        [measured.replicate, call.round, call.seconds / images, "" if measured.peak is None else measured.peak[1]]
         for measured in variant.measurements
         for call in measured.shapes[0].calls
         if not call.left_out

@@ -22,7 +22,7 @@ from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
-from sdopt.schema import CHOICES, WORK, Gate, Quality
+from sdopt.schema import AMOUNT, CHOICES, WORK, Gate, Quality
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import LogRatio, speedup_drift
 
@@ -83,7 +83,8 @@ def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[
     found: dict[str, list[str]] = {}
     for now, then in _of_both(later, earlier):
         settings = now.config.differing(then.config, (*WORK, "hardware"))
-        differing = {key: values for key, values in settings.items() if key.startswith(CHOICES)} | _options(now, then)
+        chosen = {key: values for key, values in settings.items() if key.startswith((*CHOICES, *AMOUNT))}
+        differing = chosen | _options(now, then)
         differing |= {key: values for key, values in _contents(now.inputs, then.inputs).items() if key in _OF_OPTIONS}
         for key, (mine, other) in differing.items():
             if key not in of_study and key != "hardware.price_per_hour":
@@ -92,12 +93,16 @@ def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[
 
 
 def _other_inputs(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
-    """Returns the inputs whose contents differ, of variants of the same name, with the names of these variants.
+    """Returns the work and the inputs in which variants of the same name differ, with the names of these variants.
 
-    Those are weights, prompts, start images and noise; and the prompts and seeds of the images, which every result has.
+    Inputs are weights, prompts, start images and noise; and prompts and seeds of the images, which every result has.
     """
     found: dict[str, list[str]] = {}
+    of_study = later.config.differing(earlier.config, WORK)
     for now, then in _of_both(later, earlier):
+        for key, (mine, other) in now.config.differing(then.config, WORK).items():
+            if key not in of_study and not key.startswith((*CHOICES, *AMOUNT)):
+                found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
         for key, (mine, other) in _contents(now.inputs, then.inputs).items():
             if key not in _OF_OPTIONS:
                 found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
@@ -235,6 +240,7 @@ def _contexts(
             trust=() if shape_index else _trust(views, pairs),
             shape=pairs[0][0].config.shapes[0].name if len(later.shapes) > 1 else "",
             floors=floors,
+            protocol=later.config.protocol,
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]

@@ -51,9 +51,10 @@ from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
-from sdopt.schema import Gate, Rule
+from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
+from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
     FIRST_IMAGE,
     MEASURES,
@@ -90,6 +91,8 @@ def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
         record_look(result, case.look, judged.verdict)
 
 
+_PER_IMAGE = "speed-ups are per image, because calls make different numbers of images"
+
 _SEEN_BY_NOBODY = (
     "another program made these images and times: whether its options took effect, and whether timed calls make the "
     "same images, is its own word"
@@ -123,6 +126,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
     notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
     notes += [context.fit.note] if context.fit.note else []
     notes += uncounted(result, context.candidate, context.reference)
+    notes += [_PER_IMAGE] if result.per_image else []
     notes += [_SEEN_BY_NOBODY] if result.is_imported else []
     judged = judgement(case.comparison, contract, rulings, "; ".join(notes))
     judged.claims = {claim.name: claim.p_gain for claim in case.claims if claim.p_gain is not None}
@@ -188,6 +192,8 @@ def _contexts(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit,
             shape=candidate.config.shapes[0].name if len(result.shapes) > 1 else "",
             floors=result.floors.get("numerical", {}),
             memory_growth=spared_growth(gate, reference, result),
+            protocol=result.config.protocol,
+            slower=at_least_slower(candidate) if reference.name == result.baseline else None,
         )
 
     return [at(shape_index) for shape_index in range(len(result.shapes))]
@@ -201,7 +207,7 @@ def claims_of(contexts: Sequence["RuleContext"], gate: Gate) -> list[Claim]:
         Claim(
             MEASURES[metric],
             at.ratio(metric),
-            smallest_change(MEASURES[metric], gate, at.reference)[0],
+            smallest_change(MEASURES[metric], at.protocol, at.reference)[0],
             at.floor(metric),
             at.alpha_share,
             at.disturbed if metric == SPEEDUP.name else "",
@@ -219,6 +225,8 @@ def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract
     Does not rule on whether the candidate pays: that depends on all claims of the study.
     """
     first = contexts[0]
+    if first.candidate.status is Status.SLOWER:
+        return [first.too_slow(gate, contract)]
     rulings = comparable(first.candidate, first.reference)
     if rulings:
         return rulings
@@ -258,6 +266,8 @@ class RuleContext:
         floors: by metric, how far the baseline's images move when it computes in another order.
         sees_calls: whether sdopt made the calls, and saw what they did.
         memory_growth: the factor by which memory may grow without harm on this GPU.
+        protocol: says which changes of speed and memory are too small to count.
+        slower: how many times as long as the baseline's its calls take at least, if its timing ended early for that.
     """
 
     candidate: VariantResult
@@ -273,6 +283,8 @@ class RuleContext:
     floors: Mapping[str, Spread] = field(default_factory=dict)
     sees_calls: bool = True
     memory_growth: float = 1.0
+    protocol: Protocol = field(default_factory=Protocol)
+    slower: float | None = None
 
     @property
     def promises(self) -> list[Promise]:
@@ -305,8 +317,9 @@ class RuleContext:
         on a ratio fails only if the harm also exceeds the A/A floor, and is inconclusive on disturbed times.
 
         The limit is the rule's own, in `conf/gate/`:
-        - of a ratio, a limit against harm is widened to the smallest change that counts (`gate.smallest_speedup`,
-          `gate.smallest_memory`, `gate.smallest_memory_mib`), and of memory to `gate.spare_memory` (`_performance`);
+        - of a ratio, a limit against harm is widened to the smallest change that counts (`protocol.smallest_speedup`,
+          `protocol.smallest_memory`, `protocol.smallest_memory_mib`), and of memory to
+          `gate.spare_memory` (`_performance`);
         - of images, it may be one for each number type of the reference (`limits`), or a share of the calibrated
           spread (`of_seeds`, `deviations`): of the file `gate.calibration`, or that which sdopt ships for the model
           (`_threshold`). `of_floor` lowers it to a multiple of what rounding alone changes (`_tied`).
@@ -318,9 +331,28 @@ class RuleContext:
                 return self._performance(rule, gate)
             if rule.metric == FIRST_IMAGE:
                 return self._first_image(rule)
-            return self._of_images(rule)
+            return self._despite_files(self._of_images(rule))
         except UnjudgedError as lacking:
             return unjudged(rule.test, lacking.reason, lacking.metric)
+
+    def _despite_files(self, ruling: Ruling) -> Ruling:
+        """Leaves a failure open that the file formats of imported images may explain."""
+        apart = self.candidate.files_apart(self.reference)
+        if apart and ruling.verdict is Verdict.FAIL:
+            ruling.verdict = Verdict.INCONCLUSIVE
+            ruling.doubt = f"{apart}: what a format loses counts as a difference"
+        return ruling
+
+    def too_slow(self, gate: Gate, contract: Contract) -> Ruling:
+        """Rules on a candidate whose timing ended early: it fails if a rule or a claim asks for speed."""
+        if self.slower is None:
+            return unjudged("status", f"it was not timed to the end: {self.candidate.reason}")
+        reason = f"slower, at least {bound_text(self.slower)}"
+        limits = [rule.limit for rule in gate.rules.get(contract, []) if rule.metric == SPEEDUP.name]
+        exceeded = any(limit is not None and limit > 1 / self.slower for limit in limits)
+        if exceeded or (gate.must_pay and SPEEDUP.name in self.claimed):
+            return Ruling("speed", with_shape(SPEEDUP.name, self.shape), Verdict.FAIL, reason)
+        return unjudged("status", f"{reason}, and not timed to the end (protocol.give_up)")
 
     def _first_image(self, rule: Rule) -> Ruling:
         """Applies a limit to the seconds until the first image of the first process, which alone starts by itself."""
@@ -418,6 +450,8 @@ class RuleContext:
         """
         measured, limit, at_least = self.ratio(rule.metric), rule.limit, rule.test == "at_least"
         name = with_shape(rule.metric, self.shape)
+        if measured is None and self.slower is not None and rule.metric == SPEEDUP.name:
+            return self.too_slow(gate, self.contract)
         if measured is None:
             raise UnjudgedError(name, f"{rule.metric} was not measured")
         assert limit is not None
@@ -425,7 +459,7 @@ class RuleContext:
         low, high = (found.low, found.high) if rule.confidence else (found.estimate, found.estimate)
         bounds = Bounds(found.estimate, low, high, math.nan, found.n, found.unit)
         measure = RULED[rule.metric]
-        smallest, _ = smallest_change(measure, gate, self.reference)
+        smallest, _ = smallest_change(measure, self.protocol, self.reference)
         if not at_least and not measure.higher_is_better and limit >= 1:
             limit = max(limit, smallest, self.memory_growth if measure is MEMORY_RATIO else 1.0)
         elif at_least and measure.higher_is_better and limit <= 1:

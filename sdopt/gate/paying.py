@@ -2,8 +2,8 @@
 
 Four answers are possible, each for a claim by itself:
 
-- Gain: a gain that counts (`gate.smallest_speedup`, …) is shown at `gate.confidence` together with all claims of the
-  study (Holm 1979), and the estimate exceeds the A/A floor.
+- Gain: a gain that counts (`protocol.smallest_speedup`, …) is shown at `gate.confidence` together with all claims of
+  the study (Holm 1979), and the estimate exceeds the A/A floor.
 - Harm: shown in the same way.
 - No gain: the claim's one-sided bound excludes a gain that counts.
 - Open: anything in between; also if there is no interval or no floor, or another study disturbed the measurement.

@@ -13,6 +13,7 @@ from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.markdown import written
 from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.traffic.figures import Window, interval_of, max_rate, wanted_share
 
 RECORD = "load.json"
@@ -234,11 +235,14 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
         f"{100 * max(disturbed, default=0):.0f} % of the worker's processor time, also when they were sent again; "
         "their figures say little of the server"
     )
+    intervals = "two-sided 95 % intervals" if replicates >= MINIMUM_PROCESSES else "no intervals"
+    here = any(row.service_s for row in record.rows)  # a server that sdopt has started and called before
+    server = "on an empty, warm server" if here else "on a server whose other work nobody knows"
     return [
         *record.header,
         f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
-        f"{replicates} replicates, each with a fresh trace, the same for all rows; two-sided 95 % intervals",
-        "the highest rate is that of windows this long on an empty, warm server; in longer ones queues grow further",
+        f"{replicates} replicates, each with a fresh trace, the same for all rows; {intervals}",
+        f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
     ]
 
@@ -255,7 +259,9 @@ def _not_measured(record: LoadRecord) -> Iterator[str]:
     if counted or record.price_per_hour is not None:
         yield "energy and cost are those of the whole device at that rate, idle time included"
     if not counted:
-        yield "energy: not measured here, since there is no card whose own counter can be read"
+        here = any(row.service_s for row in record.rows)
+        why = "there is no card whose own counter can be read" if here else "the server's card is not within reach"
+        yield f"energy: not measured here, since {why}"
     if record.price_per_hour is None:
         yield "cost: not measured here, since hardware.price_per_hour is not given"
 

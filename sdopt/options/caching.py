@@ -271,7 +271,7 @@ class SpectralForecast(SkippedLayers):
     """Share of the steps after which all run."""
     degree: int = bounded(3, ge=1, le=10)
     """Degree of the polynomials."""
-    ridge: float = bounded(0.1, gt=0, le=100)
+    ridge: float = bounded(0.1, ge=1e-6, le=100)
     """Weight of the squared coefficients in the fit."""
     blend: float = bounded(0.3, ge=0, le=1)
     """Share of the polynomials in the forecast; the rest is a line through the last two steps that ran."""
@@ -505,6 +505,15 @@ class TokenMerging(Caching):
             return []
         merges = f"merges no token: this model has attention only from a downsampling by {first} on"
         return [f"{merges}: set caching.max_downsample={first}"]
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        side = (ctx.workload.size or ctx.model.size) // 8
+        levels = [level for level in heads_by_level(ctx.model) if 2**level <= self.max_downsample]
+        tokens = max(((side // 2**level) ** 2 for level in levels), default=0)
+        if tokens == 0 or int(tokens * self.ratio):
+            return super().ineffective(ctx)
+        return [f"merges none of {tokens} tokens: set caching.ratio to {1.01 / tokens:.2g} or more"]
 
     def left_of(self, tokens: int, level: int) -> int:
         """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""

@@ -53,6 +53,12 @@ _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 _CHANNELS = 4
 """diffusers' default of a VAE's latent channels, which `AutoencoderTiny._tiled_encode` assumes."""
 
+_BLOCKS = 4
+"""Blocks of the usual VAE, which halves an image between each two of them."""
+
+_OVERLAP, _TINY_OVERLAP = 4, 8
+"""Tiles of diffusers' `AutoencoderKL` overlap by a fourth, those of `AutoencoderTiny` by an eighth."""
+
 
 @dataclass(frozen=True)
 class VaeInPieces(Optimization):
@@ -113,10 +119,25 @@ class VaeTiling(VaeInPieces):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
-        if self.tile_size is not None and self.tile_size % 8:
-            found.append(f"memory.vae_tiling.tile_size={self.tile_size}: must be a multiple of 8, the VAE's factor")
-        return found + self._cannot_encode(ctx)
+        return [*super().conflicts(ctx), *self._misjoined(ctx), *self._cannot_encode(ctx)]
+
+    def _misjoined(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of a tile whose overlap is no whole number of latents.
+
+        diffusers rounds it, and joins the tiles to an image of another size.
+        """
+        tile, config = self._tile(ctx), self._vae_config(ctx) or {}
+        factor = 2 ** (len(config.get("block_out_channels", range(_BLOCKS))) - 1)
+        share = _OVERLAP
+        if "memory.tiny_vae" in ctx.chosen:
+            # Its decoder joins whole latents at any size; its encoder does not.
+            share = 1 if ctx.task.kind == "txt2img" else _TINY_OVERLAP
+        if tile is None or tile % (share * factor) == 0:
+            return []
+        unit = f"must be a multiple of {share * factor}, or diffusers joins tiles at the wrong places"
+        if self.tile_size is None:
+            return [f"the VAE's own tile of {tile} pixels {unit}: set memory.vae_tiling.tile_size"]
+        return [f"memory.vae_tiling.tile_size={tile}: {unit}"]
 
     def _cannot_encode(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
@@ -128,16 +149,24 @@ class VaeTiling(VaeInPieces):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        config = {} if "memory.tiny_vae" in ctx.chosen else part_config(ctx.model, "vae")
-        if config is None and self.tile_size is None:
-            return []
-        default = (config or {}).get("sample_size", 512)  # AutoencoderTiny has none
-        tile = self.tile_size or int(default[0] if isinstance(default, list) else default)
-        size = ctx.workload.size or ctx.model.size
-        if size > tile:
+        tile, size = self._tile(ctx), ctx.workload.size or ctx.model.size
+        if tile is None or size > tile:
             return []
         advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
         return [f"a tile of {tile} pixels holds the whole image of {size}: {advice}"]
+
+    def _vae_config(self, ctx: Context) -> Mapping[str, Any] | None:
+        return {} if "memory.tiny_vae" in ctx.chosen else part_config(ctx.model, "vae")
+
+    def _tile(self, ctx: Context) -> int | None:
+        """Returns the side of a tile in pixels; None if the VAE is not known."""
+        if self.tile_size is not None:
+            return self.tile_size
+        config = self._vae_config(ctx)
+        if config is None:
+            return None
+        default = config.get("sample_size", 512)  # AutoencoderTiny has none
+        return int(default[0] if isinstance(default, list) else default)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sdopt.schema import (
+    AMOUNT,
     CHOICES,
     WORK,
     Gate,
@@ -85,10 +86,11 @@ class RecordedConfig:
     def incomparable_work(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
         """Returns the keys of the work and the hardware in which two variants differ and must not, with both values.
 
-        What a candidate may choose (`CHOICES`) is part of the comparison.
+        What a candidate may choose (`CHOICES`) is part of the comparison, and so is how many images a call makes
+        (`AMOUNT`), because times are compared per image.
         """
         differing = self.differing(other, (*WORK, "hardware")).items()
-        return {key: values for key, values in differing if not key.startswith(CHOICES)}
+        return {key: values for key, values in differing if not key.startswith((*CHOICES, *AMOUNT))}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

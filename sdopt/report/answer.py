@@ -14,7 +14,7 @@ from sdopt.report.tables import effects_table, quality_table, ranking, shapes_ta
 from sdopt.report.terminal import shown
 from sdopt.statistics.published import published_of
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import Summary
+from sdopt.statistics.summary import Summary, traced_active
 from sdopt.statistics.words import shortened
 from sdopt.terminal import LOG_WIDTH
 
@@ -51,10 +51,9 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
     left_out = f"{len(reasons) - _REASONS} more have reasons like these"
     cut = [_cut(line, width - 4) for line in reasons[:_REASONS]] + ([left_out] if len(reasons) > _REASONS else [])
     notes: list[Block] = [Notes(cut)] if cut else []
-    active = sum(row.status is Status.OK for row in summary.candidates)
     first, *others = [*caveats_of(summary)] or [""]
-    proven = f" All {active} were verified active in a trace of a call." if active > 1 else ""
-    trust = [_cut(line, 2 * width - 8) for line in (first + proven, *others, *summary.notes) if line]
+    opening = " ".join(filter(None, (first, _verified(summary))))
+    trust = [_cut(line, 2 * width - 8) for line in (opening, *others, *summary.notes) if line]
     timed = any(row.speedup for row in summary.rows)
     tables = (effects_table(summary), None if timed else quality_table(summary))
     article = ["published.md compares with the article's figures."] if published_of(summary.result) else []
@@ -72,6 +71,17 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         ],
         width,
     )
+
+
+def _verified(summary: Summary) -> str:
+    """Returns of how many variants a trace has shown every option that they add; "" of a single one, and of none."""
+    baseline = summary.result.variant(summary.result.baseline)
+    ran = [row.variant for row in summary.candidates if row.status is Status.OK]
+    active = sum(traced_active(variant, baseline) for variant in ran)
+    if len(ran) < 2 or not active:
+        return ""
+    share = f"All {active}" if active == len(ran) else f"{active} of {len(ran)}"
+    return f"{share} were verified active in a trace of a call."
 
 
 def _cut(text: str, length: int) -> str:

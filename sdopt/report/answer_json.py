@@ -27,6 +27,7 @@ SCHEMA = 1
 class Estimate:
     """A ratio to the baseline; bounds are None where there were too few processes for an interval.
 
+    Ratios of times are per image, whatever number of images a call makes; memory is that of a process.
     `floor` is the ratio by which two equal baselines differed: a ratio below it is chance.
     """
 
@@ -57,8 +58,10 @@ class Candidate:
 
     `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
     `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on.
-    `worst` has, by metric, the prompts that lost most. `command` measures it again; "" if none is known to. `program`
-    uses it; null unless it was run and drew the measured image, of which `program_run` says more.
+    `worst` has, by metric, the prompts that lost most. `latency_s` is the time of a call, which makes
+    `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
+    run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as
+    the baseline's its calls take at least, where that was clear so early that they were not timed further.
     """
 
     name: str
@@ -72,12 +75,14 @@ class Candidate:
     speedup: Estimate | None
     memory_ratio: Estimate | None
     latency_s: float | None
+    images_per_call: int
     scores: dict[str, float | None]
     worst: list[WorstPrompt]
     reasons: list[Reason]
     command: str
     program: str | None
     program_run: str
+    at_least_slower: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Baseline:
     name: str
     digest: str
     latency_s: float | None
+    images_per_call: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         result.name,
         str(folder),
         result.status,
-        Baseline(own.name, baseline_digest(result), _latency(own)),
+        Baseline(own.name, baseline_digest(result), _latency(own), own.figures.images_per_call),
         [_candidate(row, result) for row in summary.candidates],
         list(summary.notes),
     )
@@ -151,6 +157,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         _estimate(row.speedup),
         _estimate(row.memory),
         _latency(row),
+        row.figures.images_per_call,
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
         [
@@ -161,6 +168,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         row.command,
         program_of(result, row.variant) or None,
         said_of(row.variant.program),
+        row.at_least_slower,
     )
 
 

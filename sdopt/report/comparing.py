@@ -8,7 +8,7 @@ from sdopt.report.tables import word
 from sdopt.statistics.figures import figures_by_variant, ratio_text
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import speedup_drift
-from sdopt.statistics.words import gib_text, seconds_parts
+from sdopt.statistics.words import gib_text, seconds_parts, unit_text
 
 _OWN = ("study", "tracking", "gate", "hydra", "dry_run", "objective")
 """Keys that change no measurement."""
@@ -69,10 +69,12 @@ def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
     rows: list[list[Cell | str]] = []
     mine, other = figures_by_variant(first), figures_by_variant(second)
     changed = {name for names in changed_choices(second, first).values() for name in names}
+    unit = unit_text(len({row.images_per_call for row in (*mine.values(), *other.values())}) > 1)
     for name in dict.fromkeys([*mine, *other]):
         shown = [(letter, found[name]) for letter, found in (("A", mine), ("B", other)) if name in found]
         for number, (letter, row) in enumerate(shown):
-            time = seconds_parts(row.latency)[0] if row.latency else ""
+            taken = row.image_time if unit else row.latency
+            time = seconds_parts(taken)[0] if taken else ""
             memory = gib_text(row.headline_memory[1]) if row.headline_memory else ""
             speedup = row.overall.get(SPEEDUP.name)
             status = word(row.variant.status)
@@ -80,7 +82,7 @@ def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
         same = len(shown) == 2 and name not in changed
         if ratios and same and (change := _change(first, second, name)):
             rows.append(["", "B/A", "", "", change, ""])
-    headings = ("variant", "", "status", "latency", "speed-up", "memory")
+    headings = ("variant", "", "status", f"latency{unit}", f"speed-up{unit}", "memory")
     return Table(headings, rows, headings[3:])
 
 

@@ -12,7 +12,7 @@ from sdopt.record.images import open_image
 from sdopt.record.scores import ImageRecord
 from sdopt.report.tables import images_cell
 from sdopt.statistics.summary import Row, Summary
-from sdopt.statistics.words import compared, memory_text, seconds_text
+from sdopt.statistics.words import compared, memory_text, seconds_text, unit_text
 
 _CELL = 160
 
@@ -63,9 +63,11 @@ def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes 
 def _feet(columns: Sequence[Row]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
     judged = any(column.decision for column in columns)
+    unit = unit_text(any(column.figures.per_image for column in columns))
+    times = [column.figures.time for column in columns]
     lines = [
-        ("time", [seconds_text(column.figures.latency) if column.figures.latency else "" for column in columns]),
-        ("speed-up", [column.speedup.text if column.speedup else "" for column in columns]),
+        (f"time{unit}", [seconds_text(time) if time else "" for time in times]),
+        (f"speed-up{unit}", [column.speedup.text if column.speedup else "" for column in columns]),
         ("memory", [memory_text(column.figures) for column in columns]),
         ("images", [str(images_cell(column, judged)) for column in columns]),
     ]

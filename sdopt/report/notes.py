@@ -26,9 +26,10 @@ def notes_of(summary: Summary) -> Iterator[str]:
             f"Images, stages and energy are those of {result.shapes[0]}."
         )
     yield from caveats_of(summary)
-    if sampling_text(result):
+    if any(row.speedup for row in summary.rows):
         where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
         rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
+        rounds = "calls for the same images" if result.is_imported else rounds
         yield (
             f"{where}A speed-up is a ratio of geometric means over {rounds}, so it need not be the ratio of the two "
             "latencies shown."
@@ -42,10 +43,17 @@ def notes_of(summary: Summary) -> Iterator[str]:
     if tails:
         yield f"Slowest call of a process (tail latency), over that of the reference's: {'; '.join(tails)}."
     for name in sorted({m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}):
-        yield f"Memory: {_MEMORY[name]}; the geometric mean of a variant's processes."
+        what = "memory_gib of the folders' tables" if result.is_imported else _MEMORY[name]
+        yield f"Memory: {what}; the geometric mean of a variant's processes."
     if reached := _reached(summary):
         yield reached
     yield from gpu_notes(result)
+    untimed = [variant.name for variant in result.variants if variant.given_up]
+    if result.effects and untimed:
+        yield (
+            f"Effects without {'; '.join(untimed)}, which were clearly slower and not timed further "
+            "(protocol.give_up=null times them): what the others cannot tell apart is aliased, and has no figure."
+        )
     if result.effects:
         yield (
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
@@ -84,7 +92,7 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
             f"capped; times are those of {result.environment.device['name']}."
         )
-    if any(variant.config.random_weights for variant in result.variants):
+    if any(variant.config.random_weights and variant.status.timed for variant in result.variants):
         yield "Random weights: speed and memory are those of the real model; images show only how far variants agree."
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
@@ -105,7 +113,8 @@ def _floor_note(result: StudyResult) -> str:
         return "Without the baseline's images and times once more (--again), nothing says which difference is chance."
     if result.variant(result.baseline).status.failure:
         return ""  # which the answer says
-    return "The repeated baseline failed, so that no speed-up can be told from chance."
+    ended = f"it ended as {result.control.status}" if result.control else "there is none"
+    return f"No times of a repeated baseline ({ended}), so that no speed-up can be told from chance."
 
 
 def _floor_text(low: float, high: float) -> str:
@@ -146,7 +155,7 @@ def _rounds_note(result: StudyResult) -> str:
     named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
     uses = [f"{counts.left_out} left out"] if counts.left_out else []
     if counts.undecided:
-        anyway = "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"
+        anyway = "used anyway, because too few were undisturbed"
         uses.append(f"{counts.undecided} {anyway}")
     return (
         f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "

@@ -16,8 +16,8 @@ from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.tables import images_cell, memory_cell, ratio_cell, speed_cell, word
 from sdopt.schema import WORK
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import Row, Summary, described, rank_of, summary_of
-from sdopt.statistics.words import seconds_parts
+from sdopt.statistics.summary import Row, Summary, described, lacking_text, rank_of, summary_of
+from sdopt.statistics.words import seconds_parts, unit_text
 
 
 def exit_code(folder: Path) -> int:
@@ -121,8 +121,8 @@ class Sweep:
         few = rows[0][1].speed is Speed.FEW
         if self.best is None and not few:
             return f"Keep the baseline: none of {len(rows)} is shown to be better."
-        before = "" if self.best else "Not enough runs to tell: "
         job, row = self.best or rows[0]
+        before = "" if self.best else f"{lacking_text(row)}: "
         summary = self.summaries[job.number]
         told = described(row, summary.row(summary.result.baseline), job.name)
         return f"{before}{told} (job {job.number} of {len({*self.studies, *self.errors})})."
@@ -130,7 +130,8 @@ class Sweep:
     def blocks(self, reasons: bool = True) -> list[Block]:
         """Returns the answer, the table of all jobs, and how to use the winner."""
         table = _table(self.jobs, self.summaries, reasons)
-        found: list[Block] = [Prose(self.sentence, strong=True), table, Notes([_NOTE])]
+        notes = [_NOTE, *([_PER_IMAGE] if _per_image(self.jobs) else [])]
+        found: list[Block] = [Prose(self.sentence, strong=True), table, Notes(notes)]
         if self.best is None:
             return found
         job, row = self.best
@@ -138,6 +139,18 @@ class Sweep:
 
 
 _NOTE = "Each job is a study of its own: gains are over the baseline that was measured in the same job."
+
+_PER_IMAGE = (
+    "Times are per image, because calls make different numbers of images. Jobs ran one after the other, so their times "
+    "give no ratio: study=one_at_a_time study.options=[workload.batch_size:4] measures batches beside each other."
+)
+
+
+def _per_image(jobs: "Sequence[Job]") -> bool:
+    """Returns whether calls of the jobs' variants make different numbers of images."""
+    rows = [job.row for job in jobs if job.row is not None]
+    counts = {row.figures.images_per_call for row in rows}
+    return len(counts) > 1 or any(row.figures.per_image for row in rows)
 
 
 @dataclass(frozen=True)
@@ -161,12 +174,13 @@ class Job:
 
 def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool) -> Table:
     judged = any(job.row is not None and job.row.decision for job in jobs)
+    per_image = _per_image(jobs)
     rows: list[list[Cell | str]] = []
     for job in jobs:
         if job.row is None:
             rows.append([job.name, job.label, "", word(job.status), "", "", "", "", job.because])
             continue
-        before, after = _times(job.row, summaries[job.number])
+        before, after = _times(job.row, summaries[job.number], per_image)
         rows.append([
             job.name,
             job.label,
@@ -179,17 +193,20 @@ def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool)
             job.because,
         ])  # fmt: skip
     images = "images" if judged else "images (not judged)"
-    headings = ("variant", "job", "speed-up", "speed", "time", "memory", images, "gate", "because")
-    table = Table(headings, rows, ("job", "speed-up", "time", "memory"))
+    time, speedup = f"time{unit_text(per_image)}", f"speed-up{unit_text(per_image)}"
+    headings = ("variant", "job", speedup, "speed", time, "memory", images, "gate", "because")
+    table = Table(headings, rows, ("job", speedup, time, "memory"))
     if reasons:
         return table.filled()
-    return replace(table, spare=("memory", images, "time", "speed-up"), needless=("memory", "time")).filled("because")
+    return replace(table, spare=("memory", images, time, speedup), needless=("memory", time)).filled("because")
 
 
-def _times(row: Row, summary: Summary) -> tuple[str, str]:
+def _times(row: Row, summary: Summary, per_image: bool) -> tuple[str, str]:
     """Returns the time of the baseline of the same job ("" if that is the row itself), and that of a variant."""
-    baseline = summary.row(summary.result.baseline)
-    mine, other = row.figures.latency, baseline.figures.latency if baseline and not row.is_baseline else None
+    baseline = None if row.is_baseline else summary.row(summary.result.baseline)
+    sides = [row.figures, *([baseline.figures] if baseline else [])]
+    mine, *others = [side.image_time if per_image else side.latency for side in sides]
+    other = others[0] if others else None
     return seconds_parts(other)[0] if other else "", seconds_parts(mine)[0] if mine else ""
 
 

@@ -19,7 +19,7 @@ from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.published import MEMORY, Claim, notes_of_published
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import PSNR, REPEATS, Row, Summary
-from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text
+from sdopt.statistics.words import compared, gib_text, seconds_parts, seconds_text, share_text, unit_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,8 +29,9 @@ def ranking(summary: Summary) -> Table:
     """Returns the table of all variants but the repeated baseline, best first, with their verdicts."""
     judged = any(row.decision for row in summary.rows)
     images = "images" if judged else "images (not judged)"
-    shapes = summary.result.shapes
-    speedups = [f"speed-up, {shape}" if len(shapes) > 1 else "speed-up" for shape in shapes]
+    shapes, unit = summary.result.shapes, unit_text(summary.result.per_image)
+    speedups = [f"speed-up{unit}, {shape}" if len(shapes) > 1 else f"speed-up{unit}" for shape in shapes]
+    time = f"time{unit}"
     rows = [
         [
             Cell(row.name),
@@ -44,14 +45,20 @@ def ranking(summary: Summary) -> Table:
         ]
         for row in summary.rows
     ]
-    headings = ["variant", *speedups, "speed", "time", "memory", images, "gate", "step"]
-    spare = ("time", "step", images, "memory", *reversed(speedups))
-    return Table(headings, rows, [*speedups, "time", "memory"], spare, needless=("time", "step", "memory")).filled()
+    headings = ["variant", *speedups, "speed", time, "memory", images, "gate", "step"]
+    spare = (time, "step", images, "memory", *reversed(speedups))
+    return Table(headings, rows, [*speedups, time, "memory"], spare, needless=(time, "step", "memory")).filled()
 
 
 def ratio_cell(ratio: Interval | None) -> Cell:
     """Returns a cell with a ratio and its bounds; an empty one for None."""
     return Cell(f"{ratio.estimate:.2f}×", bounds_text(ratio)) if ratio else Cell()
+
+
+def slower_cell(figures: Figures) -> Cell:
+    """Returns a cell with the bound of a speed-up whose timing ended early, as in `≤ 0.14×`."""
+    times = figures.at_least_slower
+    return Cell(f"≤ {1 / times:.2f}×") if times is not None else Cell()
 
 
 def word(verdict: StrEnum | None) -> Cell:
@@ -81,11 +88,13 @@ def memory_cell(row: Row) -> Cell:
 
 
 def _time(row: Row) -> Cell:
-    return Cell(*seconds_parts(row.figures.latency)) if row.figures.latency and row.status.timed else Cell()
+    return Cell(*seconds_parts(row.figures.time)) if row.figures.time and row.status.timed else Cell()
 
 
 def _speedups(row: Row) -> list[Cell]:
     """Returns the speed-up at each shape."""
+    if row.variant.given_up:
+        return [slower_cell(at) for at in row.figures.shapes]
     ratios = [at.overall.get(SPEEDUP.name) if row.speedup else None for at in row.figures.shapes]
     return [ratio_cell(ratio.interval if ratio else None) for ratio in ratios]
 
@@ -123,7 +132,8 @@ def shapes_table(summary: Summary) -> Table | None:
         for of_shape in zip(*(row.shapes for row in rows), strict=True)
         for at in of_shape
     ]
-    headings = ("shape", "variant", "time", "memory", "first call", "compiled in it", "compiled later")
+    time = f"time{unit_text(summary.result.per_image)}"
+    headings = ("shape", "variant", time, "memory", "first call", "compiled in it", "compiled later")
     return Table(headings, cells, headings[2:]) if cells else None
 
 
@@ -135,7 +145,7 @@ def _at_shape(figures: Figures) -> tuple[Cell | str, ...]:
         for count in (found["compile/graphs"], found["compile/recompiles"])
     )
     return (
-        Cell(*seconds_parts(figures.latency)) if figures.latency else "",
+        Cell(*seconds_parts(figures.time)) if figures.time else "",
         gib_text(figures.headline_memory[1]) if figures.headline_memory else "",
         "" if first is None else seconds_text(Interval(first)),
         graphs + ("" if compiled is None or not found["compile/graphs"] else f", {seconds_text(Interval(compiled))}"),

@@ -12,6 +12,7 @@ from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
 from sdopt.statistics.summary import broken_because
 
@@ -27,6 +28,8 @@ class Finding:
         losses: the value to minimise, by objective; for latency and memory, the log ratio to the baseline.
         processes: the number of processes that timed the candidate.
         latency_s: the time of one call, in seconds.
+        image_s: the time of one image, in seconds.
+        per_image: whether the study shows times per image.
         memory_gib: the peak memory of the process that needs most, in GiB.
         distance: the distance of its images to the baseline's, in the unit of `search.distance`.
         excess: by limit, the share by which the candidate exceeds it; negative if it keeps the limit.
@@ -48,6 +51,8 @@ class Finding:
     distances: tuple[float, ...] = ()
     start: BreakEven | None = None
     recompiles: float | None = None
+    image_s: float | None = None
+    per_image: bool = False
 
     @property
     def speedup(self) -> float | None:
@@ -125,6 +130,8 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
         recompiles=row.at_shape["compile/recompiles"],
+        image_s=row.image_time.estimate if row.image_time else None,
+        per_image=row.per_image,
     )
 
 
@@ -140,12 +147,14 @@ def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
     if ratio is None or not limits:
         return ""
     baseline, found = result.variant(result.baseline), ratio.interval.estimate
-    least, _ = smallest_change(MEMORY_RATIO, gate, baseline)
+    least, _ = smallest_change(MEMORY_RATIO, result.config.protocol, baseline)
     limit = max(min(limits), least, spared_growth(gate, baseline, result))
     return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
+    if (times := at_least_slower(variant)) is not None and "latency" in config.objectives:
+        return f"slower, at least {bound_text(times)}"
     if not variant.status.timed:
         return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
     if unknown:

@@ -9,6 +9,7 @@ from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.tones import BLUE, GREEN, GREY, INK, MUTED, VERMILION
 from sdopt.search.record import Fate, SearchRecord
+from sdopt.statistics.words import unit_text
 
 _KINDS: dict[str, tuple[str, str]] = {
     "baseline": (INK, "square"),
@@ -63,7 +64,7 @@ def search_plot(record: SearchRecord) -> Spec | None:
 
 def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> Spec:
     speeds = [end for point in points for end in (point["speed"], point.get("low"), point.get("high")) if end]
-    axis = ratio_axis("speed-up, log scale (up is faster)", speeds)
+    axis = ratio_axis(f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds)
     scale, ticks = alt.Scale(zero=False, padding=20), alt.Axis(tickCount=6)
     if distance:
         scale = alt.Scale(type="symlog", constant=_small(points), padding=20, nice=False)

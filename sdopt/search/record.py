@@ -10,7 +10,7 @@ from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Pro
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
 from sdopt.statistics.figures import bounds_text
-from sdopt.statistics.words import gib_text, shortened, start_words
+from sdopt.statistics.words import gib_text, shortened, start_words, unit_text
 
 if TYPE_CHECKING:
     from sdopt.search.space import Space
@@ -64,6 +64,10 @@ class Entry:
     """Graphs compiled after the first call; None if nothing is compiled."""
     on_front: bool = False
     """Whether no other candidate that was judged and passed is better in all objectives."""
+    image_s: float | None = None
+    """The time of one image; `latency_s` is that of a call."""
+    per_image: bool = False
+    """Whether a study of it had calls that make different numbers of images."""
     command: str = ""
     """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
 
@@ -98,6 +102,11 @@ class SearchRecord:
     """Code that turns the winner on for a pipeline `pipe` of diffusers."""
     program_run: str = ""
     """Whether that code was run, and what it generated."""
+
+    @property
+    def per_image(self) -> bool:
+        """Whether times are shown per image, because calls of candidates make different numbers of images."""
+        return any(entry.per_image for entry in self.entries)
 
 
 _MEANING = {
@@ -165,13 +174,15 @@ def space_table(space: "Space") -> list[Block]:
 
 def _table(record: SearchRecord, entries: Sequence[Entry], brief: bool) -> Table:
     """Returns the table; the column of starts is there only if a combination has such a figure."""
-    figures = ["speed-up", "latency", "memory", record.distance]
+    unit = unit_text(record.per_image)
+    figures = [f"speed-up{unit}", f"latency{unit}", "memory", record.distance]
     headings = ["options", "outcome", *figures, "start", *([] if brief else ["because"])]
-    rows = [_row(entry, brief)[: len(headings)] for entry in entries]
+    rows = [_row(entry, brief, record.per_image)[: len(headings)] for entry in entries]
     return Table(headings, rows, numbers=figures).filled()
 
 
-def _row(entry: Entry, brief: bool) -> list[Cell | str]:
+def _row(entry: Entry, brief: bool, per_image: bool) -> list[Cell | str]:
+    time_s = entry.image_s if per_image else entry.latency_s
     speedup: Cell | str = ""
     if entry.speedup is not None:
         speedup = Cell(f"{entry.speedup:.2f}×", bounds_text(Interval(entry.speedup, entry.low, entry.high)))
@@ -182,7 +193,7 @@ def _row(entry: Entry, brief: bool) -> list[Cell | str]:
         entry.name,
         Cell(f"{entry.fate}{', on the front' if entry.on_front else ''}", tone=_TONES.get(entry.fate)),
         speedup,
-        "" if entry.latency_s is None else f"{entry.latency_s:.3g} s",
+        "" if time_s is None else f"{time_s:.3g} s",
         "" if entry.memory_gib is None else gib_text(entry.memory_gib),
         "" if entry.distance is None else f"{entry.distance:.2g}",
         f"+{words[0]}" if brief and words else start,

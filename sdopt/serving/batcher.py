@@ -251,6 +251,7 @@ class Batcher:
         self._leave(image)
         if not image.answer.done():
             image.answer.set_exception(refusal)
+            image.answer.exception()  # else asyncio logs those of clients that have left, which nobody reads
 
     def _leave(self, image: Waiting) -> None:
         """Takes an image out of the queue, if it is there."""

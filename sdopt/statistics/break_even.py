@@ -12,16 +12,17 @@ def break_even(
 ) -> BreakEven | None:
     """Returns the extra start-up cost of a candidate over its reference, and when that cost is repaid.
 
-    The time of n calls is loading, the first call and n - 1 further calls. With several shapes, the first call at each
-    of the others, in which it may be compiled again, is part of the start-up too; the n calls are at the main shape.
-    The candidate breaks even once its shorter calls have saved the difference in start-up time. The bounds come from
-    the speed-up's interval; the uncertainty of the start-up times, of which each process gives one, is not included.
+    The time of n images is loading, the first call, which makes the first of them, and the further images. With several
+    shapes, the first call at each of the others, in which it may be compiled again, is part of the start-up too; the n
+    images are at the main shape. The candidate breaks even once it has saved the difference in start-up time. The
+    bounds come from the speed-up's interval; the uncertainty of the start-up times, of which each process gives one, is
+    not included.
 
     Args:
         candidate: the variant with the start-up cost.
         reference: the variant that it is compared with.
         call: the time of one call of the reference, in seconds.
-        speedup: time of the reference over time of the candidate.
+        speedup: time of the reference over time of the candidate, per image.
 
     Returns:
         the cost and the break-even point; None if the start or the speed-up was not measured.
@@ -29,13 +30,18 @@ def break_even(
     first, begun, others = first_image_s(candidate), start_up_s(candidate), start_up_s(reference)
     if first is None or begun is None or others is None or call is None or speedup is None:
         return None
-    images = candidate.config.images_per_call
+    first_images, others_images = candidate.config.images_per_call, reference.config.images_per_call
+    image_s = call.estimate / others_images
 
     def repaid(ratio: float | None) -> float | None:
-        saved_s = call.estimate * (1 - 1 / ratio) if ratio else 0.0
+        saved_s = image_s * (1 - 1 / ratio) if ratio else 0.0
         if begun <= others:
             return 0.0
-        return images * (1 + (begun - others) / saved_s) if saved_s > 0 else None
+        if saved_s <= 0:
+            return None
+        # Where both have made as many images in as much time.
+        sooner = first_images + (begun - others - (first_images - others_images) * image_s) / saved_s
+        return max(sooner, first_images)
 
     # The larger the gain, the sooner.
     bounded = speedup.low is not None
@@ -97,9 +103,9 @@ def start_text(found: BreakEven) -> str:
 def break_even_text(found: BreakEven) -> str:
     """Returns when the start is repaid, as in "after 310 images [220, 520]"."""
     if found.within_floor:
-        return "and its calls differ by no more than two identical baselines"
+        return "and its times differ by no more than those of two identical baselines"
     if found.images is None:
-        return "never repaid: its calls are no faster"
+        return "never repaid: it is no faster"
     return f"repaid after {images_text(found, ' images')}"
 
 

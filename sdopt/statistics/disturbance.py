@@ -24,9 +24,15 @@ def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
     return [max((call.disturbed for call in calls if call.disturbed is not None), default=0.0) for calls in rounds]
 
 
-def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
-    """Returns whether `rounds` of the rounds are clean, within the limit of disturbance; without a limit, all are."""
-    return limit is None or sum(share <= limit for share in worst) >= rounds
+def another_may_help(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
+    """Returns whether an extra round is worth its time: fewer than `rounds` are clean, and the last extra one was.
+
+    A round is clean within the limit of disturbance; without a limit, all are.
+    """
+    if limit is None or sum(share <= limit for share in worst) >= rounds:
+        return False
+    extra = worst[rounds:]
+    return not extra or extra[-1] <= limit
 
 
 def rounds_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
@@ -159,7 +165,7 @@ def unsettled(result: StudyResult) -> list[str]:
 
     Kendall's rank test of the times against their order, two-sided at 5 % over all processes of the study together
     (Bonferroni): with fewer than six rounds it has little power. A trend smaller than the smallest effect that counts
-    (`gate.smallest_speedup`), from the first third of the calls to the last, is not named.
+    (`protocol.smallest_speedup`), from the first third of the calls to the last, is not named.
     """
     from scipy import stats  # takes a second
 
@@ -170,7 +176,7 @@ def unsettled(result: StudyResult) -> list[str]:
         for measurement in variant.measurements
         if len(measurement.shapes[0].deciding_s) > 2
     ]
-    least, lines = 1 + result.config.gate.smallest_speedup, []
+    least, lines = 1 + result.config.protocol.smallest_speedup, []
     for name, process, times in timed:
         found = stats.kendalltau(np.arange(times.size), times)
         third = times.size // 3

@@ -9,7 +9,7 @@ from scipy import linalg
 from sdopt.record.choices import as_choice, option_name
 from sdopt.record.comparisons import Effect
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.statistics.ratios import log_times, logs_by_replicate, paired, ratio
+from sdopt.statistics.ratios import log_images, log_times, logs_by_replicate, paired, ratio
 
 _TOLERANCE = 1e-9
 
@@ -70,7 +70,7 @@ def _chosen(cell: VariantResult) -> dict[str, str]:
 
 
 def _logs_of(cells: Sequence[VariantResult], baseline: VariantResult) -> dict[str, dict[int, np.ndarray]]:
-    """Returns the log of the times by cell, replicate and round; a block that broke off has none.
+    """Returns the log of the times of an image by cell, replicate and round; a block that broke off has none.
 
     If there were several sessions, times are relative to the baseline of each; contrasts within one stay the same.
     """
@@ -85,7 +85,8 @@ def _logs_of(cells: Sequence[VariantResult], baseline: VariantResult) -> dict[st
         else:
             timed = [measurement for measurement in cell.measurements if measurement.shapes[0].latency_s]
             logs = {measurement.replicate: log_times(measurement, in_blocks) for measurement in timed}
-        found[cell.name] = {replicate: values for replicate, values in logs.items() if values.size}
+        images = log_images(cell, baseline)
+        found[cell.name] = {replicate: values - images for replicate, values in logs.items() if values.size}
     return found
 
 

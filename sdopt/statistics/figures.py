@@ -16,11 +16,16 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Shape
+from sdopt.statistics.giving_up import at_least_slower
 from sdopt.statistics.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
-from sdopt.statistics.ratios import exceeds, latency, peak_memory_gib, ratios_between
+from sdopt.statistics.ratios import exceeds, latency, log_images, peak_memory_gib, ratios_between
 
 _LABELS = {"median": "p50"}
 """Flat names of estimators whose flat name differs from their own."""
+
+
+IMAGES_PER_CALL = "throughput/images_per_call"
+"""Flat name of how many images a call makes, in studies whose times are shown per image."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class Figures:
     comparison: Comparison | None
     latency: Interval | None
     """One call, as `protocol.estimator` summarises it."""
+    per_image: bool
+    """Whether times are shown per image: calls of the study's variants make different numbers of images."""
     at_shape: dict[str, float | None]
     """The variant's own figures that each shape has, by flat names: `latency/p50_s`, `memory/peak_process_gib`, …"""
     at_main_shape: dict[str, float | None]
@@ -113,6 +120,25 @@ class Figures:
     """The figures at the further shapes of the study; this object holds those at the main shape."""
 
     @property
+    def images_per_call(self) -> int:
+        """How many images one call makes at this shape."""
+        return self.variant.config.images_per_call
+
+    @property
+    def image_time(self) -> Interval | None:
+        """The time of one image: that of a call, divided by how many images it makes."""
+        time, images = self.latency, self.images_per_call
+        if time is None:
+            return None
+        low, high = (None if bound is None else bound / images for bound in (time.low, time.high))
+        return replace(time, estimate=time.estimate / images, low=low, high=high)
+
+    @property
+    def time(self) -> Interval | None:
+        """The time that stands beside those of other variants: of one call, or of one image (`per_image`)."""
+        return self.image_time if self.per_image else self.latency
+
+    @property
     def shapes(self) -> "tuple[Figures, ...]":
         """The figures at each shape, the main one first."""
         return (self, *self.further)
@@ -129,12 +155,17 @@ class Figures:
 
     @property
     def call_ms(self) -> dict[str, float]:
-        """Milliseconds of one call by stage; of the denoiser, the sum of its steps, which a cache makes unequal."""
-        calls = self.variant.denoiser_calls or self.variant.config.workload.steps
-        return {
-            stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
-            for stage, value in self.stages_ms.items()
-        }
+        """Milliseconds of one call by stage; of the denoiser, the sum of its steps, which a cache makes unequal.
+
+        They are those of one image where times are shown per image.
+        """
+        steps = self.variant.denoiser_calls or self.variant.config.workload.steps
+        images = self.images_per_call if self.per_image else 1
+        found = {}
+        for stage, value in self.stages_ms.items():
+            calls = steps if stage.endswith("_step") else 1
+            found[stage.removesuffix("_step")] = value * calls / images
+        return found
 
     @property
     def verdict(self) -> Verdict | None:
@@ -145,6 +176,11 @@ class Figures:
     def speedup(self) -> Ratio | None:
         """The speed-up of this comparison, as it was recorded."""
         return self.ratios.get(SPEEDUP.name)
+
+    @property
+    def at_least_slower(self) -> float | None:
+        """How many times as long as the baseline's its calls take at least, if its timing ended early for that."""
+        return at_least_slower(self.variant)
 
     @property
     def break_even(self) -> BreakEven | None:
@@ -158,6 +194,8 @@ class Figures:
         steps = {f"step/{name}": ratio for name, ratio in self.ratios.items()} if self.is_step else {}
         for name, ratio in (self.overall | steps).items():
             found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
+        if self.at_least_slower is not None:
+            found[f"{SPEEDUP.name}_high"] = 1 / self.at_least_slower
         return found
 
     @property
@@ -235,8 +273,13 @@ def floor_range(result: StudyResult) -> tuple[float, float] | None:
 
 
 def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Returns the flat figures of one variant; ratios are those of its first comparison."""
-    return figures_by_variant(result)[variant.name].flat
+    """Returns the flat figures of one variant for a sweeper; ratios are those of its first comparison.
+
+    The time of an image is always among them: jobs may differ in how many images a call makes.
+    """
+    row = figures_by_variant(result)[variant.name]
+    time = row.image_time if variant.status.measured else None
+    return row.flat | ({"latency/image_s": time.estimate} if time else {})
 
 
 def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Figures:
@@ -256,9 +299,15 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         variant=variant,
         comparison=comparison,
         latency=time,
+        per_image=result.per_image,
         at_shape={
             **_latencies(variant),
             **_bounded(f"latency/{_LABELS.get(estimator, estimator)}", time, "_s"),
+            **(
+                {"latency/image_s": time.estimate / images, IMAGES_PER_CALL: images}
+                if time and result.per_image
+                else {}
+            ),
             "throughput/images_per_s": per_s,
             "cost/per_1000_images": 1000 * price / 3600 * time.estimate / images
             if time and price is not None
@@ -367,9 +416,15 @@ def _overall(result: StudyResult, variant: VariantResult) -> dict[str, Ratio]:
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
-    gate, reference = result.config.gate, result.variant(comparison.reference)
+    protocol, candidate = result.config.protocol, result.variant(comparison.candidate)
+    reference = result.variant(comparison.reference)
+    if log_images(candidate, reference) and candidate.status.timed and reference.status.timed:
+        # What earlier versions recorded was the ratio of calls.
+        comparison = replace(comparison, shapes=[ratios_between(result, candidate, reference)])
     return {
-        name: Ratio(measure, interval, measure.floor(result, comparison), *smallest_change(measure, gate, reference))
+        name: Ratio(
+            measure, interval, measure.floor(result, comparison), *smallest_change(measure, protocol, reference)
+        )
         for name, measure in RULED.items()
         if (interval := measure.recorded(comparison)) is not None
     }

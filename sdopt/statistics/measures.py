@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.records import StudyResult, VariantResult
-from sdopt.schema import Gate
+from sdopt.schema import Gate, Protocol
 from sdopt.statistics.ratios import (
     LogRatio,
     log_memory_ratio,
@@ -73,15 +73,15 @@ FIRST_IMAGE = "first_image_s"
 """The seconds from the start of loading to the end of the first call; a gate's rules may limit them."""
 
 
-def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> tuple[float, str]:
+def smallest_change(measure: Measure, protocol: Protocol, reference: VariantResult) -> tuple[float, str]:
     """Returns the smallest factor, at least 1, by which a measure must differ to count, and the key that sets it."""
     if measure is not MEMORY_RATIO:
-        return 1 + gate.smallest_speedup, "gate.smallest_speedup"
+        return 1 + protocol.smallest_speedup, "protocol.smallest_speedup"
     peak = peak_memory_gib(reference)
-    share = gate.smallest_memory_mib / (1024 * peak) if peak else 0.0
-    if share > gate.smallest_memory:
-        return 1 + share, "gate.smallest_memory_mib"
-    return 1 + gate.smallest_memory, "gate.smallest_memory"
+    share = protocol.smallest_memory_mib / (1024 * peak) if peak else 0.0
+    if share > protocol.smallest_memory:
+        return 1 + share, "protocol.smallest_memory_mib"
+    return 1 + protocol.smallest_memory, "protocol.smallest_memory"
 
 
 def spared_growth(gate: Gate, reference: VariantResult, result: StudyResult) -> float:

@@ -102,8 +102,16 @@ def latency(variant: VariantResult, estimator: str, confidence: float) -> Interv
     return ratio(np.log(estimates), confidence, "process")
 
 
+def log_images(candidate: VariantResult, reference: VariantResult) -> float:
+    """Returns the logarithm of how many images a call of a candidate makes, over those of a call of its reference.
+
+    It turns a ratio of calls into one of images: reference over candidate grows by it.
+    """
+    return math.log(candidate.config.images_per_call / reference.config.images_per_call)
+
+
 def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns time of the reference over time of the candidate: a ratio of geometric means over the same rounds.
+    """Returns time of the reference over time of the candidate, per image: a ratio of geometric means over rounds.
 
     `LogRatio.interval` makes its interval, at `protocol.confidence`: the mean ± Student's t times the error, on the log
     scale. Rounds that are left out do not count.
@@ -113,23 +121,25 @@ def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio 
     each replicate (one sample). With fewer than three processes of each side there is no error, whatever the rounds.
     If processes were added for `protocol.precision`, the error uses only the deviation of the pilot.
     """
-    pairs = paired(candidate, reference)
-    found, pilot = _log_speedup(pairs), pilot_speedup(candidate, reference)
-    if found is None or candidate.config.protocol.precision is None or pilot is None or found.n <= pilot.n:
+    found, pilot = _log_speedup(paired(candidate, reference)), pilot_speedup(candidate, reference)
+    if found is None:
+        return None
+    found = replace(found, mean=found.mean + log_images(candidate, reference))
+    if candidate.config.protocol.precision is None or pilot is None or found.n <= pilot.n:
         return found
     error = None if pilot.error is None else pilot.error * math.sqrt(pilot.n / found.n)
     return replace(found, error=error, freedom=pilot.freedom)
 
 
 def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns the speed-up of the first `protocol.replicates` processes alone; None where they have none."""
+    """Returns the speed-up per call of the first `protocol.replicates` processes; None where they have none."""
     first = candidate.config.replicates
     pairs = paired(candidate, reference)
     return _log_speedup({replicate: found for replicate, found in pairs.items() if replicate < first})
 
 
 def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> LogRatio | None:
-    """Returns the speed-up of pairs of processes by replicate; see `log_speedup`."""
+    """Returns the speed-up per call of pairs of processes by replicate; see `log_speedup`."""
     logs = list(logs_by_replicate(pairs).values())
     if not logs:
         return None
@@ -139,9 +149,16 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     if _beside_their_own(flat):
         return _one_sample(np.array([values.mean() for values in logs]), "process")
     in_blocks = any(m.shapes[0].latency_before_s for m, _ in flat)
-    mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
-    other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
+    sides = [_same_rounds(log_times(m, in_blocks), log_times(r, in_blocks)) for m, r in flat]
+    mine = np.array([times.mean() for times, _ in sides])
+    other = np.array([times.mean() for _, times in sides])
     return two_samples(other, mine)
+
+
+def _same_rounds(mine: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rounds that both sides have: a budget may time one of them in fewer."""
+    rounds = min(mine.size, other.size)
+    return mine[:rounds], other[:rounds]
 
 
 def logs_by_replicate(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> dict[int, np.ndarray]:
@@ -161,7 +178,7 @@ def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
 
 
 def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns the largest call of the candidate over that of the reference: a ratio of geometric means over processes.
+    """Returns the largest call of the candidate over that of the reference, per image: of means over processes.
 
     The largest of a process's calls is one value, and the process the replicate, as for the speed-up: the chance of a
     false alarm is that of Student's t, however the calls of one process are distributed and however few they are. Both
@@ -178,7 +195,7 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
         times = log_times(measurement, in_blocks)
         return float(times[: min(times.size, log_times(beside, in_blocks).size)].max())
 
-    mine = np.array([largest(m, r) for m, r in flat])
+    mine = np.array([largest(m, r) for m, r in flat]) - log_images(candidate, reference)
     other = np.array([largest(r, m) for m, r in flat])
     return _one_sample(mine - other, "process") if _beside_their_own(flat) else two_samples(mine, other)
 
@@ -277,9 +294,9 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     found = break_even(candidate, reference, call, speed)
     close = speed is not None and (floor is None or not exceeds(speed.estimate, floor))
     comparison.break_even = uncounted(found) if found and close else found
-    work = candidate.config.incomparable_work(reference.config)
+    work = candidate.other_work(reference)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
-    if speed is None:
+    if speed is None and not (candidate.given_up or reference.given_up):
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 
@@ -338,13 +355,15 @@ def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 def speedup_drift(
     later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult]
 ) -> LogRatio | None:
-    """Returns a later speed-up over an earlier one, each of a variant over its own baseline.
+    """Returns a later speed-up over an earlier one, each of a variant over its own baseline, and per image.
 
     The two runs share no rounds: Welch's error for the difference of two means of log ratios, one for each replicate
     that the variant shares with its baseline. There is none where a run has fewer than three.
     """
-    logs = (logs_by_replicate(paired(*sides)).values() for sides in (later, earlier))
-    mine, other = (np.array([values.mean() for values in of_run]) for of_run in logs)
+    mine, other = (
+        np.array([values.mean() for values in logs_by_replicate(paired(*sides)).values()]) + log_images(*sides)
+        for sides in (later, earlier)
+    )
     if not mine.size or not other.size:
         return None
     found = LogRatio(float(mine.mean() - other.mean()), n=int(min(mine.size, other.size)))
@@ -357,18 +376,13 @@ def speedup_drift(
 
 
 def require_precision(protocol: Protocol, gate: Gate) -> None:
-    """Raises UsageError if no number of processes could reach the precision, or if there is a budget without one."""
+    """Raises UsageError if no number of processes could reach the precision."""
     problems = []
     pilot = gate.replicates if protocol.replicates is None else protocol.replicates
     if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
         problems.append(
             f"protocol.precision={protocol.precision:g}: needs protocol.replicates={MINIMUM_PROCESSES} or more, not "
             f"{pilot}: their deviation decides how many processes are added"
-        )
-    if protocol.budget_s is not None and protocol.precision is None:
-        problems.append(
-            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not set; "
-            "set both or neither"
         )
     if problems:
         raise UsageError(problems)

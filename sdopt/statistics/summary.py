@@ -12,10 +12,11 @@ from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
-from sdopt.statistics.words import change_text, shortened, times_text
+from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 PSNR = "psnr_db"
 """The metric of image pairs that is read first, where it was measured."""
@@ -44,7 +45,10 @@ class Step:
     def text(self) -> str:
         """The step in words, as in `2.30× [1.88, 2.81] on top of fp16`; "" without a speed-up."""
         ratio = self.figures.speedup
-        return f"{ratio.text} {'beside' if self.left_out else 'on top of'} {self.reference}" if ratio else ""
+        if ratio is None:
+            return ""
+        beside = "beside" if self.left_out else "on top of"
+        return f"{ratio.text}{unit_text(self.figures.per_image)} {beside} {self.reference}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,9 @@ class Row:
     def __str__(self) -> str:
         verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
         verdicts += [str(self.decision)] if self.decision else []
-        told = f"{self.name}: {self.speedup.text + ', ' if self.speedup else ''}{', '.join(verdicts)}"
+        if self.speedup is not None:
+            verdicts.insert(0, f"{self.speedup.text}{unit_text(self.figures.per_image)}")
+        told = f"{self.name}: {', '.join(verdicts)}"
         return f"{told} ({self.because})" if self.because else told
 
     @property
@@ -109,6 +115,11 @@ class Row:
     def speedup(self) -> Ratio | None:
         """Its speed-up over the baseline, at the main shape; None where it was not timed."""
         return self.figures.overall.get(SPEEDUP.name) if self.status.timed else None
+
+    @property
+    def at_least_slower(self) -> float | None:
+        """How many times as long as the baseline's its calls take at least, if its timing ended early for that."""
+        return self.figures.at_least_slower
 
     @property
     def memory(self) -> Ratio | None:
@@ -207,13 +218,17 @@ def summary_of(result: StudyResult) -> Summary:
     known = {row.name: row for row in rows}
     rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
-    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(_notes(result)))
+    sentence = f"{_reservations(result)}{_sentence(rows, best)}"
+    notes = [*_budget_notes(result, rows), *_notes(result)]
+    return Summary(result, tuple(figures), tuple(rows), best, sentence, tuple(notes))
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
     """Returns the order of rows: the largest speed-up over the baseline first, and what has none last."""
     if row.is_baseline:
         return row.figures.latency is None, -1.0
+    if row.at_least_slower is not None:
+        return False, -1 / row.at_least_slower
     return row.speedup is None, -(row.speedup.interval.estimate if row.speedup else 0.0)
 
 
@@ -232,11 +247,14 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         figures=first,
         option=credit if credit not in ("", "nothing") else variant.name,
         is_baseline=False,
-        images=worst_of(map(images_of, figures)) if variant.status.measured else None,
+        images=worst_of(map(images_of, figures)) if variant.status in (Status.OK, Status.NOT_ENGAGED) else None,
         decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
     )
-    row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
+    if variant.given_up:
+        row = replace(row, speed=Speed.SLOWER)
+    elif variant.status.measured:
+        row = replace(row, speed=speed_over(row.speeds))
     because = next(filter(None, _objections(result, row, direct)), "")
     return replace(row, because=because, pays=not because)
 
@@ -283,14 +301,18 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
     yield "" if baseline.status is Status.OK else f"the baseline has the status {baseline.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         yield REPEATS
-    if work := variant.config.incomparable_work(baseline.config):
+    if work := variant.other_work(baseline):
         yield f"not the same work: {', '.join(work)}"
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.left_out for step in row.steps):
         refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
         yield "; ".join(dict.fromkeys(map(_refusal, refused)))
     if not row.gains:
-        yield _why_open(row.speedup) if row.speed is not Speed.SLOWER else "slower"
+        if row.at_least_slower is not None:
+            yield f"slower, at least {bound_text(row.at_least_slower)}"
+        if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
+            yield "no interval: protocol.budget_s left no time for more processes"
+        yield _why_open(row.speedup, result.is_imported) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
         yield "" if changes_of(result, variant, reference) else "sdopt's own trace shows no change that explains it"
@@ -306,7 +328,7 @@ def broken_because(variant: VariantResult) -> str:
         return ""
     if variant.status is Status.NOT_ENGAGED:
         return f"no evidence that it took effect: {variant.reason}"
-    if variant.status is not Status.OK:
+    if variant.status not in (Status.OK, Status.SLOWER):
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
         share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
@@ -326,20 +348,22 @@ def _refusal(judgement: Judgement) -> str:
     return "; ".join(f"{', '.join(dict.fromkeys(names))} {reason}".strip() for reason, names in metrics.items())
 
 
-def _why_open(ratio: Ratio | None) -> str:
-    """Returns why a speed-up shows no gain."""
+def _why_open(ratio: Ratio | None, imported: bool) -> str:
+    """Returns why a speed-up shows no gain; of `imported` times, in the words of their table."""
     if ratio is None:
         return "it was not timed"
     low, high = ratio.gain_bounds
     if low is None or high is None:
-        return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
+        needed = f"times of {MINIMUM_PROCESSES} replicates" if imported else f"protocol.replicates={MINIMUM_PROCESSES}"
+        return f"no interval, which needs {needed} or more"
     if ratio.floor is None:
         return "no repeated baseline to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
     if 1 / ratio.smallest < low and high < ratio.smallest:
         return f"too small to count ({ratio.key})"
-    return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
+    more = "replicates" if imported else "processes (protocol.replicates)"
+    return f"its interval includes changes too small to count; more {more} would narrow it"
 
 
 # ---------------------------------------------------------------------------------------------------------- sentence
@@ -356,8 +380,7 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     if first.speed is None:
         return _untimed(candidates, baseline)
     if all(row.speed in (Speed.FEW, None) for row in candidates):
-        more = f"protocol.replicates={MINIMUM_PROCESSES} gives an interval"
-        return f"Not enough runs to tell: {described(first, baseline)}; {more}."
+        return "; ".join(filter(None, [f"{lacking_text(first)}: {described(first, baseline)}", first.because])) + "."
     if not several:
         one = described(first, baseline)
         return f"{one}: {shortened(first.because)}." if first.speed is Speed.FASTER else f"Keep the baseline: {one}."
@@ -370,6 +393,26 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     elif trade := next((row for row in candidates if row.pays), None):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."
+
+
+def lacking_text(row: Row) -> str:
+    """Returns why a speed-up tells nothing yet: too few runs, or no repeated baseline."""
+    bounded = row.speedup is not None and row.speedup.interval.low is not None
+    return "Nothing shows which difference is chance" if bounded else "Not enough runs to tell"
+
+
+def _reservations(result: StudyResult) -> str:
+    """Returns what comes before the answer: that images of other programs were made or saved in other ways."""
+    baseline, words = result.variant(result.baseline), ""
+    for variant in result.candidates:
+        if variant.unlike:
+            words += (
+                f"Not the same work: the images of {variant.name} say {', '.join(variant.unlike)}, so what differs is "
+                "not the option's alone. "
+            )
+        if apart := variant.files_apart(baseline):
+            words += f"{variant.name}: {apart}: what a format loses counts as a difference. "
+    return words
 
 
 def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
@@ -393,16 +436,24 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
     """
     ratio, name = row.speedup, name or row.name
+    if row.at_least_slower is not None:
+        slower = f"at least {bound_text(row.at_least_slower)} slower"
+        details = "; ".join(filter(None, [_memory_text(row), _images_text(row)]))
+        return f"{name} is {slower}" + (f", {details}" if details else "")
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"
+    unit = unit_text(row.figures.per_image)
+    change = f"{change_text(ratio)}{unit}{_from_to(row, baseline)}"
     speed = {
-        Speed.CLOSE: f"speed too close to call ({ratio.text})",
-        Speed.FEW: f"{change_text(ratio)}{_from_to(row, baseline)} in {runs} each",
-    }.get(row.speed or Speed.CLOSE, f"{change_text(ratio)}{_from_to(row, baseline)}")
+        Speed.CLOSE: f"speed{unit} too close to call ({ratio.text})",
+        Speed.FEW: f"{change} in {runs} each",
+    }.get(row.speed or Speed.CLOSE, change)
     if SPEEDUP.name not in row.ratios:  # there are several shapes
         found = [(at.overall.get(SPEEDUP.name), at.shape) for at in row.figures.shapes]
-        speed = f"{row.speed}: " + "; ".join(f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each)
+        speed = f"{row.speed}{unit}: " + "; ".join(
+            f"{each.interval.estimate:.2f}× at {at}" for each, at in found if each
+        )
     memory = _memory_text(row)
     saves = MEMORY_RATIO.name in (name.partition("/")[0] for name in row.gains)
     if saves and row.speed is not Speed.FASTER:
@@ -426,7 +477,7 @@ def _memory_text(row: Row) -> str:
 
 def _from_to(row: Row, baseline: Row | None) -> str:
     """Returns both times; "" where they differ the other way than the ratio, which pairs the calls of each round."""
-    mine, other = row.figures.latency, baseline.figures.latency if baseline else None
+    mine, other = row.figures.time, baseline.figures.time if baseline else None
     if not (mine and other and row.speedup):
         return ""
     agree = (other.estimate >= mine.estimate) == (row.speedup.interval.estimate >= 1)
@@ -454,16 +505,82 @@ def _images_text(row: Row) -> str:
     return f"images {alike}" + (f" ({figure} dB), not judged" if score is not None else "")
 
 
+def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> list[str]:
+    """Returns what a study left out to end within its budget, and which verdicts that leaves open."""
+    budget = result.budget
+    if budget is None or not budget.spared:
+        return []
+    left_out = []
+    if budget.rounds:
+        left_out.append(f"{result.config.protocol.rounds - budget.rounds} of {result.config.protocol.rounds} rounds")
+    for name, count in budget.processes.items():
+        left_out.append(f"{result.config.replicates - count} of {result.config.replicates} processes of {name}")
+    if budget.prompts:
+        left_out.append(f"the images of all but {budget.prompts} prompts")
+    if not budget.evidence:
+        left_out.append("the evidence of all but the first process of each variant")
+    text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {', '.join(left_out) or 'repeated images'}"
+    undecided = [
+        row.name for row in rows if row.speed in (Speed.CLOSE, Speed.FEW) or row.decision is Decision.UNDECIDED
+    ]
+    if undecided:
+        text += f"; it may be why these are not decided: {', '.join(undecided)}"
+    return [f"{text}. Resuming with a larger one measures the rest."]
+
+
 def _notes(result: StudyResult) -> list[str]:
+    return [*_work_notes(result), *_judging_notes(result)]
+
+
+def _work_notes(result: StudyResult) -> Iterator[str]:
+    """Yields in what the work of variants differs, as far as that is part of the comparison."""
+    if result.per_image:
+        names: dict[int, list[str]] = {}
+        for variant in result.variants:
+            names.setdefault(variant.config.images_per_call, []).append(variant.name)
+        counts = "; ".join(f"{count}: {', '.join(listed)}" for count, listed in sorted(names.items()))
+        yield (
+            "Times and speed-ups are per image, because calls make different numbers of images "
+            f"({counts}). Memory is that of a whole call."
+        )
+    baseline = result.variant(result.baseline)
+    for variant in result.candidates:
+        if chosen := _chosen_otherwise(variant, baseline):
+            yield f"{variant.name} does other work by choice: {', '.join(chosen)}."
+
+
+def _chosen_otherwise(variant: VariantResult, baseline: VariantResult) -> list[str]:
+    """Returns what a variant chooses of the work otherwise than the baseline, beyond what its name says."""
+    mine, other = variant.config, baseline.config
+    pairs = {
+        "workload.steps": (other.workload.steps, mine.workload.steps),
+        "workload.guidance_scale": (other.workload.guidance(other.model), mine.workload.guidance(mine.model)),
+        "scheduler": (other.scheduler.class_name, mine.scheduler.class_name),
+        "hardware.threads": (other.hardware.threads, mine.hardware.threads),
+    }
+    return [
+        f"{key} {before} → {after}"
+        for key, (before, after) in pairs.items()
+        if before != after and f"{key}=" not in variant.name
+    ]
+
+
+def _judging_notes(result: StudyResult) -> list[str]:
     if result.judgements:
-        return [f"Images and pass or fail follow gate={result.gate}; speed follows the two-sided intervals."]
+        bounds = (at.speedup for edge in result.comparisons for at in edge.shapes)
+        followed = "; speed follows the two-sided intervals" if any(known and known.low for known in bounds) else ""
+        return [f"Images and pass or fail follow gate={result.gate}{followed}."]
     if result.variant(result.baseline).status.failure:
         return []  # no gate has anything to judge
     from sdopt.statistics.bounds import prompts_to_exclude  # imports scipy, which takes a second
 
     advice = "add gate=default, or run `sdopt gate <folder>` on this result"
     # gate=default tolerates that 5 % of all prompts exceed a limit; with fewer prompts, no lossy option can pass.
-    if (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
+    if not any(variant.images for variant in result.variants):
+        return ["There are no images to judge: measure again with gate=default, which draws them."]
+    if result.is_imported:
+        advice = "run `sdopt judge` on the folders again, with gate=default"
+    elif (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
         advice = "measure again with gate=default, which generates more of them"
     return [f"The images were not judged: {advice}."]
 
@@ -483,6 +600,15 @@ def changes_of(result: StudyResult, candidate: VariantResult, reference: Variant
     chance = _differing(first, again) if first and again else set()
     names = sorted(_differing(mine, other) - chance)
     return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+
+
+def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
+    """Returns whether a variant has options beyond the baseline's, and traces of its calls show each as active."""
+    added = difference(variant.choices, baseline.choices).keys() & variant.promises.keys()
+    shapes = [shape for measurement in variant.measurements for shape in measurement.shapes]
+    evidence = [item for shape in shapes for item in shape.evidence]
+    shown = {item.axis for item in evidence} - {item.axis for item in evidence if not item.engaged}
+    return bool(added) and added <= shown
 
 
 def traced(variant: VariantResult) -> dict[str, float]:

@@ -30,6 +30,11 @@ def times_text(before: float, after: float) -> str:
     return f"{first.split()[0] if same else first} → {last}"
 
 
+def unit_text(per_image: bool) -> str:
+    """Returns what follows a time or a speed-up that is that of one image; "" for one that is that of a call."""
+    return " per image" if per_image else ""
+
+
 def change_text(speedup: Ratio) -> str:
     """Returns a speed-up in words, as in `1.92× faster` or `2.30× slower`."""
     found = speedup.interval.estimate
@@ -64,15 +69,18 @@ def compared(result: StudyResult, figures: Figures) -> str:
 
 
 def has_intervals(result: StudyResult) -> bool:
-    """Returns whether there are enough processes of each variant for an interval."""
-    return result.config.replicates >= MINIMUM_PROCESSES
+    """Returns whether some variant ran in enough processes for an interval."""
+    return max((len(variant.samples) for variant in result.variants), default=0) >= MINIMUM_PROCESSES
 
 
 def intervals_text(result: StudyResult) -> str:
     """Returns which intervals the figures of a study have."""
     if has_intervals(result):
         return f"two-sided {100 * result.confidence:g} % intervals"
-    return f"no intervals (needs protocol.replicates={MINIMUM_PROCESSES} or more)"
+    needed = (
+        f"times of {MINIMUM_PROCESSES} replicates" if result.is_imported else f"protocol.replicates={MINIMUM_PROCESSES}"
+    )
+    return f"no intervals (needs {needed} or more)"
 
 
 def sampling_text(result: StudyResult) -> str:
@@ -82,8 +90,9 @@ def sampling_text(result: StudyResult) -> str:
         return ""
     if result.is_imported:
         return f"up to {max(samples)} calls of each process, {intervals_text(result)}"
-    processes, most = result.config.replicates, max(len(variant.samples) for variant in result.variants)
-    processes_text = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+    counts = [len(variant.samples) for variant in result.variants if variant.samples]
+    least, most = min(counts), max(counts)
+    processes_text = "1 process" if most == 1 else f"{least}{f' to {most}' if most > least else ''} processes"
     rounds = f"{max(samples)} interleaved rounds"
     if result.schedule.kind != "interleaved":
         rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"

@@ -67,6 +67,29 @@ def refused(plan: Plan, device: Device) -> list[str]:
     return [] if baseline or not all(candidates) else list(chain(*candidates))
 
 
+def require_same_task(plan: Plan) -> None:
+    """Raises UsageError if two variants that are to be compared make images of other sizes, or from other inputs.
+
+    The ratio of their times would read like a gain. How many images a call makes, and in how many steps, may differ.
+    """
+    by_name = {variant.name: variant for variant in plan.variants}
+    problems = []
+    for edge in plan.edges:
+        candidate, reference = by_name[edge.candidate].config, by_name[edge.reference].config
+        tasks = candidate.differing(reference, ["task"])
+        sizes = candidate.shapes[0].size, reference.shapes[0].size
+        if sizes[0] != sizes[1]:
+            tasks["workload.size"] = sizes
+        for key, (mine, other) in tasks.items():
+            what = f"variant '{edge.candidate}': {key} is {mine}, and {other} in '{edge.reference}'"
+            ways = f"`-m {key}={other},{mine}` makes a study of each"
+            if key == "workload.size":
+                ways = f"workload.size=[{other},{mine}] times all variants at both, and {ways}"
+            problems.append(f"{what}: another task, so that no speed-up could be told; {ways}")
+    if problems:
+        raise UsageError(problems)
+
+
 def plan_result(
     plan: Plan, name: str, design: str, config: RecordedConfig, machine: Machine, command: list[str]
 ) -> StudyResult:
@@ -80,6 +103,8 @@ def plan_result(
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)
         variants.append(_row(variant, variant.name, "variant", conflicts))
+        if not conflicts:
+            variants[-1].reason = "; ".join(variant.slow_here(machine.device))
         variants[-1].inputs = inputs_of(variant, model)
         if variant.other_work(plan.baseline):
             # Another scheduler or number of steps changes the images, and no option's contract covers that.

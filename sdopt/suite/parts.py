@@ -23,7 +23,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import Figures, figures_of
 from sdopt.statistics.outcomes import Standing, option_of, outcomes_of
-from sdopt.statistics.words import memory_text, seconds_text
+from sdopt.statistics.words import memory_text, seconds_text, unit_text
 from sdopt.suite.config import INTERVALS, Part, SuiteConfig
 from sdopt.suite.process import Run
 from sdopt.suite.record import Ending, Finding
@@ -302,9 +302,10 @@ def study_findings(result: StudyResult) -> list[Finding]:
 
 
 def _shown(row: Figures) -> str:
-    latency = "" if row.latency is None else seconds_text(row.latency)
-    speedup = f"{row.speedup.text} of {row.reference}" if row.speedup else ""
-    return "; ".join(filter(None, (latency, speedup, memory_text(row), row.variant.reason)))
+    unit = unit_text(row.per_image)
+    time = "" if row.time is None else f"{seconds_text(row.time)}{unit}"
+    speedup = f"{row.speedup.text}{unit} of {row.reference}" if row.speedup else ""
+    return "; ".join(filter(None, (time, speedup, memory_text(row), row.variant.reason)))
 
 
 def result_in(folder: Path) -> StudyResult | None:

@@ -27,7 +27,7 @@ from sdopt.report.page.gallery import has_images
 from sdopt.report.verdicts import verdict_markdown, verdicts_of
 from sdopt.schema import Tracking
 from sdopt.statistics.disturbance import count_rounds
-from sdopt.statistics.figures import floor_range
+from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import PSNR, Summary, summary_of
@@ -208,13 +208,15 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     """Returns the common tags of a study's run and its variants' runs: work, machine, software and user."""
     environment = result.environment
     versions = {"sdopt": environment.sdopt_version, **environment.packages}
+    # Nobody tells on which device, and with which versions, images came about that were made elsewhere.
+    named = ("sdopt",) if result.is_imported else ("torch", "diffusers", "sdopt")
     return {
         **{key: str(value)[:_TAG_LIMIT] for key, value in (result.config.tracking.tags or {}).items()},
         STUDY: result.id,
         "study": result.name,
         **{name: str(value) for name, value in study_parameters(result, config).items()},
-        "device": str(environment.device["name"]),
-        **{name: versions[name] for name in ("torch", "diffusers", "sdopt") if name in versions},
+        **({} if result.is_imported else {"device": str(environment.device["name"])}),
+        **{name: versions[name] for name in named if name in versions},
         "mlflow.user": _user(),
         "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
         "mlflow.source.type": "LOCAL",
@@ -234,14 +236,13 @@ def study_tags(summary: Summary) -> dict[str, str]:
     result = summary.result
     counts, floors = count_rounds(result), floor_range(result)
     environment = result.environment
-    disturbed = bool(counts and counts.undecided)
     return common_tags(result, result.config) | {
         ROLE: "study",
         "sdopt.design": result.design,
         "sdopt.status": result.status,
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
         "sdopt.sessions": str(len(result.sessions)),
-        "sdopt.disturbed": str(disturbed).lower(),
+        **({"sdopt.disturbed": str(bool(counts.undecided)).lower()} if counts else {}),
         **({"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))} if floors else {}),
         **({"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"} if counts else {}),
         **judged_tags(summary),
@@ -395,7 +396,7 @@ def config_yaml(result: StudyResult) -> str:
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
-_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/cold_start_s")
+_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s")
 """The figures of a variant that are metrics in MLflow, beside those that `logged_metrics` adds; `table.csv` and
 `result.json` have all. MLflow draws a chart of each metric."""
 

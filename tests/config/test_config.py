@@ -26,6 +26,7 @@ from sdopt.options.compiler import Eager, Inductor
 from sdopt.options.memory import VaeTiling
 from sdopt.reference import MODEL
 from sdopt.schema import Protocol, Workload
+from sdopt.study.plan import require_same_task
 from tests.fixtures import Composers
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
@@ -88,6 +89,7 @@ class TestEveryFile:
                 chosen.append("~load")
             job = composer(chosen)
             plan = job.current.study.plan(job)
+            require_same_task(plan)
             assert len({variant.name for variant in plan.variants}) == len(plan.variants)
             for edge in plan.edges:
                 assert edge.credit != "nothing" or name == "noise"  # whose variants are all the same

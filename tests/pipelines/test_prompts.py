@@ -260,8 +260,8 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.jsonl", "[" * 100_000, "nested too deeply"),
         ("a.txt", "a" * 1_000_000, "line 1 has 1000000 characters"),
         ("a.csv", "prompt\n" + "a" * 1_000_000, "field larger than field limit"),
-        ("a.csv", b"\xff\xfe\x00\xd8", "cannot be read as text (line 1 is not valid UTF-8"),
-        ("a.txt", b"a\nL\xf6we\n", "cannot be read as text (line 2 is not valid UTF-8 (byte 0xf6)"),
+        ("a.csv", b"\xff\xfe\x00\xd8", "is UTF-16"),
+        ("a.txt", b"a\nL\xf6we\n", "is not UTF-8 (line 2 has the byte 0xf6)"),
     ],
     ids=lambda value: str(value)[:20],
 )

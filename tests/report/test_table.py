@@ -59,7 +59,7 @@ class TestRanking:
         baseline.measurements = baseline.measurements[:1]
         retime(baseline.measurements[0].shapes[0], [seconds])
         result.comparisons = []
-        assert shown in [cell.figure for cell in ranking(summary_of(result)).column("time")]
+        assert shown in [cell.figure for cell in ranking(summary_of(result)).column("time per image")]
 
     def test_a_reason_stands_where_there_is_no_figure(self, result: StudyResult) -> None:
         summary = summary_of(result)
@@ -67,7 +67,7 @@ class TestRanking:
         row = dict(
             zip(table.headings, next(row for row in table.cells if row[0].figure == "TensorFloat-32"), strict=True)
         )
-        assert (str(row["speed"]), str(row["speed-up"]), str(row["time"])) == ("skipped", "", "")
+        assert (str(row["speed"]), str(row["speed-up per image"]), str(row["time per image"])) == ("skipped", "", "")
         assert "needs a CUDA device" in next(row.because for row in summary.rows if row.name == "TensorFloat-32")
 
 
@@ -90,8 +90,9 @@ class TestTerminal:
         assert max(map(len, lines)) <= width
         assert " ".join(text.split()).startswith(summary.sentence)
         assert len(lines) <= 30
+        head = next(number for number, line in enumerate(lines) if line.startswith("variant "))
         for row in summary.rows:
-            [line] = [line for line in lines if line.startswith(f"{row.name[:14]}") and "…: " not in line]
+            [line] = [line for line in lines[head + 1 :] if line.startswith(f"{row.name[:14]}") and "…: " not in line]
             assert row.speed is None or width < 80 or str(row.speed) in line
 
     def test_what_a_narrow_one_leaves_out_are_details_and_then_columns(self) -> None:

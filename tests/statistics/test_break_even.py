@@ -55,7 +55,7 @@ class TestBreakEven:
     def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)
         started(result, "bfloat16", 1.0, 20.0)
-        assert break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95))) == "never repaid: its calls are no faster"
+        assert break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95))) == "never repaid: it is no faster"
         perhaps = level(result, Interval(1.1, 0.9, 1.3, 0.95))
         assert perhaps.images_high is None
         assert break_even_text(perhaps).endswith(", never]")
@@ -74,7 +74,7 @@ class TestBreakEven:
         assert f"{said}{break_even_text(comparison.break_even)}" in note
         comparison.shapes[0].floor, comparison.break_even = 2.0, uncounted(comparison.break_even)
         [note] = [note for note in notes_of(summary_of(result)) if note.startswith("Start-up: ")]
-        assert f"{said}and its calls differ by no more than two identical baselines" in note
+        assert f"{said}and its times differ by no more than those of two identical baselines" in note
         flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
         assert not any(name.startswith("break_even/") for name in flat)

@@ -141,10 +141,13 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("changed", "value", "differs"),
         [
-            ("workload.batch_size", 4, True),
+            ("workload.size", 128, True),
+            ("task.strength", 0.5, True),
             ("model.name", "sd15", True),
             ("hardware.device", "cuda", True),
-            # What a candidate may choose is the same work.
+            # How many images a call makes is compared per image, and what a candidate may choose is the same work.
+            ("workload.batch_size", 4, False),
+            ("workload.images_per_prompt", 2, False),
             ("scheduler.class_name", "EulerDiscreteScheduler", False),
             ("hardware.threads", 1, False),
         ],

@@ -100,7 +100,7 @@ class TestWithoutAGate:
     def test_a_change_of_memory_too_small_to_count_is_no_gain(self, study: StudyResult) -> None:
         study.comparisons[0].shapes[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
         assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup"], "16 MiB are 17 % here"
-        reconfigure(study, "gate", smallest_memory_mib=0)
+        reconfigure(study, "protocol", smallest_memory_mib=0)
         assert timed(study, 1.21, 1.08, 1.35).gains == ["speedup", "memory_ratio"]
 
     def test_other_work_is_not_recommended_nor_what_changes_nothing_or_is_not_explained(
@@ -114,8 +114,8 @@ class TestWithoutAGate:
         assert (row.speed, row.recommended) == (Speed.FASTER, False)
         assert "trace shows no change" in summary_of(study).sentence
         study.variant(NAME).measurements[0].shapes[0].traced = traced
-        reconfigure(study.variant(NAME), "workload", batch_size=4)
-        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.batch_size"
+        reconfigure(study.variant(NAME), "workload", size=32)
+        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.size"
         baseline, variant = study.variant(study.baseline), study.variant(NAME)
         variant.choices, variant.config = baseline.choices, baseline.config
         assert timed(study, 1.3, 1.2, 1.4).because == REPEATS

@@ -27,11 +27,11 @@ from sdopt.options.compiler.base import (
     Tensors,
     exports,
     graphs_in,
+    kept_code,
     missing_for_packages,
     replace_by_graphs,
 )
 from sdopt.pipelines.parts import Pipeline
-from sdopt.scratch import cache_folder
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def private_folder(name: str) -> Path:
     Raises:
         UnavailableError: other users may read or write the folder.
     """
-    folder = cache_folder() / "sdopt" / name
+    folder = kept_code(name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if folder.is_symlink() or state.st_uid != os.getuid() or state.st_mode & 0o077:

@@ -26,6 +26,7 @@ from sdopt.options.attention import Sdpa
 from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
+from sdopt.scratch import cache_folder, named_caches, unwritable
 
 STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
 """The targets of compilers, with the stage of a call in which each runs."""
@@ -289,8 +290,16 @@ _UNPACKED = "/tmp"
 """See `create_temp_dir` in torch/csrc/inductor/aoti_package/model_package_loader.cpp."""
 
 
-def unfit_for_inductor(ctx: Context) -> list[str]:
-    """Returns the conflicts of Inductor with this device and machine, and with attention that it would change."""
+def kept_code(name: str) -> Path:
+    """Returns the folder in which code stays that some compiler has compiled, for later processes."""
+    return cache_folder() / "sdopt" / name
+
+
+def unfit_for_inductor(ctx: Context, keeps: str = "") -> list[str]:
+    """Returns the conflicts of Inductor with this device and machine, and with attention that it would change.
+
+    `keeps` names the folder of `kept_code`, if it is to be used.
+    """
     found = []
     attention = ctx.chosen.get("attention")
     if isinstance(attention, Sdpa) and attention.backend == "math":
@@ -308,6 +317,12 @@ def unfit_for_inductor(ctx: Context) -> list[str]:
         found += missing_for_triton("Inductor on CUDA")
     else:
         found += _missing_cxx("Inductor on a CPU")
+    folders = {name: Path(folder) for name, folder in named_caches().items()}
+    if keeps:
+        folders["XDG_CACHE_HOME"] = kept_code(keeps)
+    for name, folder in folders.items():
+        if reason := unwritable(folder):
+            found.append(f"compiled code goes to {folder}, and {reason}: name another folder with {name}=…")
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
         folder = f"{tempfile.gettempdir()}, which is mounted noexec"
         found.append(f"Inductor loads compiled code from {folder}: choose another folder with TMPDIR=…")
@@ -321,7 +336,7 @@ def _is_noexec(folder: str) -> bool:
 
 def missing_for_packages(ctx: Context) -> list[str]:
     """Returns the conflicts of AOTInductor, which on CUDA compiles C++ with the CUDA toolkit's headers."""
-    found = unfit_for_inductor(ctx)
+    found = unfit_for_inductor(ctx, keeps="aot")
     if ctx.device.is_here and _is_noexec(_UNPACKED):
         unpacks = f"AOTInductor unpacks compiled code to {_UNPACKED}, independent of TMPDIR"
         found.append(f"{unpacks}, and {_UNPACKED} is mounted noexec: choose compiler=inductor")

@@ -70,6 +70,10 @@ def records_any_shape(ctx: Context) -> list[str]:
     return [f"{fails}: choose grad_mode=no_grad or inference_mode, or {other}"]
 
 
+_KEPT = "inductor"
+"""The folder of kept code."""
+
+
 @dataclass(frozen=True)
 class ByInductor(Compiler):
     """The base of the options that compile with Inductor."""
@@ -77,11 +81,15 @@ class ByInductor(Compiler):
     keep: bool = field(default=False, kw_only=True)
     """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
+    @property
+    def _keeps(self) -> str:
+        return _KEPT if self.keep else ""
+
     def _start(self, pipe: Pipeline) -> None:
         """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
         compilation.reset()
         if self.keep:
-            folder = private_folder("inductor") / digest_of(denoiser_of(pipe), device_of(pipe), repr(self))
+            folder = private_folder(_KEPT) / digest_of(denoiser_of(pipe), device_of(pipe), repr(self))
             folder.mkdir(exist_ok=True)
             compilation.keep_in(folder)
 
@@ -117,7 +125,7 @@ class Inductor(ByInductor):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets)
+        found = unfit_for_inductor(ctx, self._keeps) + unfit_targets(ctx, self.targets)
         found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
@@ -190,7 +198,7 @@ class Regional(ByInductor):
     def conflicts(self, ctx: Context) -> list[str]:
         # All blocks share their code, which is compiled for each level of the UNet that has some.
         levels = len(head_dimensions_by_level(ctx.model)) or 1
-        return unfit_for_inductor(ctx) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
+        return unfit_for_inductor(ctx, self._keeps) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -234,7 +242,7 @@ class InductorDynamic(ByInductor):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx)
+        found = unfit_for_inductor(ctx, self._keeps)
         if isinstance(ctx.chosen.get("attention"), Sliced):
             anew = "there are as many slices as the batch needs, so each batch size would be compiled anew"
             found.append(f"{anew}: choose compiler=inductor, or another attention than sliced")

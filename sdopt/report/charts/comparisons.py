@@ -22,13 +22,13 @@ from sdopt.report.charts.parts import (
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
-from sdopt.report.tables import images_cell, memory_cell
+from sdopt.report.tables import images_cell, memory_cell, slower_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
 from sdopt.statistics.figures import Figures, Ratio, floor_range, ratio_text
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.scale import Speed, speed_of
 from sdopt.statistics.summary import Summary
-from sdopt.statistics.words import seconds_text
+from sdopt.statistics.words import seconds_text, unit_text
 
 _LOOKS = {
     str(Speed.FASTER): (BLUE, "triangle-right"),
@@ -46,12 +46,15 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     result, several = summary.result, len(summary.result.shapes) > 1
     judged = any(row.decision for row in summary.rows)
     data: list[dict[str, Any]] = []
-    for row in [row for row in summary.candidates if row.speedup]:
+    for row in [row for row in summary.candidates if row.speedup or row.variant.given_up]:
         told = {
             "memory": str(memory_cell(row)),
             "images": str(images_cell(row, judged)),
             "gate": str(row.decision or ""),
         }
+        if row.variant.given_up:
+            data += [_arrow(at, several) | told for at in row.figures.shapes if at.at_least_slower]
+            continue
         for at, speed in zip(row.figures.shapes, row.speeds, strict=False):
             data.append(_point(at, at.overall[SPEEDUP.name], speed, several) | told)
     data.sort(key=lambda each: -each["estimate"])
@@ -61,7 +64,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     data += [_point(at, at.speedup, speed_of(at.speedup), several) | nothing for at in again if at.speedup]
     if not data:
         return None
-    columns = [Column("speed-up", "figure", 136)]
+    columns = [Column(f"speed-up{unit_text(result.per_image)}", "figure", 136)]
     if detailed:
         columns += [Column("memory", "memory", 108)]
         columns += [Column("images", "images", 190)] if any(each["images"] for each in data) else []
@@ -70,7 +73,7 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     floors = floor_range(result)
     floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     axis = ratio_axis(
-        f"speed-up over {shortened(result.baseline)}, log scale (right is faster)",
+        f"speed-up{unit_text(result.per_image)} over {shortened(result.baseline)}, log scale (right is faster)",
         [*(row[end] for row in data for end in ("estimate", "low", "high")), *((1 / floor, floor) if floor else ())],
     )
     rows = Rows(data, columns)
@@ -87,7 +90,26 @@ def _point(at: Figures, ratio: Ratio, speed: Speed, several: bool) -> dict[str, 
         "high": ratio.interval.high,
         "speed": str(speed),
         "figure": ratio.text,
-        "latency": seconds_text(at.latency) if at.latency else "",
+        "latency": f"{seconds_text(at.time)}{unit_text(at.per_image)}" if at.time else "",
+    }
+
+
+_ARROW = 1.3
+"""Length of the arrow at a bound, as a factor on the log scale."""
+
+
+def _arrow(at: Figures, several: bool) -> dict[str, Any]:
+    """Returns the record of a variant that is slower than a bound: an arrow from there to the left."""
+    assert at.at_least_slower is not None
+    bound = 1 / at.at_least_slower
+    return {
+        "name": f"{at.variant.name}{f', {at.shape}' if several else ''}",
+        "estimate": bound / _ARROW,
+        "low": bound / _ARROW,
+        "high": bound,
+        "speed": str(Speed.SLOWER),
+        "figure": str(slower_cell(at)),
+        "latency": "",
     }
 
 
@@ -149,7 +171,7 @@ def waterfall(summary: Summary) -> Spec | None:
     for placed in rows.placed:
         placed["below"] = placed["at"] + 1 if placed["joined"] else None
     axis = ratio_axis(
-        "speed-up over the baseline so far, log scale",
+        f"speed-up{unit_text(summary.result.per_image)} over the baseline so far, log scale",
         [row[end] for row in data for end in ("start", "end", "low", "high")],
     )
     tooltip = {"name": "step", "reference": "against", "figure": "this step", "total": "in all"}

@@ -20,6 +20,7 @@ from sdopt.report.charts.parts import (
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
 from sdopt.statistics.summary import Summary
+from sdopt.statistics.words import unit_text
 
 _DECIDES, _DISTURBED, _LEFT_OUT = "decides", "disturbed, but decides", "disturbed, left out"
 
@@ -73,7 +74,7 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
             scale=alt.Scale(nice=False, padding=14),
             axis=alt.Axis(values=ticks, format="d", grid=False, titleAnchor="middle"),
         ),
-        y=alt.Y("time:Q", title=f"latency of one call ({unit})", scale=alt.Scale(zero=False)),
+        y=alt.Y("time:Q", title=f"latency of one {_what(result)} ({unit})", scale=alt.Scale(zero=False)),
         color=alt.Color("who:N", title=None, scale=alt.Scale(domain=list(_WHO), range=list(_WHO.values()))),
     )
     shape = alt.Shape(
@@ -95,7 +96,7 @@ def rounds_plot(summary: Summary, shape_index: int = 0) -> Spec | None:
     chart = alt.layer(*layers, data=alt.InlineData(values=calls)).add_params(picked)
     baseline = json.dumps(result.baseline)  # as a string of Vega's expression language
     who = f"datum.variant === {baseline} ? 'baseline' : datum.variant === picked ? 'chosen variant' : 'others'"
-    described = f"Latency of {len(calls)} calls of {len(names)} variants, by round"
+    described = f"Latency of {len(calls)} calls{unit_text(result.per_image)} of {len(names)} variants, by round"
     return built(chart.transform_calculate(who=who), described, 320)
 
 
@@ -109,7 +110,9 @@ def _calls(result: StudyResult) -> list[dict[str, Any]]:
     limit = result.config.protocol.interference
     calls: list[dict[str, Any]] = []
     for variant, measurement in timed:
+        images = variant.config.images_per_call if result.per_image else 1
         for call in measurement.shapes[0].calls:
+            seconds = call.seconds / images
             share, number = call.disturbed, begins[measurement.session] + call.round + 1
             disturbed = share is not None and limit is not None and share > limit
             calls.append({
@@ -117,13 +120,18 @@ def _calls(result: StudyResult) -> list[dict[str, Any]]:
                 "process": measurement.replicate + 1,
                 "worker": f"{variant.name} {measurement.replicate} {measurement.session}",
                 "round": number,
-                "seconds": call.seconds,
-                "text": f"{call.seconds:.3f} s",
-                "aria_text": f"{variant.name}, round {number}: {call.seconds:.3f} s",
+                "seconds": seconds,
+                "text": f"{seconds:.3f} s",
+                "aria_text": f"{variant.name}, round {number}: {seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
                 "kind": _LEFT_OUT if call.left_out else _DISTURBED if disturbed else _DECIDES,
             })  # fmt: skip
     return calls
+
+
+def _what(result: StudyResult) -> str:
+    """Returns what the times of a study are those of."""
+    return "image" if result.per_image else "call"
 
 
 def _unit(seconds: Sequence[float]) -> tuple[str, float]:
@@ -164,7 +172,7 @@ def stages_plot(summary: Summary) -> Spec | None:
             start += value
     x = alt.X(
         "from:Q",
-        title=f"time of one call by stage ({unit})",
+        title=f"time of one {_what(summary.result)} by stage ({unit})",
         scale=alt.Scale(domainMin=0, nice=False),
         axis=alt.Axis(tickCount=FEW_TICKS),
     )

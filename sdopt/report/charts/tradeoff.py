@@ -15,7 +15,7 @@ from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
 from sdopt.statistics.figures import Figures
 from sdopt.statistics.scale import Images
 from sdopt.statistics.summary import Row, Summary
-from sdopt.statistics.words import gib_text, seconds_text
+from sdopt.statistics.words import gib_text, seconds_text, unit_text
 
 _SHAPES: dict[str, str] = {
     BASELINE: "square",
@@ -51,7 +51,8 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
             continue
         heading = quality_heading(metric)
         x = _loss_axis(points, metric, heading)
-        views.append((heading, _spec(points, x, _front(points, bool(family_of(metric).higher_is_better)))))
+        front = _front(points, bool(family_of(metric).higher_is_better))
+        views.append((heading, _spec(points, x, front, unit_text(summary.result.per_image))))
         legend |= {p["number"]: (p["number"], p["name"], Cell(p["kind"], tone=TONES[p["kind"]])) for p in points}
     if not views:
         return None
@@ -73,7 +74,7 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
         if loss is None or speed is None:
             continue
         itself = row.is_baseline and metric not in row.figures.scores
-        kind = BASELINE if row.images is None else str(row.images)
+        kind, time = BASELINE if row.images is None else str(row.images), row.figures.time
         points.append({
             "number": number,
             "name": row.name,
@@ -84,7 +85,7 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             "kind": kind,
             "memory": gib_text(row.figures.headline_memory[1]) if row.figures.headline_memory else "",
             "speed_text": row.speedup.text if row.speedup else "",
-            "latency": seconds_text(row.figures.latency) if row.figures.latency else "",
+            "latency": f"{seconds_text(time)}{unit_text(row.figures.per_image)}" if time else "",
             "loss_text": "the reference itself" if itself else metric_text(row.figures, metric),
         })  # fmt: skip
     return points
@@ -121,8 +122,9 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X
     )
 
 
-def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]]) -> Spec:
-    y = alt.Y("speed:Q", **ratio_axis("speed-up, log scale (up is faster)", [point["speed"] for point in points]))
+def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]], unit: str) -> Spec:
+    speeds = [point["speed"] for point in points]
+    y = alt.Y("speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds))
     looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
              if any(point["kind"] == kind for point in points)}  # fmt: skip
     told = "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points)

@@ -28,6 +28,8 @@ from sdopt.report.tables import (
 )
 from sdopt.report.verdicts import floors_of, verdict_blocks
 from sdopt.statistics.break_even import images_text, start_text
+from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.figures import floor_range
 from sdopt.statistics.published import claims_of, published_of
 from sdopt.statistics.summary import Summary
 
@@ -67,9 +69,8 @@ def _sections(summary: Summary) -> Iterator[Section]:
     effects = [*_comparisons(summary, interactions, caption), *filter(None, [effects_table(summary)])]
     yield Section("effects", "Effects and interactions", effects)
     views = [(str(shape), rounds_plot(summary, index)) for index, shape in enumerate(result.shapes)]
-    caption = (
-        "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
-        "Calls that other work disturbed have a mark of their own."
+    caption = "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike." + (
+        " Calls that other work disturbed have a mark of their own." if count_rounds(result) else ""
     )
     yield Section("latency", "Time of each call", charts_of(views, caption, choice="shape"))
     caption = (
@@ -117,10 +118,9 @@ def _comparisons(summary: Summary, plot: Callable[[Summary], Spec | None], capti
 
 def _results(summary: Summary) -> Section:
     result = summary.result
-    caption = (
-        "Each mark is a speed-up over the baseline, with its interval. The shaded band is the difference between two "
-        "identical baselines."
-    )
+    caption = "Each mark is a speed-up over the baseline, with its interval where there is one."
+    if floor_range(result) is not None:
+        caption += " A shaded band is the difference between two identical baselines."
     blocks = _comparisons(summary, forest, caption)
     blocks += [table] if (table := shapes_table(summary)) else []
     if (table := quality_table(summary)) is not None:
@@ -179,7 +179,8 @@ def _environment(summary: Summary) -> Section:
     }
     pairs = [(name, value if isinstance(value, str) else _listed(value)) for name, value in facts.items() if value]
     blocks: list[Block] = [Facts(pairs), *([Notes(environment.warnings)] if environment.warnings else [])]
-    return Section("environment", "Environment", [Fold("Device, processor and versions", blocks)])
+    heading = "Of the machine that judged" if summary.result.is_imported else "Device, processor and versions"
+    return Section("environment", "Environment", [Fold(heading, blocks)])
 
 
 def _listed(values: object) -> str:

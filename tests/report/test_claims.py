@@ -1,0 +1,302 @@
+"""No sentence of any surface claims what the record of a study lacks: kinds of studies × surfaces × claims."""
+
+import json
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sdopt.record.files import read_result
+from sdopt.record.records import IMPORTED, MeasurementSession, Status, StudyResult
+from sdopt.report.answer import answer_shown
+from sdopt.report.answer_json import answer_of, to_json
+from sdopt.report.catalog import markdown_table
+from sdopt.report.markdown import markdown_page
+from sdopt.report.page.sections import study_page
+from sdopt.report.tables import to_csv
+from sdopt.report.verdicts import summary_markdown
+from sdopt.statistics.disturbance import count_rounds
+from sdopt.statistics.figures import floor_range
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, compare
+from sdopt.statistics.summary import Summary, summary_of
+from sdopt.tracking.runs import study_tags, variant_run
+from tests.records import reconfigure
+
+RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
+OPTIONS = ("channels last", "deep cache")
+
+
+def measured() -> StudyResult:
+    """Two options, the baseline and its repetition, without a gate; each option was shown active."""
+    result = deepcopy(read_result(RECORD))
+    result.variants = [row for row in result.variants if row.is_control or row.name in (result.baseline, *OPTIONS)]
+    names = {row.name for row in result.variants}
+    result.comparisons = [edge for edge in result.comparisons if edge.candidate in names]
+    result.judgements, result.gate = [], ""
+    compare(result)
+    return result
+
+
+def judged() -> StudyResult:
+    """The same with the verdicts of its gate."""
+    whole, result = read_result(RECORD), measured()
+    names = {edge.candidate for edge in result.comparisons}
+    result.judgements = [deepcopy(one) for one in whole.judgements if one.candidate in names]
+    result.gate = whole.gate or "default"
+    return result
+
+
+def one_process() -> StudyResult:
+    result = measured()
+    for row in result.variants:
+        row.measurements = row.measurements[:1]
+    compare(result)
+    return result
+
+
+def ended_early() -> StudyResult:
+    """Two of three processes of each variant were measured when it was interrupted."""
+    result = measured()
+    for row in result.variants:
+        row.measurements, row.status = row.measurements[:2], Status.INTERRUPTED
+    result.status = "interrupted"
+    compare(result)
+    return result
+
+
+def resumed() -> StudyResult:
+    result = measured()
+    result.sessions = [*result.sessions, MeasurementSession(result.started)]
+    return result
+
+
+def imported(times: bool = True) -> StudyResult:
+    """The same images and times, as other programs left them."""
+    result = measured()
+    result.design, result.sessions = IMPORTED, []
+    for row in result.variants:
+        row.overrides, row.snippets, row.denoiser_calls, row.tflop_per_image = [], {}, None, None
+        row.measurements = row.measurements if times else []
+        for measurement in row.measurements:
+            measurement.stages_s, measurement.load_s = {}, None
+            for samples in measurement.shapes:
+                samples.evidence, samples.traced, samples.cold_start_s = [], {}, None
+                for call in samples.calls:
+                    call.interference = None
+    compare(result)
+    return result
+
+
+def imported_once() -> StudyResult:
+    """Nobody made the baseline's images again, and there is one replicate."""
+    result = imported()
+    result.variants = [row for row in result.variants if not row.is_control]
+    result.comparisons = [edge for edge in result.comparisons if edge.candidate in OPTIONS]
+    for row in result.variants:
+        row.measurements = row.measurements[:1]
+    compare(result)
+    return result
+
+
+def without_images() -> StudyResult:
+    result = measured()
+    for row in result.variants:
+        row.images, row.quality = [], {}
+    for edge in result.comparisons:
+        edge.quality = {}
+    return result
+
+
+def random_weights() -> StudyResult:
+    result = measured()
+    owners: list[StudyResult] = [result]
+    for owner in (*owners, *result.variants):
+        reconfigure(owner, "model", weights="random")
+    return result
+
+
+def with_a_failure(name: str | None = None) -> StudyResult:
+    """One variant, or the repeated baseline, failed before it was timed."""
+    result = measured()
+    for row in result.variants:
+        if row.name == name or (name is None and row.is_control):
+            row.status, row.reason, row.measurements, row.images = Status.FAILED, "it broke", [], []
+    compare(result)
+    return result
+
+
+def all_skipped() -> StudyResult:
+    result = measured()
+    for row in result.variants:
+        row.measurements, row.images, row.quality = [], [], {}
+        row.status = Status.SKIPPED if row.name in OPTIONS else Status.PENDING
+        row.reason = "it cannot run here"
+    for edge in result.comparisons:
+        edge.quality = {}
+    compare(result)
+    return result
+
+
+def not_traced() -> StudyResult:
+    """Settings of the work, of which a trace has nothing to show, beside an option."""
+    result = measured()
+    row = result.variant(OPTIONS[0])
+    row.choices = dict(result.variant(result.baseline).choices)
+    reconfigure(row, "workload", steps=7)
+    return result
+
+
+def batches() -> StudyResult:
+    result = measured()
+    reconfigure(result.variant(OPTIONS[0]), "workload", batch_size=4)
+    compare(result)
+    return result
+
+
+KINDS: dict[str, Callable[[], StudyResult]] = {
+    "measured": measured,
+    "judged by a gate": judged,
+    "one process": one_process,
+    "interrupted": ended_early,
+    "resumed": resumed,
+    "imported": imported,
+    "imported images alone": lambda: imported(times=False),
+    "imported once": imported_once,
+    "without images": without_images,
+    "random weights": random_weights,
+    "a failed variant": lambda: with_a_failure(OPTIONS[1]),
+    "a failed repetition": with_a_failure,
+    "all skipped": all_skipped,
+    "not traced": not_traced,
+    "batches": batches,
+}
+
+
+def shown(summary: Summary) -> str:
+    stream = StringIO()
+    Console(file=stream, width=1000).print(answer_shown(summary, 1000))
+    return stream.getvalue()
+
+
+def tracked(summary: Summary) -> str:
+    """What MLflow holds: tags and metrics of the study's run, and of those of its variants."""
+    runs = [variant_run(summary, row, RECORD, images=False) for row in summary.result.variants]
+    held = [study_tags(summary), *(run.tags for run in runs), *(run.metrics for run in runs)]
+    return json.dumps([{key: str(value) for key, value in one.items()} for one in held], ensure_ascii=False)
+
+
+SURFACES: dict[str, Callable[[Summary], str]] = {
+    "terminal": shown,
+    "table.md": markdown_table,
+    "report.md": lambda summary: markdown_page(study_page(summary, RECORD, 0)).decode(),
+    "table.csv": to_csv,
+    "--json": lambda summary: json.dumps(to_json(answer_of(summary, RECORD)), ensure_ascii=False),
+    "MLflow": tracked,
+    "step summary": summary_markdown,
+    "in a program": repr,
+}
+
+
+def active(result: StudyResult) -> int:
+    """How many candidates have evidence of a trace for all that they add."""
+    count = 0
+    for row in result.candidates:
+        added = {axis for axis in row.promises if row.choices.get(axis) != result.variant("baseline").choices.get(axis)}
+        evidence = [item for m in row.measurements for samples in m.shapes for item in samples.evidence]
+        proven = {item.axis for item in evidence if item.engaged}
+        count += bool(added) and added <= proven and row.status is Status.OK
+    return count
+
+
+def processes(result: StudyResult) -> int:
+    return max(len(row.samples) for row in result.variants)
+
+
+def has_times(result: StudyResult) -> bool:
+    return any(row.samples for row in result.variants)
+
+
+def compared(result: StudyResult) -> bool:
+    return any(at.speedup for edge in result.comparisons for at in edge.shapes)
+
+
+CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
+    r"verified active in a trace": lambda result: active(result) > 0,
+    r"All \d+ were verified active": lambda result: active(result) == len(result.candidates),
+    r"two-sided 95 % intervals": lambda result: processes(result) >= MINIMUM_PROCESSES,
+    r"interleaved rounds|Measured in blocks": lambda result: has_times(result) and not result.is_imported,
+    r"\b3 processes per variant": lambda result: processes(result) >= 3,
+    r"ratio of geometric means": compared,
+    r"dentical baselines differed by|difference between two identical baselines": lambda result: (
+        floor_range(result) is not None
+    ),
+    r"peak resident set|peak that PyTorch allocated": lambda result: not result.is_imported and has_times(result),
+    r"start from the same noise": lambda result: not result.is_imported,
+    r"[Rr]andom weights": lambda result: result.config.random_weights,
+    r"Disturbed by other work|Calls that other work disturbed|\"sdopt.disturbed\"": lambda result: (
+        count_rounds(result) is not None
+    ),
+    r"images (nearly )?identical|images similar|images visibly different": lambda result: any(
+        "psnr_db" in edge.quality for edge in result.comparisons
+    ),
+    r"The images were not judged": lambda result: any(row.images for row in result.variants) and not result.judgements,
+    r"Images and pass or fail follow": lambda result: bool(result.judgements),
+    r"speed follows the two-sided intervals": lambda result: processes(result) >= MINIMUM_PROCESSES,
+    r"No times of a repeated baseline": lambda result: result.control is None or not result.control.samples,
+    r"\d× (faster|slower)": compared,
+    r"per image\b(?! is)": lambda result: result.per_image,
+    r"protocol\.replicates": lambda result: not result.is_imported,
+    r"\"device\": |\"torch\": ": lambda result: not result.is_imported,
+    r"Measured in \d sessions": lambda result: len(result.sessions) > 1,
+    r"does other work by choice": lambda result: any(
+        row.config.workload.steps != result.config.workload.steps for row in result.candidates
+    ),
+}
+"""What must be recorded, by the sentence that says it."""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, dict[str, str]]:
+    """What each surface says, by the kind of study."""
+    found: dict[str, dict[str, str]] = {}
+    for kind, make in KINDS.items():
+        summary = summary_of(make())
+        found[kind] = {surface: write(summary) for surface, write in SURFACES.items()}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sentence_is_of_something_recorded(said: dict[str, dict[str, str]], kind: str) -> None:
+    result, wrong = KINDS[kind](), []
+    for surface, text in said[kind].items():
+        for claim, recorded in CLAIMS.items():
+            if (place := re.search(claim, text)) and not recorded(result):
+                wrong.append(f"{surface}: …{text[max(0, place.start() - 60) : place.end() + 60]}…")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_claim_is_made_by_some_kind(said: dict[str, dict[str, str]]) -> None:
+    everything = "\n".join(text for surfaces in said.values() for text in surfaces.values())
+    assert [claim for claim in CLAIMS if not re.search(claim, everything)] == []
+
+
+def test_settings_of_the_work_are_not_counted_among_what_a_trace_shows(said: dict[str, dict[str, str]]) -> None:
+    assert "1 of 2 were verified active" in said["not traced"]["terminal"]
+    assert "All 2 were verified active" in said["measured"]["terminal"]
+    assert "verified active" not in said["imported"]["terminal"]
+
+
+def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:
+    result = measured()
+    row = result.variant(OPTIONS[0])
+    [item, *_] = [item for item in row.measurements[-1].shapes[0].evidence if item.axis in row.promises]
+    row.measurements[-1].shapes[0].evidence = [
+        replace(each, engaged=False) if each is item else each for each in row.measurements[-1].shapes[0].evidence
+    ]
+    if row.choices[item.axis] != result.variant("baseline").choices[item.axis]:
+        assert "1 of 2 were verified active" in shown(summary_of(result))
