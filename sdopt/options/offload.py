@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from sdopt.hardware.device import Device
 from sdopt.options import Context, Finding, Optimization, Proof, Stage, Trace, bounded
-from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention
+from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer
 from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.lora import Hotswap
 from sdopt.options.memory import VaeTiling
@@ -138,7 +138,7 @@ class GroupOffload(Offload):
                 "offload_type=block_level and use_stream=false"
             )
         # The stream prefetches in the order of the first call; a layer that is skipped later stays on the device.
-        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, PyramidAttention)
+        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer)
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
         order = "a stream needs a fixed order of layers, which changes with"
         found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]
