@@ -193,10 +193,10 @@ def test_an_option_and_a_key_of_ones_own(composer: Composers, tmp_path: Path, mo
 def test_an_option_left_out_is_seen(composer: Composers, tmp_path: Path) -> None:
     """The red path: each of these was lost once, and nothing but the image says so."""
     variant = of(
-        composer, "caching=deepcache", "caching.interval=3", "workload.steps=9", "workload.negative_prompt=red"
+        composer, "caching=deepcache", "caching.interval=5", "workload.steps=6", "workload.negative_prompt=red"
     )
     found, program = made(variant, tmp_path)
-    assert program.draws
+    assert program.draws, program.reason
     for lost in ('"caching.interval=5", ', "negative_prompt=negative_prompt, "):
         assert lost in found.text
         hydra = GlobalHydra.get_state()
