@@ -18,7 +18,8 @@ def main(argv: list[str]) -> int:
         prog="sdopt judge",
         description="Compare images that any program made with those of a baseline, by the metrics and rules of a "
         "study. Images belong together by file name, or by the prompt and seed in a prompts.csv (file, prompt, seed) "
-        "beside them or in the files, where A1111 and ComfyUI leave them. A times.csv (file, or prompt and seed; "
+        "beside them or in the files, where A1111, ComfyUI, InvokeAI, SwarmUI, Fooocus and others leave them; settings "
+        "that they leave there (steps, sampler, model, …) must be the same. A times.csv (file, or prompt and seed; "
         "seconds; memory_gib; replicate) adds speed and memory.",
         epilog="examples: sdopt judge fp32/ int8/ --again fp32_once_more/; sdopt judge fp32/ int8/ gate=strict "
         "quality.features=[effnet] gate.calibration=own.json (from `sdopt calibrate --from seeds_a/ seeds_b/`)",
@@ -35,6 +36,12 @@ def main(argv: list[str]) -> int:
         help="what is promised: the same bytes, the same up to rounding, or as good (default: %(default)s)",
     )
     parser.add_argument(
+        "--changes",
+        metavar="SETTING,…",
+        help="settings of the images that the candidates change on purpose, as in steps,sampler; others must be the "
+        "baseline's",
+    )
+    parser.add_argument(
         "--precision",
         choices=TYPES,
         help="number type of the baseline, for rules of --contract=equivalent",
@@ -46,12 +53,20 @@ def main(argv: list[str]) -> int:
     folders = [Path(word) for word in arguments.candidates if word not in overrides]
 
     from sdopt.exchange.judging import judge_folders
+    from sdopt.exchange.settings import named_settings
     from sdopt.exchange.study import Given
 
     with only_json(arguments.json) as say:
         if not folders:
             raise UsageError("CANDIDATE: name a folder of images to compare with the baseline")
-        given = Given(arguments.baseline, folders, arguments.again, Contract(arguments.contract), arguments.precision)
+        given = Given(
+            arguments.baseline,
+            folders,
+            arguments.again,
+            Contract(arguments.contract),
+            arguments.precision,
+            changes=named_settings(arguments.changes) if arguments.changes else (),
+        )
         code, folder = judge_folders(given, overrides, arguments.output, ["sdopt", "judge", *argv])
         if arguments.json:
             say(answers(found_in(folder), code))

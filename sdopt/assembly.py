@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Finding, Inputs, Optimization, Proof, loading_arguments
-from sdopt.pipelines.loading import load_pipeline
-from sdopt.pipelines.parts import Pipeline, called
+from sdopt.pipelines.loading import call_arguments, load_pipeline
+from sdopt.pipelines.parts import CALL, Pipeline, called
 from sdopt.variant import Variant
 
 
@@ -40,6 +38,8 @@ class Assembly:
         Raises:
             UsageError: files are missing.
         """
+        import torch
+
         options = dict(variant.applied)
         for option in options.values():
             option.begin_process()
@@ -49,6 +49,7 @@ class Assembly:
             arguments |= option.parts(variant.model, dtype)
         on_host = any(option.loads_on_host for option in options.values())
         pipe = load_pipeline(variant.model, variant.scheduler, variant.task, device, arguments, on_host)
+        pipe.__dict__[CALL] = call_arguments(variant.model)
         return cls.of(pipe, options)
 
     @classmethod

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 
@@ -70,6 +71,8 @@ Exit codes: 0 done; 1 a regression; 2 usage, configuration or conflict; 3 someth
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
+    if argv is None:
+        _require_utf8()
     return end_with_code(_run)(sys.argv[1:] if argv is None else argv)
 
 
@@ -87,7 +90,9 @@ def _run(arguments: list[str]) -> int:
     ):
         return _complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="))
     if arguments[0] not in COMMANDS:
-        print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        near = get_close_matches(arguments[0], COMMANDS, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        print(f"sdopt: unknown command '{arguments[0]}'; {meant}choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     _require_working_folder()
     # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.
@@ -104,6 +109,16 @@ def _run(arguments: list[str]) -> int:
     runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
     # This command is guarded already: what it raises need not pass a second guard.
     return int(inspect.unwrap(runner.main)(arguments[1:]))
+
+
+def _require_utf8() -> None:
+    """Starts again in UTF-8 mode where Python would read arguments and name files in ASCII.
+
+    It takes that mode for LC_ALL=C by itself, unless PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0 are set, too.
+    """
+    if sys.getfilesystemencoding() == "ascii" and not sys.flags.ignore_environment:
+        os.environ["PYTHONUTF8"] = "1"  # for the processes that it starts, too
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _require_working_folder() -> None:

@@ -1,7 +1,9 @@
 """Ends a study whose images and times are there: scores, verdicts, reports, and the tracker."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,20 +12,28 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError, command_line, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge, left_unjudged
+from sdopt.gate.trust import error_limit
+from sdopt.hardware.device import Device
+from sdopt.programs.running import Programs
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_at_last
-from sdopt.record.records import StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import HTML, write_reports
 from sdopt.report.verdicts import append_step_summary
+from sdopt.scratch import scratch_folder
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
 from sdopt.terminal import working
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import shown_by, sync_command
+from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext
+
+_PROGRAMS_S, _PROGRAMS_SHARE = 180.0, 0.1
+"""Time for running programs at least, in seconds, and as a share of the time that the study took."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,26 @@ class Conclusion:
             print_problems([f"gate={gate.name}: has no comparison to judge"])
         write_at_last(result, self.folder)
         append_step_summary(summary_of(result))
+
+    def run_programs(self, result: StudyResult, variants: Sequence[Variant], device: Device) -> None:
+        """Runs the programs of the variants that have none yet, the best one's first, as long as there is time.
+
+        What goes wrong with one is its reason for not being shown: no measurement depends on it.
+        """
+        wanted = [row.variant for row in summary_of(result).candidates if row.status is Status.OK]
+        wanted = [row for row in wanted if row.program is None]
+        budget_s = result.config.protocol.programs_s
+        if budget_s is None:
+            budget_s = max(_PROGRAMS_S, _PROGRAMS_SHARE * result.seconds)
+        if not (wanted and budget_s):
+            return
+        named = {variant.name: variant for variant in variants}
+        try:
+            with scratch_folder("programs") as scratch, working(self.console, "programs") as say:
+                programs = Programs(named, device, self.folder, scratch, self.context)
+                programs.run(wanted, partial(error_limit, result), budget_s, say)
+        finally:
+            write_at_last(result, self.folder)
 
     def report(self, result: StudyResult) -> None:
         """Prints the answer and writes all reports to the run's folder."""

@@ -15,12 +15,14 @@ from urllib.parse import quote
 from rich.console import Console
 
 from sdopt.conclusion import Conclusion
+from sdopt.config.again import note_commands
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.foresight.plan import predict, predict_here, text_of
+from sdopt.foresight.plan import Prediction, predict, predict_here, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
+from sdopt.hardware.faults import faults_of
 from sdopt.locks import reserve
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
@@ -30,7 +32,7 @@ from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
-from sdopt.quality.features import PUBLISHED, fetch_features, is_in_cache
+from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
@@ -114,20 +116,35 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
         remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
 
 
+def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
+    """Returns known faults of the card in the number types of the variants, each once."""
+    types = {kind for variant in variants for kind in variant.number_types}
+    if not machine.device.is_cuda:
+        return []
+    return [f"{machine.device.name}: {fault}" for fault in faults_of(machine.device.name, machine.sheet, types)]
+
+
 def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
     """Returns lines on what variants would take on a card with a data sheet or on this CPU, as `sdopt plan` says."""
-    sheet = machine.sheet
-    name = machine.device.name if sheet is None else sheet.name
     try:
-        if sheet is None:
-            found = in_process(context, predict_here, variants, what="the networks")
-        else:
-            card = next((key for key, other in data_sheets().items() if other == sheet), name)
-            found = in_process(context, predict, variants, {card: sheet}, what="the networks")
+        predictions = predicted(variants, machine, context)
     except UsageError as error:  # a model that was not fetched has no configuration here
         return [f"no prediction: {error}"]
-    told = [f"  {each.variant}, {each.shape}: {text_of(each)}" for each in found]
-    return [f"expected on {name} (80 % intervals):", *told]
+    name = machine.device.name if machine.sheet is None else machine.sheet.name
+    lines = [f"  {prediction.variant}, {prediction.shape}: {text_of(prediction)}" for prediction in predictions]
+    return [f"expected on {name} (80 % intervals):", *lines]
+
+
+def predicted(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[Prediction]:
+    """Returns what `sdopt plan` predicts of variants on a card with a data sheet, or on this CPU.
+
+    Raises UsageError if a model has no configuration here, because it was not fetched.
+    """
+    sheet = machine.sheet
+    if sheet is None:
+        return in_process(context, predict_here, variants, what="the networks")
+    card = next((key for key, other in data_sheets().items() if other == sheet), machine.device.name)
+    return in_process(context, predict, variants, {card: sheet}, what="the networks")
 
 
 @dataclass
@@ -183,7 +200,7 @@ class Experiment:
             if (self.folder / "result.json").is_file():
                 result = self._continued(result, plan)
                 if result.status == "finished" and not missing_of(result).variants:
-                    self._complete(result, machine)
+                    self._complete(result, plan, machine)
                     return result
             if warning := require_store(self.config.tracking, result.name):
                 print_problems([warning])
@@ -203,6 +220,7 @@ class Experiment:
                 start_ahead(self.config.tracking)
                 end.evaluate(result, machine.device.torch_name)
                 end.judge(result)
+                self._hand_out(result, plan, machine)
             finally:
                 self.timeline.enter("table and pictures")
                 end.report(result)
@@ -281,7 +299,8 @@ class Experiment:
                 plan = config.study.plan(self.composer)
                 require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
-        machine = replace(machine, warnings=(*machine.warnings, *self._remarks(plan.variants)))
+        remarks = (*card_remarks(plan.variants, machine), *self._remarks(plan.variants))
+        machine = replace(machine, warnings=(*machine.warnings, *remarks))
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
         command = [without_passwords(word) for word in self.command]
@@ -363,7 +382,13 @@ class Experiment:
         where = f"{holder}, which measures on {machine.device.name}"
         print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
 
-    def _complete(self, result: StudyResult, machine: Machine) -> None:
+    def _hand_out(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
+        """Finds out which commands and programs do what was measured: only these are shown."""
+        self.timeline.enter("commands and programs")
+        note_commands(self.composer, result, plan)
+        self._conclusion.run_programs(result, plan.variants, machine.device)
+
+    def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
         self.console.print(f"already complete: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         pictured = [row for row in result.variants if row.images]
@@ -373,6 +398,9 @@ class Experiment:
         if not complete:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
+        if lacking := any(row.program is None for row in result.candidates if row.status is Status.OK):
+            self._hand_out(result, plan, machine)
+        complete = complete and not lacking
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
             end.write_reports(summary_of(result))
         end.track(result)

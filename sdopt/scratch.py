@@ -75,6 +75,14 @@ def named_caches() -> dict[str, str]:
     return {name: folder for name, folder in found.items() if "/torchinductor_" not in folder}
 
 
+def unwritable(folder: Path) -> str | None:
+    """Returns why a folder can be neither written nor made; None if it can."""
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))  # noqa: PTH110
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+
+
 def cache_folder() -> Path:
     """Returns this user's folder for caches, or of a user without a home, as in containers, this process's own."""
     try:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
@@ -12,8 +13,9 @@ from sdopt.options.base import Context, Optimization
 from sdopt.options.lora import Lora, NoLora
 from sdopt.options.patch import Patch
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
-from sdopt.pipelines.loading import name_of, pipeline_of, sampling_problems
+from sdopt.pipelines.loading import family_of, name_of, sampling_problems
 from sdopt.pipelines.sampling import few_steps
+from sdopt.pipelines.tasks import no_task
 from sdopt.record.choices import PATCH, as_choice
 from sdopt.record.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -44,6 +46,10 @@ class Variant:
     """The prompts of the quality pass, starting with the timed prompts."""
     negatives: tuple[str, ...] = ()
     """The negative prompt of each of these, of the timed and of the quality pass's; () if there are none."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """The keys of its options that have other values than in the option's file, by full name."""
+    config_dirs: tuple[str, ...] = ()
+    """Folders with groups of the user's own, as a search path names them."""
     config: RecordedConfig = field(default_factory=RecordedConfig)
     """The composed configuration as recorded in results."""
 
@@ -77,9 +83,21 @@ class Variant:
         return self.work != other.work
 
     @property
+    def number_types(self) -> frozenset[str]:
+        """The half types that its options name, for weights or for arithmetic."""
+        types = set()
+        for option in self.optimizations.values():
+            types |= {"float16", "bfloat16"} & {str(value) for value in vars(option).values()}
+        return frozenset(types)
+
+    @property
     def contract(self) -> Contract:
         """The weakest contract among the variant's optimizations."""
         return weakest(option.contract for option in self.optimizations.values())
+
+    def contract_on(self, device: Device) -> Contract:
+        """Returns the weakest of what its optimizations promise on a device."""
+        return weakest(option.contract_on(device) for option in self.optimizations.values())
 
     @property
     def applied(self) -> list[tuple[str, Optimization]]:
@@ -131,13 +149,27 @@ class Variant:
             for reason, shapes in found.items()
         ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device), *self._unsampled()]
 
+    def slow_here(self, device: Device) -> list[str]:
+        """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
+        ctx = self.context(device)
+        return [
+            f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
+            for axis, option in self.optimizations.items()
+            for reason in option.slow_here(ctx)
+        ]
+
     def _unsupported(self) -> list[str]:
-        """Returns the conflicts of AltDiffusion, which diffusers has deprecated, and cannot inpaint with."""
-        if pipeline_of(self.model) != ALT_DIFFUSION:
-            return []
-        found = [f"model={self.model.name}: {reason}" for reason in missing_alt_diffusion()]
-        if self.task.kind == "inpaint":
-            found.append("task=inpaint: diffusers has no inpainting with AltDiffusion; choose task=txt2img or img2img")
+        """Returns the conflicts of what diffusers does not have: AltDiffusion, or a task with this kind of pipeline."""
+        family = family_of(self.model)
+        reasons = missing_alt_diffusion() if family.pipeline == ALT_DIFFUSION else []
+        found = [f"model={self.model.name}: {reason}" for reason in reasons]
+        if self.task.kind not in family.tasks:
+            found.append(no_task(family, self.task))
+        if family.is_unet and self.model.max_sequence_length is not None:
+            found.append(f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers")
+        step = family.latents.multiple * 8
+        if not family.is_unet and any(shape.size % step for shape in self.shapes):
+            found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")
         return found
 
     def _unsampled(self) -> list[str]:

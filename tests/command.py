@@ -42,6 +42,8 @@ SMALL = (
     "quality.prompt_count=1",
     # As many rounds as are asked for, whatever else the machine does.
     "protocol.interference=null",
+    # Tests of what is handed out run programs.
+    "protocol.programs_s=0",
 )
 SMOKE = ("protocol=smoke", *SMALL)
 

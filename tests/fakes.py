@@ -23,8 +23,13 @@ from typing_extensions import override
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
+from sdopt.programs.code import Unwritable
+from sdopt.programs.writer import SAVING, written
 from sdopt.record.configuration import RecordedConfig
+from sdopt.record.programs import Program
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Evidence, Memory
 from sdopt.record.scores import ImageRecord
@@ -214,7 +219,20 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.experiment.WorkerProcess", start)
+        patch.setattr("sdopt.programs.running.call_apart", _written_only)
         yield fakes
+
+
+def _written_only(
+    _context: object, _run: object, variant: Variant, device: Device, *_of: Any, **_limit: Any
+) -> Program:
+    """What running a program finds that draws what a fake worker drew: the program is written, and not run."""
+    try:
+        found = written(variant, device)
+    except (Unwritable, UsageError) as error:
+        return Program(reason=str(error))
+    text = found.text + SAVING if found.public else ""
+    return Program(text, found.lines, draws=True, error=0.0, limit=1e-6, levels=0, seconds=1.0)
 
 
 def failing(status: Status, request: str = "prepare", *, call: int = 0, beside: bool = False) -> Fault:
@@ -277,10 +295,13 @@ def fake_study(
 
 
 def run_fake(
-    folder: Path, study: tuple[Plan, StudyResult, Machine], fakes: Fakes | None = None
+    folder: Path,
+    study: tuple[Plan, StudyResult, Machine],
+    fakes: Fakes | None = None,
+    timeline: Timeline | None = None,
 ) -> tuple[StudyResult, Fakes]:
-    """Measures what a study lacks with fake workers."""
-    (plan, result, machine), fakes = study, fakes or Fakes()
-    with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), Timeline()) as progress:
+    """Measures what a study lacks with fake workers; `timeline` is that of the command."""
+    (plan, result, machine), fakes, timeline = study, fakes or Fakes(), timeline or Timeline()
+    with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), timeline) as progress:
         run_study(plan, result, machine, fakes, folder, progress)
     return result, fakes

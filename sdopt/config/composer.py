@@ -20,23 +20,15 @@ from sdopt.config.compositions import Composition, Compositions, composition_err
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
-from sdopt.config.parse import (
-    COMMAND_KEYS,
-    LOAD,
-    SECTIONS,
-    WORK_SECTIONS,
-    RunConfig,
-    drawn_negatives,
-    drawn_prompts,
-    parse,
-)
+from sdopt.config.parse import SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
+from sdopt.config.sections import COMMAND_KEYS, LOAD, WORK_SECTIONS
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
-from sdopt.schema import THRESHOLDS, Tracking
+from sdopt.schema import THRESHOLDS
 from sdopt.variant import Variant
 
 _LORA = "lora"
@@ -63,6 +55,8 @@ class HydraComposer:
         hydra_overrides: Sequence[str] = (),
         composed: tuple[DictConfig, DictConfig] | None = None,
     ) -> None:
+        self.hydra_overrides = tuple(hydra_overrides)
+        """Those of Hydra's own keys."""
         self._compositions = Compositions(hydra_overrides)
         self._overrides = with_own_options(overrides, self._compositions.options("model"))
         # A design composes the same variants again and again.
@@ -102,10 +96,8 @@ class HydraComposer:
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
         self._require_shared(name or "candidate", run, overrides)
-        choices = {
-            axis: option + _changed_fields(_chosen(run, axis), self._asis(run, axis))
-            for axis, option in run.choices.items()
-        }
+        changed = {axis: _changed_fields(_chosen(run, axis), self._asis(run, axis)) for axis in run.choices}
+        choices = {axis: option + _as_text(changed[axis]) for axis, option in run.choices.items()}
         return Variant(
             name=name or listed(difference(choices, self._default.choices)) or "as composed",
             choices=choices,
@@ -120,6 +112,8 @@ class HydraComposer:
             prompts=resolve_prompts(run.workload, run.model),
             pictured=drawn_prompts(run),
             negatives=drawn_negatives(run),
+            changed={f"{axis}.{name}": value for axis, values in changed.items() for name, value in values.items()},
+            config_dirs=self._compositions.own_folders,
             config=run.recorded,
         )
 
@@ -273,13 +267,6 @@ class HydraComposer:
             )
 
 
-def tracking_of(overrides: Sequence[str]) -> Tracking:
-    """Returns the tracking section alone, for commands that measure nothing. Raises UsageError, also for other keys."""
-    _require_sections(overrides, "tracking")
-    with composer_of(overrides) as composer:
-        return composer.current.tracking
-
-
 _ONE_THREAD = threading.RLock()
 
 
@@ -323,12 +310,12 @@ def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConf
     """
     thresholds = [f"protocol.{name}" for name in THRESHOLDS]
     others = [override for override in overrides if key_of(override) not in thresholds]
-    _require_sections(others, "gate", "tracking")
+    require_sections(others, "gate", "tracking")
     with composer_of(with_gate(overrides), config_dir) as composer:
         return composer.current
 
 
-def _require_sections(overrides: Sequence[str], *sections: str) -> None:
+def require_sections(overrides: Sequence[str], *sections: str) -> None:
     """Raises UsageError for overrides that would have no effect on a finished result."""
     passed = [override for override in overrides if group_of(key_of(override)) not in (*sections, "hydra")]
     if passed:
@@ -384,11 +371,15 @@ def _chosen(run: RunConfig, axis: str) -> Any:
     return getattr(run, axis) if axis in WORK_SECTIONS else run.optimizations.get(axis)
 
 
-def _changed_fields(option: Any, asis: Any) -> str:
-    """Returns the fields in which an option differs from its file, as in `(mode=max-autotune)`."""
+def _changed_fields(option: Any, asis: Any) -> dict[str, Any]:
+    """Returns the fields in which an option differs from its file, by name."""
     if asis is None or type(option) is not type(asis):
-        return ""
-    names = [field.name for field in fields(option) if getattr(option, field.name) != getattr(asis, field.name)]
-    values = {name: getattr(option, name) for name in names}
-    shown = {name: Path(value).name if isinstance(value, str) else value for name, value in values.items()}
+        return {}
+    pairs = {field.name: (getattr(option, field.name), getattr(asis, field.name)) for field in fields(option)}
+    return {name: value for name, (value, usual) in pairs.items() if value != usual}
+
+
+def _as_text(changed: Mapping[str, Any]) -> str:
+    """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
+    shown = {name: Path(value).name if isinstance(value, str) else value for name, value in changed.items()}
     return f"({', '.join(f'{name}={value}' for name, value in shown.items())})" if shown else ""

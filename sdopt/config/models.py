@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from sdopt.config.overrides import listed, parsed_override, quoted, written_key
 from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
+from sdopt.pipelines.family import Family
 from sdopt.pipelines.functions import FUNCTION, absolute
 
 _KEYS, _REVISION = ("model", "model.path"), "model.revision"
@@ -147,17 +148,22 @@ def _option(value: str, options: Collection[str], revision: str | None = None) -
 
 
 def _registered(group: str, name: str, node: dict[str, Any]) -> str:
-    group, _, last = f"{group}/{name.lstrip('/')}".rpartition("/")
-    ConfigStore.instance().store(last, node, group=group)
+    """Registers an option with its keys; what it chooses in other groups, it does as `defaults`."""
+    folder, _, last = f"{group}/{name.lstrip('/')}".rpartition("/")
+    if defaults := node.pop("defaults", None):
+        node = {"defaults": defaults, group: node}
+        ConfigStore.instance().store(last, node, group=folder, package="_global_")
+    else:
+        ConfigStore.instance().store(last, node, group=folder)
     return name
 
 
 def _at_path(path: Path) -> dict[str, Any]:
-    from sdopt.pipelines.families import family_of, settings_of_folder
+    from sdopt.pipelines.families import family_of, family_of_folder, settings_of_folder
 
     here = {"weights": "path", "path": str(path)}
     if path.is_dir():
-        return _keys(_ANY_FOLDER) | settings_of_folder(path) | here
+        return _keys(_ANY_FOLDER) | settings_of_folder(path) | here | _defaults(family_of_folder(path))
     family = family_of(path) if path.suffix == ".safetensors" else None
     return _keys(family or _ANY_FOLDER) | here | {"hub_id": None}
 
@@ -166,14 +172,20 @@ def _on_hub(repository: str, revision: str | None) -> dict[str, Any]:
     published = {_keys(option)["hub_id"]: option for option in options_of("model")}
     if repository in published:
         return _keys(published[repository])
-    from sdopt.pipelines.families import settings_of
+    from sdopt.pipelines.families import family_in, settings_of
     from sdopt.pipelines.hub import hub_configs
 
     there = {"weights": "hub", "hub_id": repository, "path": None}
-    return _keys(_ANY_FOLDER) | settings_of(*hub_configs(repository, revision)) | there
+    configs = hub_configs(repository, revision)
+    return _keys(_ANY_FOLDER) | settings_of(*configs) | there | _defaults(family_in(configs[0]))
+
+
+def _defaults(family: Family) -> dict[str, Any]:
+    """Returns what a model's option chooses in other groups, unless the user does: a flow's scheduler."""
+    return {"defaults": [{"override /scheduler": "flow_euler"}]} if family.sampling == "flow" else {}
 
 
 def _keys(option: str, group: str = "model") -> dict[str, Any]:
     """Returns the keys of a packaged option, with their values."""
     node: Any = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"))
-    return dict(node)
+    return dict(node.get(group, node)) | {key: node[key] for key in ("defaults",) if key in node}

@@ -11,16 +11,12 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from sdopt.errors import UsageError, shell_word
+from sdopt.record.choices import quoted as quoted  # noqa: PLC0414 (passed on)
 
 
 def written_key(argument: str) -> str:
     """Returns the key of a word of a command line as it is written, without a `+`; it may be no override at all."""
     return argument.lstrip("+").partition("=")[0]
-
-
-def quoted(value: str) -> str:
-    """Quotes a string so that Hydra's grammar accepts it, whatever characters it has."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def merge_overrides(overrides: Sequence[str], more: Sequence[str], staying: Collection[str] = ()) -> list[str]:
@@ -89,9 +85,9 @@ def _within_list(override: str) -> str:
 
 
 def resembling(name: str, known: Collection[str]) -> list[str]:
-    """Returns up to two names that may be meant, in whatever case; that of a card with its maker, or in part."""
-    plain = re.sub(r"nvidia|geforce|radeon|amd|\s", "", name.lower())
-    return [each for each in known if plain and plain in each][:2] or get_close_matches(plain, known, n=2)
+    """Returns up to two names that may be meant, in whatever case, or in part; of cards see `hardware.names`."""
+    plain = re.sub(r"\s", "", name.lower())
+    return [option for option in known if plain and plain in option][:2] or get_close_matches(plain, known, n=2)
 
 
 def key_of(override: str) -> str:

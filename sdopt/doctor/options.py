@@ -93,7 +93,11 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
     ctx = variant.context(device)
-    needs = tuple(need for option in mine.values() for need in [*option.lacking(ctx), *option.ineffective(ctx)])
+    needs = tuple(
+        need
+        for option in mine.values()
+        for need in [*option.lacking(ctx), *option.ineffective(ctx), *option.slow_here(ctx)]
+    )
     if not alone:
         return Fit(True, reasons=needs)
     for (other_group, other_option), other in variants.items():
@@ -114,7 +118,7 @@ def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
 def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], axes: Iterable[str], device: Device) -> list[str]:
     """Returns the conflicts of the options on some axes, with all other choices in place."""
     ctx = replace(variant, optimizations=chosen).context(device)
-    return [reason for axis in axes for reason in chosen[axis].conflicts(ctx)]
+    return [reason for axis in axes for reason in chosen[axis].unfit(ctx) or chosen[axis].conflicts(ctx)]
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:

@@ -1,17 +1,15 @@
-"""Reads tables, and folders of images that any engine wrote; finds which image of one belongs to which of another.
+"""Reads tables, and folders of images that any engine wrote.
 
-Who made an image tells its prompt and seed in a table beside it, or in the image itself, as A1111's web UI and ComfyUI
-do. Where nobody tells, images belong together by their file names.
+Who made an image tells its prompt, seed and settings in a table beside it, or in the image itself (`metadata`).
 """
 
 import csv
 import io
 import json
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,11 @@ from typing import Any
 import numpy as np
 
 from sdopt.errors import UsageError
+from sdopt.exchange.formats import Format, format_of
+from sdopt.exchange.metadata import Origin, origin_from, origin_of
 from sdopt.quality.images import image_files, read_image
 from sdopt.record.images import open_image
+from sdopt.text_files import read_text
 
 # ---- tables: `.csv` with a line of names, or `.jsonl` with an object on each line ------------------------------------
 
@@ -74,10 +75,9 @@ class Row:
 def read_table(file: Path) -> list[Row]:
     """Returns the rows of a table. Raises UsageError if it cannot be read, is empty, or a row has too many values."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UsageError(f"{file}: cannot be read ({reason})") from error
+        text = read_text(file)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from error
     rows = list(_json_rows(file, text) if file.suffix.lower() == ".jsonl" else _csv_rows(file, text))
     if not rows:
         raise UsageError(f"{file}: has no rows")
@@ -124,20 +124,29 @@ _SIDE = 16
 _TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
 """Tables beside images; Hugging Face's image folders have the last two."""
 
-_USER_COMMENT, _EXIF = 0x9286, 0x8769
-
-_A1111 = re.compile(r"(?s)(.*(?:^|\n))Steps: \d.*?\bSeed: (\d+)")
-"""Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
-
 
 @dataclass(frozen=True)
 class Picture:
-    """One image, and what it was made from; a prompt or seed is None where nobody tells it."""
+    """One image, what it was made from, and how it is written; a prompt or seed is None where nobody tells it."""
 
     file: Path
-    prompt: str | None = None
-    seed: int | None = None
-    negative: str = ""
+    origin: Origin = field(default_factory=Origin)
+    written: Format = field(default_factory=Format)
+
+    @property
+    def prompt(self) -> str | None:
+        """Its prompt; None where nobody tells it."""
+        return self.origin.prompt
+
+    @property
+    def negative(self) -> str:
+        """Its negative prompt."""
+        return self.origin.negative
+
+    @property
+    def seed(self) -> int | None:
+        """Its seed; None where nobody tells it."""
+        return self.origin.seed
 
     @cached_property
     def looks(self) -> tuple[tuple[int, int], np.ndarray]:
@@ -149,9 +158,9 @@ class Picture:
         return image.size, np.asarray(reduced, dtype=np.float64).reshape(-1)
 
     @property
-    def made_from(self) -> tuple[str, str, int] | None:
-        """Its prompts and seed; None where one of them is not known."""
-        return None if self.prompt is None or self.seed is None else (self.prompt, self.negative, self.seed)
+    def made_from(self) -> tuple[str | None, str, int] | None:
+        """Its prompts and seed; None where the seed is not known."""
+        return None if self.seed is None else (self.prompt, self.negative, self.seed)
 
 
 def read_folder(folder: Path) -> list[Picture]:
@@ -173,171 +182,24 @@ def read_folder(folder: Path) -> list[Picture]:
     if lacking := sorted(by_name.keys() ^ there):
         what = "is listed, and is not there" if lacking[0] in by_name else "is not listed"
         raise UsageError(f"{tables[0]}: {lacking[0]} {what}; list each image of the folder once")
-    return [
-        Picture(
-            file,
-            row.text("prompt", "text", "caption"),
-            row.whole("seed"),
-            row.text("negative_prompt", "negative") or "",
-        )
-        for file in files
-        for row in [by_name[file.name]]
-    ]
+    pictures = []
+    for file in files:
+        row = by_name[file.name]
+        row.whole("seed")  # a table is written to be read, so what it says wrongly is an error
+        pictures.append(_as_it_says(file, origin_from("table", row.values)))
+    return pictures
 
 
-def _as_it_says(file: Path) -> Picture:
-    """Returns an image with the prompt and seed that the program which wrote it left in the file."""
+def _as_it_says(file: Path, listed: Origin | None = None) -> Picture:
+    """Returns an image with what the program that wrote it left in the file; what a table lists counts more."""
     image = open_image(file)
-    given = image.info.get("parameters") or _comment(image)
-    if isinstance(given, str) and (made := _A1111.match(given)):
-        prompt, _, negative = f"\n{made[1]}".partition("\nNegative prompt: ")
-        return Picture(file, prompt.strip(), int(made[2]), negative.strip())
-    try:
-        graph = json.loads(image.info.get("prompt") or "{}")
-    except ValueError:
-        graph = {}
-    return _of_graph(file, graph if isinstance(graph, dict) else {})
-
-
-def _comment(image: Any) -> str | None:
-    """Returns the comment that A1111's web UI leaves in JPEG and WebP files."""
-    comment = image.getexif().get_ifd(_EXIF).get(_USER_COMMENT)
-    if not isinstance(comment, bytes) or not comment.startswith(b"UNICODE\0"):
-        return None
-    return comment.removeprefix(b"UNICODE\0").decode("utf-16-be", errors="replace")
-
-
-def _of_graph(file: Path, graph: dict[str, Any]) -> Picture:
-    """Returns an image with what a graph of ComfyUI says; a graph of several samplers does not say which one it was."""
-    found = {name: node.get("inputs") for name, node in graph.items() if isinstance(node, dict)}
-    nodes = {name: inputs for name, inputs in found.items() if isinstance(inputs, dict)}
-
-    def follow(value: Any, names: Sequence[str], depth: int = 0) -> Any:
-        """Follows links from node to node until a plain value is found under one of the names."""
-        if not (isinstance(value, list) and value and str(value[0]) in nodes):
-            return value
-        inputs = nodes[str(value[0])]
-        given = next((inputs[name] for name in names if name in inputs), None)
-        return None if depth > len(nodes) else follow(given, names, depth + 1)
-
-    texts = ("text", "text_g", "conditioning", "string", "value")
-
-    def made_from(inputs: dict[str, Any]) -> tuple[str | None, str, int | None]:
-        prompt = follow(inputs["positive"], (*texts, "positive"))
-        negative = follow(inputs.get("negative"), (*texts, "negative"))
-        seed = follow(inputs.get("noise_seed", inputs.get("seed")), ("noise_seed", "seed", "value"))
-        return (
-            prompt if isinstance(prompt, str) else None,
-            negative if isinstance(negative, str) else "",
-            seed if isinstance(seed, int) else None,
-        )
-
-    samplers = [node for node in nodes.values() if "positive" in node and ("seed" in node or "noise_seed" in node)]
-    origins = {made_from(inputs) for inputs in samplers}
-    if len(origins) != 1:
-        return Picture(file)
-    prompt, negative, seed = origins.pop()
-    return Picture(file, prompt, seed, negative)
-
-
-def partners(first: Sequence[Picture], second: Sequence[Picture], folders: tuple[Path, Path]) -> list[Picture]:
-    """Returns the second folder's images in the order of the first one's: by file name, else by prompt and seed.
-
-    Raises:
-        UsageError: an image has no partner, or one of the same name that was made from another prompt or seed.
-    """
-    if (named := _by_name(first, second)) is not None:
-        for picture, partner in zip(first, named, strict=True):
-            sides = picture.made_from, partner.made_from
-            if None not in sides and sides[0] != sides[1]:
-                raise UsageError(
-                    f"{partner.file}: was made from another prompt or seed than {picture.file}; compare images of "
-                    "the same prompts and seeds, or give the files of a pair the same name"
-                )
-        return named
-    if None in [picture.made_from for picture in (*first, *second)]:
-        names = {picture.file.stem for picture in first}
-        alone = sorted(names ^ {picture.file.stem for picture in second})
-        has, lacks = folders if alone[0] in names else folders[::-1]
-        raise UsageError(
-            f"{lacks}: has no image named {alone[0]}, as {has} has ({len(alone)} names are in one folder only). Give "
-            "the files of a pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
-        )
-    for folder, pictures in zip(folders, (first, second), strict=True):
-        if twice := repeated(picture.made_from for picture in pictures):
-            raise UsageError(f"{folder}: several images are of the seed {twice[2]} and the prompt '{twice[0]}'")
-    by_origin = {picture.made_from: picture for picture in second}
-    alone_of = {picture.made_from for picture in first} ^ by_origin.keys()
-    if alone_of:
-        prompt, _, seed = min(origin for origin in alone_of if origin is not None)
-        raise UsageError(
-            f"{folders[0]} and {folders[1]}: {len(alone_of)} images are in one folder only, as that of the seed {seed} "
-            f"and the prompt '{prompt}'; compare the same prompts and seeds"
-        )
-    return [by_origin[picture.made_from] for picture in first]
-
-
-def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders: tuple[Path, Path]) -> list[Picture]:
-    """Returns the second folder's images in the order of the first one's, where both are of the same prompts.
-
-    Raises:
-        UsageError: an image has no partner, or is the same in both folders.
-    """
-    found = _by_name(first, second)
-    if found is None:
-        by_prompt = {picture.prompt: picture for picture in second}
-        prompts = [picture.prompt for picture in first]
-        if None in prompts or repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
-            raise UsageError(
-                f"{folders[0]} and {folders[1]}: which images are of the same prompt? Give them the same file name, or "
-                "list file, prompt and seed in a prompts.csv in both folders"
-            )
-        found = [by_prompt[prompt] for prompt in prompts]
-    for picture, partner in zip(first, found, strict=True):
-        if None not in (picture.prompt, partner.prompt) and picture.prompt != partner.prompt:
-            raise UsageError(f"{picture.file} and {partner.file}: are of different prompts")
-        if np.array_equal(read_image(picture.file), read_image(partner.file)):
-            raise UsageError(
-                f"{picture.file} and {partner.file}: are the same image; a calibration needs the same prompts from "
-                "other seeds"
-            )
-    return found
-
-
-def _by_name(first: Sequence[Picture], second: Sequence[Picture]) -> list[Picture] | None:
-    """Returns the second images in the order of the first ones, by file name; None if the names are not the same."""
-    other = {picture.file.stem: picture for picture in second}
-    names = [picture.file.stem for picture in first]
-    return [other[name] for name in names] if {*names} == other.keys() else None
+    origin = origin_of(image, file)
+    if listed is not None:
+        settings = {**origin.settings, **listed.settings}
+        origin = replace(listed, program=origin.program or listed.program, settings=settings)
+    return Picture(file, origin, format_of(image, file))
 
 
 def repeated(values: Iterable[Any]) -> Any:
     """Returns a value that occurs several times; None if there is none."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
-
-
-_ALIKE = 0.9
-"""Partners must differ by less than this share of what images that do not belong together differ by."""
-
-
-def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
-    """Checks that partners show the same, as images from the same noise do.
-
-    Raises:
-        UsageError: they differ as much as images that do not belong together, and neither side shows one image alone.
-    """
-    if len(first) < 3:
-        return
-    mine, other = (np.stack([picture.looks[1] for picture in side]) for side in (first, second))
-
-    def distance(these: np.ndarray, those: np.ndarray) -> float:
-        return float(np.median(np.sqrt(np.mean((these - those) ** 2, axis=1))))
-
-    apart = distance(mine, np.roll(other, 1, axis=0))
-    varied = [distance(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)]
-    if all(varied) and distance(mine, other) >= _ALIKE * apart:
-        raise UsageError(
-            f"{first[0].file.parent} and {second[0].file.parent}: no image looks like its partner, as if they were "
-            "made from other noise. Compare images of the same prompts and seeds, made in the same size by the same "
-            "sampler"
-        )

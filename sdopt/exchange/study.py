@@ -2,21 +2,14 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
-from sdopt.exchange.pictures import (
-    Picture,
-    Row,
-    of_other_noise,
-    partners,
-    read_folder,
-    read_table,
-    repeated,
-    require_alike,
-)
+from sdopt.exchange.formats import common_format
+from sdopt.exchange.pairing import of_other_noise, other_settings, partners, require_alike
+from sdopt.exchange.pictures import Picture, Row, read_folder, read_table, repeated
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import IMPORTED, Environment, Promise, Status, StudyResult, VariantResult
@@ -45,6 +38,8 @@ class _Side:
     folder: Path
     pictures: list[Picture]
     times: list[Row]
+    unlike: list[str] = field(default_factory=list)
+    """Settings with which its images were made otherwise than the baseline's, in words."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,7 @@ class Given:
     contract: Contract = Contract.LOSSY
     precision: str | None = None
     other_noise: Path | None = None
+    changes: Sequence[str] = ()
 
 
 def import_study(
@@ -86,7 +82,10 @@ def import_study(
     for name, folder in folders:
         pictures = partners(first, read_folder(folder), (given.baseline, folder))
         require_alike(first, pictures)
-        sides.append(_Side(name, folder, pictures, _times(folder)))
+        unlike = other_settings(first, pictures, given.changes)
+        sides.append(_Side(name, folder, pictures, _times(folder), unlike))
+    if given.again is not None:
+        _require_chance_alone(first, sides[-1])
     claims = _claims(sides)
     replicates = {row.whole("replicate") or 0 for side in sides for row in side.times}
     thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
@@ -97,14 +96,11 @@ def import_study(
         protocol=Protocol(replicates=max(1, len(replicates)), stage_calls=0, **thresholds),
         options={"precision": {"weights": given.precision}} if given.precision else {},
     )
-    size = first[0].looks[0]
     rows = []
     for number, side in enumerate(sides):
         control = given.again is not None and side.name == AGAIN
-        for picture in side.pictures:
-            if (found := picture.looks[0]) != size:
-                sizes = [f"{width}×{height}" for width, height in (found, size)]
-                raise UsageError(f"{picture.file}: is {sizes[0]}, and {first[0].file} {sizes[1]}; compare one size")
+        _require_size(first[0], side)
+        written = common_format(picture.written for picture in side.pictures)
         rows.append(
             VariantResult(
                 side.name,
@@ -117,6 +113,9 @@ def import_study(
                 measurements=_measurements(side, sides[0]),
                 images=_copied(side, first, output, number),
                 promises={AXIS: Promise(given.contract, claims)} if number and not control else {},
+                unlike=side.unlike,
+                file_format=written.name,
+                lossy_files=written.lossy,
             )
         )
     result = StudyResult(
@@ -133,8 +132,39 @@ def import_study(
         result.redrawn["numerical"] = result.control.images
     if given.other_noise is not None:
         pictures = of_other_noise(first, read_folder(given.other_noise), (given.baseline, given.other_noise))
-        result.redrawn["sampling"] = _copied(_Side("", given.other_noise, pictures, []), first, output, len(sides))
+        side = _Side("", given.other_noise, pictures, [], other_settings(first, pictures))
+        _require_chance_alone(first, side)
+        result.redrawn["sampling"] = _copied(side, first, output, len(sides))
     return result
+
+
+def _require_size(first: Picture, side: _Side) -> None:
+    """Raises UsageError if an image is larger or smaller than the first one of the baseline."""
+    size = first.looks[0]
+    for picture in side.pictures:
+        other = picture.looks[0]
+        if other != size:
+            why = f" ({', '.join(side.unlike)})" if side.unlike else ""
+            raise UsageError(
+                f"{picture.file}: is {other[0]}×{other[1]}, and {first.file} {size[0]}×{size[1]}{why}; compare one size"
+            )
+
+
+def _require_chance_alone(first: Sequence[Picture], side: _Side) -> None:
+    """Checks that a second folder of the baseline was made like the first: its difference is to be chance.
+
+    Raises:
+        UsageError: settings or file formats differ.
+    """
+    mine, other = (common_format(picture.written for picture in pictures) for pictures in (first, side.pictures))
+    unlike = list(side.unlike)
+    if mine != other and (mine.lossy or other.lossy):
+        unlike.append(f"files: {other.name} (baseline {mine.name})")
+    if unlike:
+        raise UsageError(
+            f"{side.folder}: was not made like the baseline, so that more than chance would differ: "
+            f"{', '.join(unlike)}; make it with the same settings, and save both as PNG"
+        )
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
 from sdopt.foresight.software import Software
 from sdopt.schema import Sheet
+from sdopt.text_files import read_text
 
 T = TypeVar("T")
 
@@ -116,17 +118,16 @@ def read_figures(path: Path) -> tuple[list[Figure], list[str]]:
     refusals: list[str] = []
     names = Names()
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if lacking:
-                raise UsageError(f"{path}: lacks the column {lacking[0]}; its columns must be {','.join(COLUMNS)}")
-            for line, row in enumerate(reader, 2):
-                try:
-                    figures.append(_figure(line, {name: (row[name] or "").strip() for name in COLUMNS}, names))
-                except _RefusedError as reason:
-                    refusals.append(str(reason))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(StringIO(read_text(path), newline=""))
+        lacking = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if lacking:
+            raise UsageError(f"{path}: lacks the column {lacking[0]}; its columns must be {','.join(COLUMNS)}")
+        for line, row in enumerate(reader, 2):
+            try:
+                figures.append(_figure(line, {name: (row[name] or "").strip() for name in COLUMNS}, names))
+            except _RefusedError as reason:
+                refusals.append(str(reason))
+    except (OSError, csv.Error) as error:
         raise UsageError(f"{path}: cannot be read ({error})") from error
     return figures, refusals
 

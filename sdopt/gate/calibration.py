@@ -20,6 +20,7 @@ from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import Spread
 from sdopt.schema import Model, Task
+from sdopt.text_files import read_text
 
 FOLDER = Path(__file__).parent / "calibrations"
 
@@ -93,7 +94,7 @@ def calibration_file(config: RecordedConfig) -> Path:
 def read_calibration(path: Path) -> Calibration:
     """Reads a calibration. Raises UsageError if the file is missing or is not a calibration."""
     try:
-        return _ADAPTER.validate_json(path.expanduser().read_bytes())
+        return _ADAPTER.validate_json(read_text(path.expanduser()))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); `sdopt calibrate` writes one") from error
     except ValidationError as error:

@@ -17,13 +17,12 @@ from sdopt.gate.rule_checks import applicable, is_of_images
 from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import disturbances, trust_rulings
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.record.choices import NONE
+from sdopt.record.choices import NONE, PLAIN
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import AMOUNT, CHOICES, WORK, Gate, Quality
-from sdopt.statistics.adoption import PLAIN
 from sdopt.statistics.measures import SPEEDUP
 from sdopt.statistics.ratios import LogRatio, speedup_drift
 

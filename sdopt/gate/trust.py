@@ -300,7 +300,7 @@ def _deciding(measurement: Measurement) -> Iterator[float]:
 def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     """Returns a ruling for each reason why two variants cannot be compared at all."""
     rulings = []
-    if not candidate.status.measured:
+    if not candidate.status.measured or candidate.status is Status.SLOWER:
         rulings.append(
             unjudged("status", f"the variant was not measured (status {candidate.status}): {candidate.reason}")
         )
@@ -313,11 +313,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
     elif reference.trips:
         wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
-    other = [
-        f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.incomparable_work(reference.config).items()
-    ]
-    if other:
+    if other := candidate.other_work(reference):
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
     return rulings
 

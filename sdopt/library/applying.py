@@ -14,7 +14,7 @@ import torch
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError, require_texts
 from sdopt.library.planning import Plan, plan_for
-from sdopt.library.process import ProcessChanges, kept_generators
+from sdopt.library.process import ProcessChanges
 from sdopt.library.state import (
     APPLIED,
     OPTIMIZED,
@@ -25,9 +25,10 @@ from sdopt.library.state import (
     require_plain,
     state_of,
 )
+from sdopt.measure.generators import kept_generators
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Optimization
-from sdopt.pipelines.parts import device_of, place
+from sdopt.pipelines.parts import cast, device_of, place
 from sdopt.pipelines.snapshot import Snapshot
 from sdopt.record.choices import as_choice
 from sdopt.record.samples import Evidence
@@ -69,6 +70,7 @@ class Report:
         return "\n".join([*lines, *(f"changed in the whole process: {line}" for line in self.process)])
 
 
+@kept_generators()
 def optimize(
     pipe: "DiffusionPipeline",
     *overrides: str,
@@ -108,7 +110,7 @@ def optimize(
     before, process = Snapshot.of(pipe), ProcessChanges()
     assembly = Assembly(pipe, plan.options)
     try:
-        with process.noted(), kept_generators():
+        with process.noted():
             _apply(assembly, plan, prompts)
     except Exception as error:
         process.put_back()
@@ -129,7 +131,7 @@ def _apply(assembly: Assembly, plan: Plan, prompts: Sequence[str]) -> None:
     # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
     if plan.dtype is not None:
-        pipe.to(dtype=plan.dtype)
+        cast(pipe, plan.dtype)
     for name, part in plan.parts.items():
         setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
     assembly.apply()
@@ -137,6 +139,7 @@ def _apply(assembly: Assembly, plan: Plan, prompts: Sequence[str]) -> None:
         assembly.prepare_inputs(prompts)
 
 
+@kept_generators()
 def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any) -> Report:
     """Traces a short call of an optimized pipeline; says of each option whether it took effect, and of broken images.
 
@@ -198,6 +201,7 @@ def _broken(output: Any) -> str:
     return "they are black" if any(not each.any() for each in found) else ""
 
 
+@kept_generators()
 def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     """Takes back, in place, the options that were applied to a pipeline, and what else was changed in it since.
 

@@ -11,6 +11,7 @@ from sdopt.config.overrides import merge_overrides
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import Optimized, as_prompts, keep, named_as_chosen, require_prompts
+from sdopt.measure.generators import kept_generators
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_run
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
+@kept_generators()
 def load(
     result: str | Path | Outcome,
     variant: str | None = None,

@@ -1,13 +1,11 @@
 """Settings of the whole process that an option may leave behind: what changed, and how to put it back."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.backends import cuda, cudnn
 
@@ -33,18 +31,6 @@ _SWITCHES: dict[str, _Switch] = {
     "SDPA's math kernel": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
     "SDPA's cudnn kernel": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
 }
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Puts the global generators back: options draw from them (peft) or seed them, and a program's draws stay so."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=()):
-            yield
-    finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
 
 
 @dataclass

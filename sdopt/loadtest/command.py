@@ -8,15 +8,17 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from sdopt.config.composer import composer_of, tracking_of
+from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.own import BATCHES
+from sdopt.config.tracking import tracking_of
 from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
 from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config
 from sdopt.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
 from sdopt.loadtest.run import Candidate, LoadTest
+from sdopt.loadtest.target import Target, target_of
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.report.markdown import written
@@ -52,7 +54,7 @@ def run(argv: Sequence[str], config_dir: Path | None, context: StartContext, say
     )  # fmt: skip
     if load.url is not None:
         tracking = tracking_of([override for override in others if key_of(override).startswith("tracking")])
-        measure: Callable[[], None] = partial(_measure_url, load, load.url, others, record, say)
+        measure: Callable[[], None] = partial(_measure_url, load, target_of(load, load.url), others, record, say)
     else:
         preset = any(key_of(override) == "experiment" for override in others)
         with composer_of(others if preset else [BATCHES, *others], config_dir) as composer:
@@ -129,18 +131,16 @@ def _measure(
 
 
 def _measure_url(
-    load: LoadConfig, url: str, overrides: Sequence[str], record: LoadRecord, say: Callable[[str], None]
+    load: LoadConfig, target: Target, overrides: Sequence[str], record: LoadRecord, say: Callable[[str], None]
 ) -> None:
     with composer_of([override for override in overrides if not key_of(override).startswith("tracking")]) as composer:
         workload, model = composer.current.workload, composer.current.model
     prompts = resolve_prompts(workload, model)
-    shown = without_passwords(url)
+    shown = without_passwords(load.url or target.address)
     record.header = [f"the server at {shown}, with {len(prompts)} prompts"]
     row = LoadRow(shown, shown, "its own")
     record.rows = [row]
-    # Clients of OpenAI's are given the address with its version.
-    site = url.rstrip("/").removesuffix("/images/generations").removesuffix("/v1")
-    LoadTest(load, record, None, say).run_url(row, site, prompts)
+    LoadTest(load, record, None, say).run_url(row, target, prompts)
 
 
 def _conclude(record: LoadRecord, folder: Path, tracking: Tracking, load: LoadConfig) -> None:

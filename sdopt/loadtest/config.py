@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from sdopt.config.composer import load_of
-from sdopt.config.overrides import group_of, key_of
+from sdopt.config.overrides import group_of, key_of, quoted
 from sdopt.config.own import own_config, serving_config, without_effect
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
@@ -57,7 +58,17 @@ class LoadConfig:
     """A window is sent again, twice at most, if other work took more than this share of the processor time that the
     worker asked for. If it always does, the least disturbed one counts, and the result says so. Null repeats none."""
     url: str | None = None
-    """A server with the same interface that is measured instead, as in `http://127.0.0.1:8000`."""
+    """A server with the same interface that is measured instead, as in `http://127.0.0.1:8000`; also the whole address
+    of its images, as in `https://host/some/prefix/images/generations?api-version=1`."""
+    model: str | None = None
+    """With `url`: the name of the model, where the server wants one in each request."""
+    key: str | None = None
+    """With `url`: the environment variable that has the server's key, which is sent as `Authorization: Bearer …`, and
+    neither shown nor written."""
+    headers: dict[str, str] | None = None
+    """With `url`: further headers, as in `{api-key: $AZURE_KEY}`; `$NAME` is the value of that environment variable."""
+    fields: dict[str, Any] | None = None
+    """With `url`: fields of each request, as in `{size: 512x512}`; null leaves one out, as in `{seed: null}`."""
     folder: str
     """Folder of all load tests."""
 
@@ -85,8 +96,7 @@ def load_config(
     Raises:
         UsageError: an override names no key, is out of its range, or would have no effect.
     """
-    # `url=` alone is what one types.
-    overrides = [f"load.{override}" if override.startswith("url=") else override for override in overrides]
+    overrides = [_url_typed(override) for override in overrides]
     own = [override for override in overrides if group_of(key_of(override)) in ("load", "serving")]
     others = [override for override in overrides if override not in own]
     problems = list(without_effect(others, _OF_STUDIES))
@@ -111,6 +121,14 @@ def load_config(
     return load, policies, [*others, "~load"] if preset else others
 
 
+def _url_typed(override: str) -> str:
+    """Returns `url=ADDRESS`, as one types it, in Hydra's form: addresses may have signs that Hydra would read."""
+    key, _, address = override.partition("=")
+    if key not in ("url", "load.url") or address[:1] in ("'", '"'):
+        return override
+    return f"load.url={quoted(address)}"
+
+
 def _wrong(load: LoadConfig) -> list[str]:
     problems = []
     if wrong := wrong_name(load.title):
@@ -125,13 +143,7 @@ def _wrong(load: LoadConfig) -> list[str]:
         if values is not None and (not values or not all(0 < value <= 1e6 for value in values)):
             problems.append(f"load.{key}={values}: needs rates above 0, as in [1,2,4]")
     problems += _wrong_windows(load)
-    if load.url is not None:
-        if load.rates is None:
-            problems.append("load.rates: must be given with load.url, as in load.rates=[1,2,4]")
-        if load.limit_s is None:
-            problems.append("load.limit_s: must be given with load.url, as in load.limit_s=2")
-        if not load.url.startswith(("http://", "https://")):
-            problems.append(f"load.url={load.url}: must begin with http:// or https://")
+    problems += _wrong_server(load)
     return problems
 
 
@@ -147,3 +159,21 @@ def _wrong_windows(load: LoadConfig) -> list[str]:
     except UsageError as error:
         problems += error.problems
     return problems
+
+
+def _wrong_server(load: LoadConfig) -> Iterator[str]:
+    """Yields what is wrong with the keys of a server that is only known by its address."""
+    if load.url is None:
+        given = {"model": load.model, "key": load.key, "headers": load.headers, "fields": load.fields}
+        yield from (f"load.{key}: has no effect without load.url" for key, value in given.items() if value is not None)
+        return
+    if load.rates is None:
+        yield "load.rates: must be given with load.url, as in load.rates=[1,2,4]"
+    if load.limit_s is None:
+        yield "load.limit_s: must be given with load.url, as in load.limit_s=2"
+    if not load.url.startswith(("http://", "https://")):
+        yield f"load.url={load.url}: must begin with http:// or https://"
+    if "prompt" in (load.fields or {}):
+        yield "load.fields.prompt: workload.prompts has the prompts; leave it out"
+    if (load.fields or {}).get("n") not in (None, 1):
+        yield "load.fields.n: figures are of requests for one image each; leave it out"

@@ -1,6 +1,7 @@
 """Measures rows under load, one after the other: each a fresh server, and requests at several rates."""
 
 import asyncio
+import math
 import os
 import statistics
 import subprocess
@@ -8,7 +9,6 @@ import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.loadtest.config import LoadConfig
 from sdopt.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.loadtest.target import Target
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.schema import Serving
 from sdopt.serving.engine import Engine, Work
 from sdopt.serving.server import listen, serve
 from sdopt.traffic.figures import Window, bracketing, window_of
-from sdopt.traffic.generator import Schedule, generate
+from sdopt.traffic.generator import PATH, generate
 from sdopt.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.variant import Variant
 from sdopt.worker.process import Worker
@@ -65,7 +66,6 @@ class LoadTest:
         self._random = np.random.default_rng(load.seed)
         self._generator: subprocess.Popen[str] | None = None
         self._monitor = None if device is None else GpuMonitor(device)
-        self._form: dict[str, Any] = {}
 
     def run(self, candidates: Sequence[Candidate]) -> None:
         """Measures all rows, the baseline first; later replicates in shuffled order.
@@ -91,27 +91,28 @@ class LoadTest:
                     if candidate is candidates[0] and not row.replicates:
                         raise
 
-    def run_url(self, row: LoadRow, url: str, prompts: Sequence[str]) -> None:
+    def run_url(self, row: LoadRow, target: Target, prompts: Sequence[str]) -> None:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
+        # The image itself; a link costs its client another request, which counts. Some servers know no such field.
+        asked, target = target, replace(target, fields={"response_format": "b64_json", **target.fields})
 
         def require_image(request: str) -> None:
-            body = {"prompt": prompts[0], "seed": self._load.seed, **self._form}
-            [sent] = generate(Schedule(url, [0.0], [body], timeout_s=_PATIENCE_S))
-            if sent.status in _UNKNOWN and self._form:
-                self._form = {}
+            nonlocal target
+            [sent] = generate(target.schedule(prompts, self._load.seed, [0.0], _PATIENCE_S))
+            if sent.status in _UNKNOWN and target is not asked:
+                target = asked
                 require_image(request)
             elif sent.status != 200:
                 raise UnavailableError(
-                    f"load.url={row.name}: {request} got no image (status {sent.status}: {sent.said}); see whether it "
-                    "is up, warm, and has OpenAI's interface, /v1/images/generations"
+                    f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
+                    f"see whether it is up, warm, and has OpenAI's interface at {target.address}, and whether it "
+                    "wants more (load.model, load.key, load.headers, load.fields)"
                 )
 
-        # The image itself; a link costs its client another request, which counts. Some servers know no such field.
-        self._form = {"response_format": "b64_json"}
         require_image("a first request")
         row.rates = list(self._load.rates or ())
         for replicate in range(self._load.replicates):
-            windows = [self._window(url, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
+            windows = [self._window(target, rate, prompts, replicate, row, None) for rate in self._shuffled(row.rates)]
             row.replicates.append(Replicate(replicate, windows, []))
             if any(window.errors == window.requests for window in windows):
                 try:
@@ -124,13 +125,13 @@ class LoadTest:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
         assert self._device is not None
         listening = listen(candidate.serving)
-        site = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        target = Target(f"http://127.0.0.1:{listening.getsockname()[1]}{PATH}")
         engine = Engine(candidate.variant, candidate.serving, candidate.start)
         found: list[Replicate] = []
 
         async def send() -> None:
             try:
-                found.append(await asyncio.to_thread(self._replicate, candidate, engine, site, number))
+                found.append(await asyncio.to_thread(self._replicate, candidate, engine, target, number))
             except asyncio.CancelledError:
                 if self._generator is not None:
                     self._generator.kill()
@@ -141,7 +142,7 @@ class LoadTest:
             raise KeyboardInterrupt
         candidate.row.replicates += found
 
-    def _replicate(self, candidate: Candidate, engine: Engine, site: str, number: int) -> Replicate:
+    def _replicate(self, candidate: Candidate, engine: Engine, target: Target, number: int) -> Replicate:
         row, variant = candidate.row, candidate.variant
         service_s = calibrated(engine)
         if not row.service_s:
@@ -170,10 +171,10 @@ class LoadTest:
             most = highest_rate(spare, 0.0, slowest, 2 * high)
             row.rates = list(self._load.rates or [float(f"{share * most:.4g}") for share in self._load.ladder])
         windows = [
-            self._window(site, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
+            self._window(target, rate, variant.prompts, number, row, engine.pid) for rate in self._shuffled(row.rates)
         ]
         if self._load.rates is None:
-            send = partial(self._window, site, prompts=variant.prompts, replicate=number, row=row, worker=engine.pid)
+            send = partial(self._window, target, prompts=variant.prompts, replicate=number, row=row, worker=engine.pid)
             windows += bracketing(windows, self._record.wanted, send, slowest)
         predicted = []
         for window in windows:
@@ -183,7 +184,7 @@ class LoadTest:
         return Replicate(number, windows, predicted)
 
     def _window(
-        self, site: str, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow, worker: int | None
+        self, target: Target, rate: float, prompts: Sequence[str], replicate: int, row: LoadRow, worker: int | None
     ) -> Window:
         """Sends a window, again if it was sent too late, or other work disturbed the process `worker`.
 
@@ -193,16 +194,9 @@ class LoadTest:
             UnavailableError: it is always sent too late.
         """
         load, limit_s, times_s = self._load, self._record.limit_s, self._arrivals(replicate, rate)
-        bodies: list[dict[str, Any]] = [
-            {
-                "prompt": prompts[number % len(prompts)],
-                "seed": load.seed + replicate * len(times_s) + number,
-                **self._form,
-            }
-            for number in range(len(times_s))
-        ]
-        schedule = Schedule(site, times_s.tolist(), bodies, timeout_s=max(_PATIENCE_S, 20 * limit_s))
-        note, tried = partial(setattr, self, "_generator"), list[Window]()
+        seed = load.seed + replicate * len(times_s)
+        schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s=max(_PATIENCE_S, 20 * limit_s))
+        note, tried, lags_ms = partial(setattr, self, "_generator"), list[Window](), []
         for _ in range(_ATTEMPTS):
             self._say(f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s")
             before_j, meter = self._energy_j(), None if worker is None else InterferenceMeter(worker)
@@ -215,15 +209,22 @@ class LoadTest:
             if before_j is not None and after_j is not None and images:
                 found = replace(found, image_j=(after_j - before_j) / images)
             if found.void:
-                self._say(f"{row.name}: void, since requests were sent {1000 * found.lag_s:.0f} ms late (load.lag_ms)")
+                lags_ms.append(1000 * found.lag_s)
+                self._say(
+                    f"{row.name}: void, since requests were sent {lags_ms[-1]:.0f} ms late, of {load.lag_ms:g} ms at "
+                    "most (load.lag_ms)"
+                )
                 continue
             tried.append(found)
             if not load.interference or (found.disturbed or 0) <= load.interference:
                 return found
             self._say(f"{row.name}: other work took {100 * (found.disturbed or 0):.0f} % (load.interference)")
         if not tried:
+            enough_ms = 10 * math.ceil(1.5 * max(lags_ms) / 10)
             raise UnavailableError(
-                f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here; is the machine busy?"
+                f"{row.name}: requests at {rate:.3g}/s cannot be sent in time here: at least {min(lags_ms):.0f} ms "
+                f"late, of {load.lag_ms:g} ms at most; end other programs, or allow it with load.lag_ms={enough_ms}: "
+                "latencies, which count from the schedule, then include it"
             )
         return min(tried, key=lambda window: window.disturbed or 0)
 

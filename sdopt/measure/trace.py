@@ -1,5 +1,7 @@
 """Records what one call of a pipeline really ran: operators with their types, kernels, and each stage's state."""
 
+from __future__ import annotations
+
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from pydantic_core import from_json
 
 from sdopt.measure.garbage import no_garbage
@@ -17,6 +18,7 @@ from sdopt.pipelines.parts import STEPS, denoiser_of, hook_of, is_compiled, netw
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 _DTYPES = {
@@ -36,6 +38,8 @@ _KERNEL_LAUNCHES = (*_GRAPH_LAUNCHES, "cudaLaunchKernel", "cuLaunchKernel")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _OPERATOR, _LAUNCH = "External id", "correlation"
+_TOKENS = 3
+"""Dimensions of a batch of tokens: samples, tokens, channels."""
 _LABEL = "sdopt/"
 _REGION = "Torch-Compiled Region"
 
@@ -58,6 +62,8 @@ class StageTrace:
     """Calls that an option answered without a run of the network."""
     batches: Counter[int] = field(default_factory=Counter)
     """Batch sizes of convolutions, each with its count; not seen in a replayed graph."""
+    token_batches: Counter[int] = field(default_factory=Counter)
+    """Batch sizes of linear layers over tokens, each with its count: a transformer may have no convolution."""
     ran: Counter[str] = field(default_factory=Counter)
     """How often each layer without sublayers ran, by its name in the model; not seen in compiled code."""
     convolutions: int = 0
@@ -67,6 +73,11 @@ class StageTrace:
     """Number of CUDA graphs that were replayed."""
     graph_captures: int = 0
     """Number of CUDA graphs that were captured; a call in a warm process should capture none."""
+
+    @property
+    def samples(self) -> list[int]:
+        """Batch sizes in which the network ran, the smallest first; [] where a graph hides them."""
+        return sorted(self.batches or self.token_batches)
 
     @property
     def runs(self) -> int:
@@ -113,6 +124,7 @@ class Trace:
                 **{f"{operator}": count for operator, count in stage.operators.items()},
                 **{f"products in {kind}": count for kind, count in stage.product_dtypes.items()},
                 **{f"convolutions of {size} samples": count for size, count in stage.batches.items()},
+                **({} if stage.batches else _of_tokens(stage)),
                 "convolutions that gave channels-last": stage.channels_last,
                 "graph launches": stage.graph_launches,
             }
@@ -168,8 +180,14 @@ class Trace:
         }
 
 
-def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
+def _of_tokens(stage: StageTrace) -> dict[str, int]:
+    return {f"products of {size} samples": count for size, count in stage.token_batches.items()}
+
+
+def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> Trace:
     """Runs `call`, one of the pipeline with a few steps, under PyTorch's profiler; assigns each event to its stage."""
+    import torch
+
     trace = Trace(call=call, parameter_mib=_parameters_of(pipe))
     regions: list[torch.profiler.record_function] = []
 
@@ -210,7 +228,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     return trace
 
 
-def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
+def _swaps_weights(pipe: DiffusionPipeline) -> bool:
     """Returns whether a call moves quantized weights between devices.
 
     PyTorch moves such a weight by `swap_tensors`, which fails while the profiler, recording shapes, refers to it.
@@ -221,8 +239,10 @@ def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
     return moved and any(hasattr(weight, "__tensor_flatten__") for weight in weights)
 
 
-def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
+def _parameters_of(pipe: DiffusionPipeline) -> dict[str, float]:
     """Returns the MiB of the parameters and buffers of all networks, by device and type."""
+    import torch
+
     found: dict[str, float] = {}
     for network in pipe.components.values():
         if isinstance(network, torch.nn.Module):
@@ -233,11 +253,13 @@ def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
 
 
 @contextmanager
-def _observed_layers(pipe: "DiffusionPipeline", trace: Trace) -> Iterator[None]:
+def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
     """Counts the denoiser's layers that run, and convolutions by layout, and records what the VAE's decoder takes.
 
     Not the layers of a compiled model, because hooks would recompile it. `vae.decode` may decode latents in pieces.
     """
+    import torch
+
     denoiser, seen = denoiser_of(pipe), trace.denoiser
 
     def note(name: str, layer: torch.nn.Module, output: Any) -> None:
@@ -324,6 +346,8 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     # Shapes may be missing: sizes are symbols while a compiler traces, or shapes are not recorded.
     if name == "aten::convolution" and (sizes := inputs.get("Input Dims", [()])[0]):
         seen.batches[sizes[0]] += 1
+    elif name == "aten::linear" and len(sizes := inputs.get("Input Dims", [()])[0]) == _TOKENS:
+        seen.token_batches[sizes[0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

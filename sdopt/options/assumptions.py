@@ -4,17 +4,29 @@ Each function returns a line for whatever of a pipeline breaks the assumption; [
 `assumes` what it replaces, computes itself, or keeps, so that `sdopt.optimize` refuses it before anything is changed.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from sdopt.pipelines.family import family_of_class
 from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
-from sdopt.pipelines.parts import Pipeline, denoiser_of, moves_weights, networks_of, quantized_layer, unwrapped
+from sdopt.pipelines.parts import (
+    Pipeline,
+    denoiser_name,
+    denoiser_of,
+    moves_weights,
+    networks_of,
+    quantized_layer,
+    unwrapped,
+)
 
-_COMMON = (
+if TYPE_CHECKING:
+    import torch
+
+COMMON_PROCESSORS = (
     *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
     *("AttnAddedKVProcessor", "AttnAddedKVProcessor2_0", "SlicedAttnAddedKVProcessor"),
 )
@@ -23,9 +35,13 @@ _COMMON = (
 
 def common_attention(pipe: Pipeline) -> list[str]:
     """For options that replace attention processors: they compute nothing but attention."""
-    processors = getattr(unwrapped(denoiser_of(pipe)), "attn_processors", {}).values()
-    kinds = {type(each) for each in processors}
-    others = sorted(k.__name__ for k in kinds if k.__name__ not in _COMMON or not k.__module__.startswith("diffusers."))
+    denoiser = unwrapped(denoiser_of(pipe))
+    if denoiser_name(pipe) != "unet":
+        return []  # whose processors are of their own kinds, and which options leave in place
+    kinds = {type(each) for each in getattr(denoiser, "attn_processors", {}).values()}
+    others = sorted(
+        k.__name__ for k in kinds if k.__name__ not in COMMON_PROCESSORS or not k.__module__.startswith("diffusers.")
+    )
     if not others:
         return []
     what = "the IP-Adapter" if any("IPAdapter" in name for name in others) else "what they compute"
@@ -33,7 +49,9 @@ def common_attention(pipe: Pipeline) -> list[str]:
 
 
 def own_blocks(pipe: Pipeline) -> list[str]:
-    """For options that run the blocks of a UNet themselves: nothing else takes part in them."""
+    """For options that run the blocks of a denoiser themselves: nothing else takes part in them."""
+    if denoiser_name(pipe) != "unet":
+        return _own_transformer_blocks(pipe)
     from diffusers import UNet2DConditionModel
 
     unet = denoiser_of(pipe)
@@ -52,6 +70,17 @@ def own_blocks(pipe: Pipeline) -> list[str]:
         if "forward" in vars(block) or _hooks(block) or not type(block).__module__.startswith("diffusers."):
             return [*found, f"runs the UNet's blocks itself, without the forward or the hooks of {name}"]
     return found
+
+
+def _own_transformer_blocks(pipe: Pipeline) -> list[str]:
+    """Checks that nothing but a transformer itself takes part in its blocks."""
+    denoiser = denoiser_of(pipe)
+    if hasattr(pipe, "controlnet"):
+        return ["runs the transformer's blocks itself, without a ControlNet"]
+    for name, module in denoiser.named_modules():
+        if type(module).__name__.endswith("Block") and (_hooks(module) or "forward" in vars(module)):
+            return [f"runs the transformer's blocks itself, without the forward or the hooks of {name}"]
+    return []
 
 
 _BLOCK = re.compile(r"mid_block|(down|up)_blocks\.\d+")
@@ -116,6 +145,8 @@ def _calls_of(pipe: Pipeline, kinds: tuple[str, ...], what: str) -> list[str]:
         for task in ("", "Img2Img", "Inpaint")
     ]
     known = [getattr(diffusers, name).__call__ for name in names if hasattr(diffusers, name)]
+    if family_of_class(type(pipe).__name__) is not None and type(pipe).__module__.startswith("diffusers."):
+        return []
     if type(pipe).__call__ in known or type(pipe).__name__.startswith("AltDiffusion"):
         return []
     return [f"changes {what}, of which the call of a {type(pipe).__name__} has its own"]
@@ -146,7 +177,8 @@ GLIGEN, which grounds only the first steps."""
 
 
 def _hooks(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "_diffusers_hook" in vars(module))
+    registry = vars(module).get("_diffusers_hook")  # empty after a call that named a branch to diffusers' caches
+    return bool(module._forward_hooks or module._forward_pre_hooks or (registry is not None and registry.hooks))
 
 
 def plain_weights(pipe: Pipeline) -> list[str]:
@@ -206,6 +238,8 @@ def call_without_gradients(pipe: Pipeline) -> list[str]:
 
 def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[str]:
     """Yields what was done to networks that all options assume not to be: they are compiled, or hooks move them."""
+    import torch
+
     for name, network in networks.items():
         modules = list(network.modules())
         made = (

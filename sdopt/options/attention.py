@@ -1,9 +1,9 @@
 """attention: sets the attention implementation of the denoiser, and not of the text encoder and the VAE."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from sdopt.hardware.cards import (
@@ -15,17 +15,19 @@ from sdopt.hardware.cards import (
     missing,
 )
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
-from sdopt.options.assumptions import common_attention, unchanged_layers
+from sdopt.options.assumptions import COMMON_PROCESSORS, common_attention, unchanged_layers
 from sdopt.options.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
-from sdopt.pipelines.loading import head_dimensions, heads_by_level
+from sdopt.pipelines.loading import family_of, head_dimensions, heads_by_level, published_denoiser
 from sdopt.pipelines.parts import Pipeline, denoiser_of, unwrapped
+from sdopt.schema import Model
 
 
 @dataclass(frozen=True)
 class _Backend:
     """A back end of PyTorch's scaled dot-product attention."""
 
-    torch: SDPBackend
+    member: str
+    """The member of `torch.nn.attention.SDPBackend`."""
     feature: Feature | None
     """What a card needs for it."""
     names: tuple[str, ...]
@@ -33,14 +35,14 @@ class _Backend:
 
 
 _BACKENDS = {
-    "math": _Backend(SDPBackend.MATH, None, ("_dot_product_attention_math",)),
+    "math": _Backend("MATH", None, ("_dot_product_attention_math",)),
     "flash": _Backend(
-        SDPBackend.FLASH_ATTENTION, FLASH_ATTENTION, ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd")
+        "FLASH_ATTENTION", FLASH_ATTENTION, ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd")
     ),
     "mem_efficient": _Backend(
-        SDPBackend.EFFICIENT_ATTENTION, MEM_EFFICIENT_ATTENTION, ("_dot_product_efficient_attention", "fmha_cutlass")
+        "EFFICIENT_ATTENTION", MEM_EFFICIENT_ATTENTION, ("_dot_product_efficient_attention", "fmha_cutlass")
     ),
-    "cudnn": _Backend(SDPBackend.CUDNN_ATTENTION, CUDNN_ATTENTION, ("cudnn_", "_flash_fprop")),
+    "cudnn": _Backend("CUDNN_ATTENTION", CUDNN_ATTENTION, ("cudnn_", "_flash_fprop")),
 }
 
 _WIDE_HEADS = {(9, 0)}
@@ -63,6 +65,11 @@ def _set(pipe: Pipeline, processor: str) -> Any:
     return denoiser
 
 
+_OTHER_PROCESSORS = (
+    "the processor would leave out what else its attention does, such as rotary positions: choose attention=math"
+)
+
+
 @dataclass(frozen=True)
 class Default(Optimization):
     """The default of diffusers: PyTorch's scaled dot-product attention, with a kernel that PyTorch selects."""
@@ -74,14 +81,16 @@ class Default(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        if _processors(denoiser_of(pipe)) != ["AttnProcessor2_0"]:
+        wanted = _processors(denoiser_of(pipe))
+        if _replaceable(denoiser_of(pipe)) and wanted != ["AttnProcessor2_0"]:
             _set(pipe, "AttnProcessor2_0")
+            wanted = ["AttnProcessor2_0"]
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
             shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
             # A compiler may have replaced all attention layers by its own, which have no processors.
-            engaged = kinds in ([], ["AttnProcessor2_0"])
+            engaged = kinds in ([], wanted) and not _backends_of(unwrapped(denoiser_of(pipe)))
             return Finding(engaged, shown, {"processors": kinds, "kernels": trace.fused_attention})
 
         return proof
@@ -100,6 +109,7 @@ class EquivalentAttention(Optimization):
 class Vanilla(EquivalentAttention):
     """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of older articles."""
 
+    unet_only: ClassVar[str | None] = _OTHER_PROCESSORS
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("AttnProcessor")
 
     @override
@@ -146,7 +156,21 @@ class Sdpa(EquivalentAttention):
             if attends_in_float32(ctx):
                 found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
             found += self._too_wide(ctx)
+        if ctx.device.is_cuda and self.backend == "flash":
+            found += self._masked(ctx)
         return found
+
+    @override
+    def fixed_for(self, model: Model) -> bool:
+        return self.backend == "flash" and family_of(model).encoding.masks == "batches"
+
+    def _masked(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of a kernel that takes no mask with a model that gives one."""
+        family, prompts = family_of(ctx.model), ctx.workload.batch_size
+        if family.encoding.masks == "never" or (family.encoding.masks == "batches" and prompts == 1):
+            return []
+        way = "or workload.batch_size=1" if family.encoding.masks == "batches" else "or math"
+        return [f"the flash kernel takes no mask, which {family.title} needs here: choose mem_efficient, {way}"]
 
     def _too_wide(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of the kernel with the model's head sizes, as checked in sdp_utils.cpp."""
@@ -164,7 +188,9 @@ class Sdpa(EquivalentAttention):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        backend, denoiser = _BACKENDS[self.backend].torch, denoiser_of(pipe)
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend, denoiser = getattr(SDPBackend, _BACKENDS[self.backend].member), denoiser_of(pipe)
         forward = denoiser.forward
 
         def forward_with_backend(*args: Any, **kwargs: Any) -> Any:
@@ -190,6 +216,7 @@ class Sdpa(EquivalentAttention):
 class Sliced(EquivalentAttention):
     """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel."""
 
+    unet_only: ClassVar[str | None] = "diffusers slices the attention of UNets alone: choose attention=mem_efficient"
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1, le=1_000_000)
@@ -243,6 +270,7 @@ class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
     claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
+    unet_only: ClassVar[str | None] = _OTHER_PROCESSORS
     diffusers_lines: ClassVar[tuple[str, ...]] = _setting("XFormersAttnProcessor")
 
     @override
@@ -290,11 +318,13 @@ class FusedProjections(EquivalentAttention):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return leaves_adapters_out(ctx)
+        return [*leaves_adapters_out(ctx), *_unfusable(published_denoiser(ctx.model))]
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         denoiser = denoiser_of(pipe)
+        replaceable = _replaceable(denoiser)
+        own_projections = {name for name, layer in denoiser.named_modules() if hasattr(layer, "to_q")}
         denoiser.fuse_qkv_projections()
         _share_weights(denoiser)
 
@@ -302,11 +332,37 @@ class FusedProjections(EquivalentAttention):
             kinds, ran = _processors(denoiser), trace.denoiser.ran
             fused = sum(count for name, count in ran.items() if name.endswith((".to_qkv", ".to_kv")))
             apart = sum(count for name, count in ran.items() if name.endswith((".to_k", ".to_v")))
-            engaged = kinds == ["FusedAttnProcessor2_0"] and (not ran or (fused == trace.attention_calls and not apart))
+            if replaceable:
+                every = fused == trace.attention_calls and not apart
+                engaged = kinds == ["FusedAttnProcessor2_0"] and (not ran or every)
+            else:
+                # Some layers of transformers have no such projections; of those that are joint, no part runs.
+                joint = {name.rpartition(".")[0] for name in ran if name.endswith((".to_qkv", ".to_kv"))}
+                apart = sum(ran[f"{layer}.{part}"] for layer in joint for part in ("to_q", "to_k", "to_v"))
+                fused = sum(ran[f"{layer}.to_qkv"] for layer in joint & own_projections)
+                engaged = not ran or (fused > 0 and not apart)
             facts = {"processors": kinds, "fused_products": fused, "products_apart": apart}
             return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} unfused", facts)
 
         return proof
+
+
+def _unfusable(config: Mapping[str, Any]) -> list[str]:
+    """Returns why diffusers cannot fuse the projections of a denoiser, or would change its images, from its code."""
+    if config.get("_class_name", "UNet2DConditionModel") == "UNet2DConditionModel":
+        return []
+    import diffusers
+
+    cls: Any = getattr(diffusers, config["_class_name"])
+    fuse = getattr(cls, "fuse_qkv_projections", None)
+    if fuse is None:
+        return [f"diffusers cannot fuse the projections of a {cls.__name__}"]
+    if config.get("dual_attention_layers"):
+        return [f"diffusers cannot fuse the second attention of this {cls.__name__}"]
+    processors = [fuse.__globals__[name] for name in fuse.__code__.co_names if name.startswith("Fused")]
+    if config.get("qk_norm") and any("norm_q" not in each.__call__.__code__.co_names for each in processors):
+        return [f"diffusers' {processors[0].__name__} leaves out the norm of queries and keys: images would change"]
+    return []
 
 
 def _share_weights(denoiser: Any) -> None:
@@ -333,7 +389,26 @@ def backend_of(name: str) -> str | None:
 
 
 def _processors(denoiser: Any) -> list[str]:
-    return sorted({type(processor).__name__ for processor in denoiser.attn_processors.values()})
+    return sorted({type(layer.processor).__name__ for layer in _layers(denoiser)})
+
+
+def _layers(denoiser: Any) -> list[Any]:
+    """Returns the attention layers of a denoiser."""
+    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
+
+
+def _replaceable(denoiser: Any) -> bool:
+    """Returns whether any of diffusers' processors of a UNet computes the attention of a denoiser.
+
+    Those of most transformers do more: they rotate positions, and attend to text and image at once.
+    """
+    return all(kind in COMMON_PROCESSORS for kind in _processors(denoiser))
+
+
+def _backends_of(denoiser: Any) -> list[str]:
+    """Returns the backends that diffusers' dispatcher was told for the layers of a denoiser."""
+    kinds = {getattr(layer.processor, "_attention_backend", None) for layer in _layers(denoiser)}
+    return sorted(str(getattr(kind, "value", kind)) for kind in kinds - {None})
 
 
 def _kernels(trace: Trace) -> str:

@@ -1,5 +1,7 @@
 """Defines `Optimization`: a frozen dataclass that changes a pipeline and then proves that the change took effect."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -7,9 +9,8 @@ from enum import IntEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -17,8 +18,12 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
+from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Stage(IntEnum):
@@ -44,7 +49,7 @@ class Context:
     model: Model
     workload: Workload
     """The workload with a single size and batch size; conflicts are checked once per shape."""
-    chosen: Mapping[str, "Optimization"]
+    chosen: Mapping[str, Optimization]
     """All optimizations of the variant, including this one, by axis (`precision`, `memory.vae_slicing`)."""
     scheduler: Scheduler = field(default_factory=Scheduler)
     task: Task = field(default_factory=Task)
@@ -65,7 +70,7 @@ class Finding:
     summary: str
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def also(self, summary: str, engaged: bool = True, **facts: Any) -> "Finding":
+    def also(self, summary: str, engaged: bool = True, **facts: Any) -> Finding:
         """Returns the finding with further evidence, which must be there too."""
         return Finding(self.engaged and engaged, f"{self.summary}; {summary}", self.facts | facts)
 
@@ -99,6 +104,7 @@ class Optimization:
         assumes: what the option takes for granted of a pipeline that a program has built; see `assumptions`.
         keeps_structure: whether later changes of the denoiser's layers or their settings would have no effect.
         keeps_weights: whether parameters that take the places of the denoiser's own would have no effect.
+        unet_only: why the option cannot change a transformer; None if it can.
         loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
             device. A model that is larger than the device's memory can then run on the device.
     """
@@ -107,9 +113,14 @@ class Optimization:
     fixed_batch: ClassVar[bool] = False
     saves_operations: ClassVar[bool | None] = False
     loads_on_host: ClassVar[bool] = False
+    unet_only: ClassVar[str | None] = None
     assumes: ClassVar[tuple[Assumption, ...]] = ()
     keeps_structure: ClassVar[bool] = False
     keeps_weights: ClassVar[bool] = False
+
+    def fixed_for(self, model: Model) -> bool:
+        """Returns whether another batch size than the timed one is not to be drawn with a model, as `fixed_batch`."""
+        return self.fixed_batch
 
     @property
     def compiles(self) -> bool:
@@ -136,6 +147,11 @@ class Optimization:
         """The option's promise about the images; a gate applies the rules of this contract."""
         return Contract.EXACT
 
+    def contract_on(self, device: Device) -> Contract:
+        """Returns what the option promises about the images on a device: its `contract`, or less."""
+        del device
+        return self.contract
+
     @property
     def diffusers_lines(self) -> tuple[str, ...]:
         """Equivalent code for a diffusers pipeline `pipe`; () if only sdopt has the option.
@@ -161,8 +177,15 @@ class Optimization:
         return []
 
     def obstacles(self, ctx: Context) -> list[str]:
-        """Returns everything that keeps the option from running: the keys to set, and the conflicts."""
-        return [*self.lacking(ctx), *self.conflicts(ctx)]
+        """Returns everything that keeps the option from running: the kind of model, the keys to set, the conflicts."""
+        return self.unfit(ctx) or [*self.lacking(ctx), *self.conflicts(ctx)]
+
+    def unfit(self, ctx: Context) -> list[str]:
+        """Returns why the option is not for this kind of model, as `unet_only` declares; [] if it is."""
+        family = family_of(ctx.model)
+        if self.unet_only is None or family.is_unet:
+            return []
+        return [f"not for {family.title}, whose denoiser is a transformer: {self.unet_only}"]
 
     def broken(self, pipe: Pipeline) -> list[str]:
         """Returns what of a program's own pipeline the option would bypass or break; [] if it holds there."""
@@ -178,6 +201,10 @@ class Optimization:
 
     def ineffective(self, ctx: Context) -> list[str]:
         """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""
+        return []
+
+    def slow_here(self, ctx: Context) -> list[str]:
+        """Returns why the option is expected to make calls slower on this device, on which it runs all the same."""
         return []
 
     def files(self, model: Model, fetch: bool) -> list[Path]:

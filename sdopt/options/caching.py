@@ -7,7 +7,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.polynomial.chebyshev import chebvander
 from typing_extensions import override
 
@@ -22,13 +21,15 @@ from sdopt.options.assumptions import (
 )
 from sdopt.options.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
-from sdopt.options.conflicts import compiles, missing_packages, unguided
-from sdopt.pipelines.loading import heads_by_level, part_config
-from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of, unwrapped
+from sdopt.options.conflicts import compiles, missing_packages, unguided, untold
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.loading import denoiser_config, family_of, guidance_of, heads_by_level, part_config
+from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, unwrapped
 from sdopt.schema import SEEDS
 
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping
+    from sdopt.options.transformer import Watching
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,15 @@ class Caching(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        config = part_config(ctx.model, "unet") or part_config(ctx.model, "transformer")
+        config, is_unet = denoiser_config(ctx.model), family_of(ctx.model).is_unet
         found = []
-        if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
+        if is_unet and config and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        if compiles(ctx, *self.compilers.values()):
-            others = f"eager, {', '.join(self.compilers)}" if self.compilers else "eager, or caching=deepcache"
+        compilers = self.compilers if is_unet else {}
+        if compiles(ctx, *compilers.values()):
+            others = f"eager, {', '.join(compilers)}" if compilers else "eager"
+            if is_unet and not compilers:
+                others += ", or caching=deepcache"
             found.append(f"changes from step to step, which this compiler cannot capture: choose compiler={others}")
         return found
 
@@ -132,9 +136,15 @@ class SkippedLayers(Caching):
     def skips(self, steps: int) -> bool:
         return steps > 1
 
+    def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
+        """Returns the function that replaces a transformer's forward."""
+        raise NotImplementedError
+
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         unet = denoiser_of(pipe)
+        if denoiser_name(pipe) != "unet":
+            return _on_transformer(pipe, self._watching(pipe, unet), self.others)
         skipping = unet.__dict__[STEPS] = self._skipping(pipe, unet)
         unet.forward = skipping
 
@@ -164,6 +174,7 @@ class DeepCaching(SkippedLayers):
 
     assumes: ClassVar[tuple[Assumption, ...]] = (own_blocks, one_call_a_step)
     keeps_structure: ClassVar[bool] = True
+    unet_only: ClassVar[str | None] = "no skip connection leads around its inner blocks: choose caching=first_block"
     others: ClassVar[str] = "only the outer layers"
 
     interval: int = bounded(3, ge=2, le=1000)
@@ -229,6 +240,12 @@ class FirstBlockCaching(SkippedLayers):
 
         return FirstBlock(pipe, unet, self.threshold)
 
+    @override
+    def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
+        from sdopt.options.transformer import FirstBlock
+
+        return FirstBlock(pipe, denoiser, self.threshold)
+
 
 @dataclass(frozen=True)
 class SpectralForecast(SkippedLayers):
@@ -253,7 +270,7 @@ class SpectralForecast(SkippedLayers):
     """Share of the steps after which all run."""
     degree: int = bounded(3, ge=1, le=10)
     """Degree of the polynomials."""
-    ridge: float = bounded(0.1, gt=0, le=100)
+    ridge: float = bounded(0.1, ge=1e-6, le=100)
     """Weight of the squared coefficients in the fit."""
     blend: float = bounded(0.3, ge=0, le=1)
     """Share of the polynomials in the forecast; the rest is a line through the last two steps that ran."""
@@ -287,6 +304,10 @@ class SpectralForecast(SkippedLayers):
         return [float(weight) for weight in self.blend * fit + (1 - self.blend) * line]
 
     @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return super().conflicts(ctx) + untold(ctx, "num_timesteps")
+
+    @override
     def skips(self, steps: int) -> bool:
         return not all(self.runs(steps))
 
@@ -296,12 +317,21 @@ class SpectralForecast(SkippedLayers):
 
         return Spectrum(pipe, unet, self)
 
+    @override
+    def _watching(self, pipe: Pipeline, denoiser: Any) -> "Watching":
+        from sdopt.options.transformer import Forecasts
+
+        return Forecasts(pipe, denoiser, self)
+
 
 @dataclass(frozen=True)
 class PyramidAttention(Caching):
     """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step)
+    unet_only: ClassVar[str | None] = (
+        "diffusers keeps one output for both branches of guidance, or knows none of its layers: choose first_block"
+    )
     idle: ClassVar[str] = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
 
     spatial: int | None = bounded(2, ge=2, le=1000)
@@ -396,6 +426,62 @@ class _Broadcast:
 
 
 @dataclass(frozen=True)
+class TaylorSeer(Caching):
+    """Runs attention layers in some steps, and expands their outputs in a Taylor series over the steps in the others.
+
+    As TaylorSeer of diffusers does, and for each branch of guidance on its own.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step, unchanged_layers)
+    keeps_structure: ClassVar[bool] = True
+    idle: ClassVar[str] = "all of {steps} steps run every layer"
+
+    interval: int = bounded(3, ge=2, le=1000)
+    """After the steps at the start, the layers run once per this number of steps."""
+    warmup: int = bounded(3, ge=2, le=1000)
+    """Number of steps at the start in which they run."""
+    order: int = bounded(1, ge=1, le=5)
+    """Order of the series: 1 is a line through the last two steps in which they ran."""
+
+    def runs(self, steps: int) -> list[bool]:
+        """Returns for each of `steps` steps whether the layers run."""
+        return [step < self.warmup or (step - self.warmup - 1) % self.interval == 0 for step in range(steps)]
+
+    @override
+    def skips(self, steps: int) -> bool:
+        return not all(self.runs(steps))
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx) + untold(ctx, "num_timesteps")
+        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
+            found.append("expands outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
+        return found
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.transformer import Expansions, attention_layers
+
+        denoiser = denoiser_of(pipe)
+        layers = set(attention_layers(denoiser))
+        names = [name for name, layer in denoiser.named_modules() if layer in layers]
+        watching = denoiser.__dict__[STEPS] = Expansions(pipe, denoiser, self)
+        denoiser.forward = watching
+
+        def proof(trace: Trace) -> Finding:
+            calls, facts = trace.denoiser.calls, dict(watching.calls)
+            most = 0
+            for name in names:
+                most = max([most, *(n for layer, n in trace.denoiser.ran.items() if layer.startswith(f"{name}."))])
+            whole = facts.setdefault("whole", 0)
+            engaged = most == whole < calls == watching.calls.total()
+            summary = f"of {calls} traced calls {whole} ran the attention layers, and {calls - whole} expanded them"
+            return Finding(engaged, summary, facts | {"runs_of_a_layer": most})
+
+        return proof
+
+
+@dataclass(frozen=True)
 class GuidanceInterval(Caching):
     """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
 
@@ -419,7 +505,9 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx) + unguided(ctx, "guidance to skip")
+        found = super().conflicts(ctx) + unguided(ctx, "guidance to skip") + untold(ctx, "num_timesteps")
+        if guidance_of(ctx.model).form == "batched":
+            found += untold(ctx, "do_classifier_free_guidance")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
         return found
@@ -429,11 +517,15 @@ class GuidanceInterval(Caching):
         from sdopt.options.skipping import HalfBatches
 
         denoiser = denoiser_of(pipe)
+        if family_named(type(pipe).__name__).guidance.form == "sequential":
+            from sdopt.options.transformer import SecondCalls
+
+            return _on_transformer(pipe, SecondCalls(pipe, denoiser, self.guides), "without guidance")
         halved = denoiser.__dict__[STEPS] = HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
 
         def proof(trace: Trace) -> Finding:
-            batches = sorted(trace.denoiser.batches)
+            batches = trace.denoiser.samples
             engaged = halved.unguided > 0 and (not batches or 2 * batches[0] == batches[-1] or halved.guided == 0)
             summary = f"{halved.guided} steps with guidance, {halved.unguided} without"
             facts = {"guided": halved.guided, "unguided": halved.unguided, "batches": batches}
@@ -447,6 +539,7 @@ class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
     assumes: ClassVar[tuple[Assumption, ...]] = (ungated_blocks, unchanged_layers)
+    unet_only: ClassVar[str | None] = "tomesd merges tokens in the blocks of a UNet alone"
 
     ratio: float = bounded(0.5, gt=0, le=0.75)
     """Share of the tokens to merge into others."""
@@ -467,6 +560,15 @@ class TokenMerging(Caching):
             return []
         merges = f"merges no token: this model has attention only from a downsampling by {first} on"
         return [f"{merges}: set caching.max_downsample={first}"]
+
+    @override
+    def ineffective(self, ctx: Context) -> list[str]:
+        side = (ctx.workload.size or ctx.model.size) // 8
+        levels = [level for level in heads_by_level(ctx.model) if 2**level <= self.max_downsample]
+        tokens = max(((side // 2**level) ** 2 for level in levels), default=0)
+        if tokens == 0 or int(tokens * self.ratio):
+            return super().ineffective(ctx)
+        return [f"merges none of {tokens} tokens: set caching.ratio to {1.01 / tokens:.2g} or more"]
 
     def left_of(self, tokens: int, level: int) -> int:
         """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""
@@ -496,12 +598,37 @@ class _Seeded:
         self.begin()
 
     def begin(self) -> None:
+        import torch
+
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)
 
     def end(self) -> None:
         """Merging needs no end."""
+
+
+def _on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
+    """Replaces a transformer's forward; returns the proof that some calls ran fewer of its blocks, by what ran."""
+    from sdopt.options.transformer import blocks_of
+
+    denoiser = denoiser_of(pipe)
+    denoiser.__dict__[STEPS] = watching
+    denoiser.forward = watching
+    last = blocks_of(denoiser)[-1][0]
+
+    def proof(trace: Trace) -> Finding:
+        calls, facts = trace.denoiser.calls, dict(watching.calls)
+        cheaper = sum(facts.get(kind, 0) for kind in ("outer", "part", "forecast", "left out"))
+        runs = [count for name, count in trace.denoiser.ran.items() if name.startswith(f"{last}.")]
+        facts["runs_of_the_last_block"] = min(runs, default=0)
+        left_out = sum(facts.get(kind, 0) for kind in ("outer", "forecast", "left out"))
+        engaged = cheaper > 0 and watching.calls.total() == calls
+        engaged = engaged and facts["runs_of_the_last_block"] == calls - left_out
+        whole = calls - cheaper
+        return Finding(engaged, f"of {calls} traced calls {whole} ran whole, {cheaper} {others}", facts)
+
+    return proof
 
 
 def _uncut(config: Mapping[str, Any], block: int) -> list[str]:

@@ -2,15 +2,13 @@
 
 from importlib.util import find_spec
 
-import torch
-
 from sdopt.options import Context, Optimization
 from sdopt.options.base import loading_arguments, outdated
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
 from sdopt.options.lora import Lora
 from sdopt.options.precision import FixedVae, FullVae, Precision
-from sdopt.pipelines.loading import is_sdxl, part_config
+from sdopt.pipelines.loading import family_of, guidance_of, part_config
 
 
 def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
@@ -65,26 +63,48 @@ def autocast_of(ctx: Context) -> str | None:
 
 def attends_in_float32(ctx: Context) -> bool:
     """Returns whether an option sets the inputs of attention to be float32."""
+    import torch
+
     # Layers with 8-bit weights return the type that all other weights are loaded in.
     return not autocast_of(ctx) and loading_arguments(ctx.chosen.values()).get("dtype") == torch.float32
 
 
 def upcasts_vae(ctx: Context) -> bool:
     """Returns whether diffusers casts the VAE to float32 and back in each call, as it does with SDXL's in float16."""
+    import torch
+
     precision = ctx.chosen.get("precision")
     if precision is None or isinstance(precision, FixedVae | FullVae) or "memory.tiny_vae" in ctx.chosen:
         return False
     loaded_in_half = precision.load_kwargs().get("dtype") == torch.float16
-    return loaded_in_half and is_sdxl(ctx.model) and bool((part_config(ctx.model, "vae") or {}).get("force_upcast"))
+    return (
+        loaded_in_half
+        and family_of(ctx.model).upcasts_vae
+        and bool((part_config(ctx.model, "vae") or {}).get("force_upcast"))
+    )
 
 
 def unguided(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of an option that needs guidance with a model or a workload that has none."""
-    if (part_config(ctx.model, "unet") or {}).get("time_cond_proj_dim"):
+    guidance = guidance_of(ctx.model)
+    if guidance.form == "embedded":
         return [f"the model takes the guidance scale as an input, so there is no {what}: leave the option out"]
-    if ctx.workload.guidance(ctx.model) <= 1:
-        return [f"there is no {what}: set workload.guidance_scale above 1"]
+    if guidance.form == "none":
+        return [f"guidance was distilled into the model's weights, so there is no {what}: leave the option out"]
+    if not guidance.guides(ctx.workload.guidance(ctx.model)):
+        return [f"there is no {what}: set workload.guidance_scale above {guidance.above:g}"]
     return []
+
+
+def untold(ctx: Context, *properties: str) -> list[str]:
+    """Returns the conflict, if any, of an option that asks diffusers' pipeline for what it does not say."""
+    family = family_of(ctx.model)
+    if family.is_unet:
+        return []
+    import diffusers
+
+    lacking = [name for name in properties if not hasattr(getattr(diffusers, family.pipeline), name)]
+    return [f"diffusers' {family.pipeline} does not say its {' and '.join(lacking)}"] if lacking else []
 
 
 def leaves_adapters_out(ctx: Context) -> list[str]:

@@ -3,15 +3,16 @@
 Options that keep weights off the device until they are used are in `offload`.
 """
 
+from __future__ import annotations
+
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -21,13 +22,16 @@ from sdopt.options.assumptions import a_vae, no_projected_pictures, plain_weight
 from sdopt.options.base import Inputs, existing
 from sdopt.options.caching import SpectralForecast, TokenMerging, WholeSteps
 from sdopt.options.compiler import Inductor, Regional
-from sdopt.options.conflicts import compiles, unguided
+from sdopt.options.conflicts import compiles, unguided, untold
 from sdopt.options.lora import CHANGE_A_LORA, encoding_noted, lora_in_text_encoders
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
+from sdopt.pipelines.families import guidance_from
+from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
+from sdopt.pipelines.loading import family_of, guidance_of, load_network, network_config, part_config
 from sdopt.pipelines.parts import (
+    CALL,
     TEXT_ENCODERS,
     Pipeline,
     casting_hook,
@@ -39,12 +43,24 @@ from sdopt.pipelines.parts import (
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model
 
+if TYPE_CHECKING:
+    import torch
+
+    Embeddings = torch.Tensor | list[torch.Tensor]
+    """What an encoder makes of prompts: a batch, or a tensor for each of them."""
+
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
 
 
 _CHANNELS = 4
 """diffusers' default of a VAE's latent channels, which `AutoencoderTiny._tiled_encode` assumes."""
+
+_BLOCKS = 4
+"""Blocks of the usual VAE, which halves an image between each two of them."""
+
+_OVERLAP, _TINY_OVERLAP = 4, 8
+"""Tiles of diffusers' `AutoencoderKL` overlap by a fourth, those of `AutoencoderTiny` by an eighth."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +122,25 @@ class VaeTiling(VaeInPieces):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
-        if self.tile_size is not None and self.tile_size % 8:
-            found.append(f"memory.vae_tiling.tile_size={self.tile_size}: must be a multiple of 8, the VAE's factor")
-        return found + self._cannot_encode(ctx)
+        return [*super().conflicts(ctx), *self._misjoined(ctx), *self._cannot_encode(ctx)]
+
+    def _misjoined(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of a tile whose overlap is no whole number of latents.
+
+        diffusers rounds it, and joins the tiles to an image of another size.
+        """
+        tile, config = self._tile(ctx), self._vae_config(ctx) or {}
+        factor = 2 ** (len(config.get("block_out_channels", range(_BLOCKS))) - 1)
+        share = _OVERLAP
+        if "memory.tiny_vae" in ctx.chosen:
+            # Its decoder joins whole latents at any size; its encoder does not.
+            share = 1 if ctx.task.kind == "txt2img" else _TINY_OVERLAP
+        if tile is None or tile % (share * factor) == 0:
+            return []
+        unit = f"must be a multiple of {share * factor}, or diffusers joins tiles at the wrong places"
+        if self.tile_size is None:
+            return [f"the VAE's own tile of {tile} pixels {unit}: set memory.vae_tiling.tile_size"]
+        return [f"memory.vae_tiling.tile_size={tile}: {unit}"]
 
     def _cannot_encode(self, ctx: Context) -> list[str]:
         """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
@@ -121,23 +152,36 @@ class VaeTiling(VaeInPieces):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        config = {} if "memory.tiny_vae" in ctx.chosen else part_config(ctx.model, "vae")
-        if config is None and self.tile_size is None:
-            return []
-        default = (config or {}).get("sample_size", 512)  # AutoencoderTiny has none
-        tile = self.tile_size or int(default[0] if isinstance(default, list) else default)
-        size = ctx.workload.size or ctx.model.size
-        if size > tile:
+        tile, size = self._tile(ctx), ctx.workload.size or ctx.model.size
+        if tile is None or size > tile:
             return []
         advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
         return [f"a tile of {tile} pixels holds the whole image of {size}: {advice}"]
+
+    def _vae_config(self, ctx: Context) -> Mapping[str, Any] | None:
+        return {} if "memory.tiny_vae" in ctx.chosen else part_config(ctx.model, "vae")
+
+    def _tile(self, ctx: Context) -> int | None:
+        """Returns the side of a tile in pixels; None if the VAE is not known."""
+        if self.tile_size is not None:
+            return self.tile_size
+        config = self._vae_config(ctx)
+        if config is None:
+            return None
+        default = config.get("sample_size", 512)  # AutoencoderTiny has none
+        return int(default[0] if isinstance(default, list) else default)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         vae, factor = pipe.vae, pipe.vae_scale_factor
         vae.enable_tiling()
-        if self.tile_size is not None:
+        if self.tile_size is not None and hasattr(vae, "tile_sample_min_size"):
             vae.tile_sample_min_size, vae.tile_latent_min_size = self.tile_size, self.tile_size // factor
+        elif self.tile_size is not None:
+            overlap = self.tile_size // 4
+            for side in ("height", "width"):
+                setattr(vae, f"tile_sample_min_{side}", self.tile_size)
+                setattr(vae, f"tile_sample_stride_{side}", self.tile_size - overlap)
 
         def proof(trace: Trace) -> Finding:
             tile = max((factor * max(shape[2:]) for shape in trace.decoder_inputs), default=0)
@@ -165,6 +209,13 @@ class TinyVae(Optimization):
     """Folder with a diffusers `AutoencoderTiny`, instead of the model's default."""
     hub_id: str | None = None
     """Hugging Face Hub repository with a diffusers `AutoencoderTiny`, as in `owner/name`, instead of the default."""
+
+    @override
+    def lacking(self, ctx: Context) -> list[str]:
+        family = family_of(ctx.model)
+        if family.tiny_vae is not None or self.path or self.hub_id:
+            return []
+        return [f"no tiny autoencoder for the latents of {family.title} is known: set memory.tiny_vae.path to one"]
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -208,7 +259,7 @@ class TinyVae(Optimization):
             return TINY_AUTOENCODER
         if model.weights == "random":
             return ARCHITECTURES / "taesd"
-        return hub_network("madebyollin/taesdxl" if is_sdxl(model) else "madebyollin/taesd", "memory.tiny_vae", fetch)
+        return hub_network(str(family_of(model).tiny_vae), "memory.tiny_vae", fetch)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -228,10 +279,6 @@ class TinyVae(Optimization):
         return proof
 
 
-_EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
-"""The call arguments for the outputs of `encode_prompt`, in order; only SDXL has the last two."""
-
-
 @dataclass(frozen=True)
 class PrecomputedEmbeddings(Optimization):
     """Encodes all prompts before the first call and frees the text encoders; calls get embeddings.
@@ -246,6 +293,12 @@ class PrecomputedEmbeddings(Optimization):
     claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if family_of(ctx.model).is_unet or ctx.workload.images_per_prompt == 1:
+            return []
+        return ["diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"]
+
+    @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
         gone = "memory=precomputed_embeddings: the text encoders are gone, which"
         loading = (("load_lora_weights", "a LoRA"), ("load_textual_inversion", "a textual inversion"))
@@ -256,9 +309,15 @@ class PrecomputedEmbeddings(Optimization):
 
     @override
     def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+        import torch
+
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
+        guidance = guidance_of_pipe(pipe)
+        instead = _instead_of_defaults(pipe)
+        both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
-            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
+            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in (*prompts, *([""] if both else []))}
+        embeddings = {name for row in encoded.values() for name in (*row, *_as_negative(row))}
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
@@ -268,19 +327,19 @@ class PrecomputedEmbeddings(Optimization):
 
         def embedded(inputs: Inputs) -> Inputs:
             given = {name for name, value in inputs.items() if value is not None}
-            known = {"prompt", "negative_prompt", "num_images_per_prompt", *_EMBEDDINGS}
+            known = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
             if further := sorted((given & encodes) - known):
                 raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
             if "scale" in (inputs.get("cross_attention_kwargs") or {}):
                 scales = "cross_attention_kwargs scales a LoRA in the text encoders too, which are gone"
                 raise UsageError(f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before")
-            own = given.intersection(_EMBEDDINGS)
+            own = given.intersection(embeddings)
             if own and "prompt" in given:
                 raise UsageError(f"memory=precomputed_embeddings: give prompt or {min(own)}, and not both")
             if not given & {"prompt", "prompt_embeds"}:
                 return inputs
             count = len(inputs["prompt_embeds" if own else "prompt"])
-            negative = inputs.get("negative_prompt")
+            negative = "" if both and not guidance.takes_negative else inputs.get("negative_prompt")
             negatives = [negative] * count if negative is None or isinstance(negative, str) else list(negative)
             if len(negatives) != count:
                 raise UsageError("memory=precomputed_embeddings: give a negative prompt for each prompt, or one")
@@ -295,7 +354,8 @@ class PrecomputedEmbeddings(Optimization):
             names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
             like = inputs["prompt_embeds"] if own else device
             rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
-            return rest | {name: torch.cat([row[name] for row in rows]).to(like) for name in names}
+            rest |= instead
+            return rest | {name: _in_a_batch([row.get(name) for row in rows], like) for name in names}
 
         return embedded
 
@@ -309,15 +369,73 @@ class PrecomputedEmbeddings(Optimization):
         return proof
 
 
-def _as_negative(embeddings: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:
+    """Returns what keeps a call from a negative prompt that it has by default, beside embeddings of one."""
+    negative = signature(type(pipe).__call__).parameters.get("negative_prompt")
+    return {"negative_prompt": None} if negative is not None and isinstance(negative.default, str) else {}
+
+
+def _as_negative(embeddings: dict[str, Embeddings]) -> dict[str, Embeddings]:
     """Returns a text's embeddings under the names of a negative prompt's, which is encoded as a prompt is."""
     return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
 
 
-def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
-    found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
-    return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
+def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Embeddings]:
+    """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts.
+
+    What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    takes, call = signature(pipe.encode_prompt).parameters, signature(type(pipe).__call__).parameters
+    given: dict[str, Any] = {}
+    for name, parameter in takes.items():
+        if name in call and name != "prompt":
+            default = call[name].default
+            given[name] = default if parameter.default is not parameter.empty else None
+    given |= vars(pipe).get(CALL, {})
+    given |= {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": True}
+    if family_named(type(pipe).__name__).is_unet:
+        found = pipe.encode_prompt(prompt, **{name: given[name] for name in _OF_UNETS})
+    else:
+        found = pipe.encode_prompt([prompt], **{name: value for name, value in given.items() if name in takes})
+    names = family_named(type(pipe).__name__).encoding.returns
+    on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(found))
+    embeddings = {name: value for name, value in zip(names, on_cpu, strict=False) if name}
+    for name in [name for name, value in embeddings.items() if value is None]:
+        # A mask that leaves nothing out. Beside a longer prompt it does.
+        embeddings[name] = torch.ones(embeddings["prompt_embeds"].shape[:2], dtype=torch.long)
+    return embeddings
+
+
+_OF_UNETS = ("device", "num_images_per_prompt", "do_classifier_free_guidance")
+"""What a UNet's pipeline encodes a prompt with."""
+
+
+def _in_a_batch(rows: Sequence[Embeddings | None], like: Any) -> Embeddings:
+    """Returns the embeddings of several prompts as one batch: shorter ones are filled up with zeros, as masks are.
+
+    A row without a mask reads all its tokens.
+    """
+    import torch
+
+    if any(isinstance(row, list) for row in rows):
+        return [tensor.to(like) for row in rows if isinstance(row, list) for tensor in row]
+    tensors = [row for row in rows if isinstance(row, torch.Tensor)]
+    longest = max(tensor.shape[1] for tensor in tensors)
+    filled = []
+    for tensor in tensors:
+        pad = (0, 0) * (tensor.ndim - 2) + (0, longest - tensor.shape[1])
+        filled.append(torch.nn.functional.pad(tensor, pad))
+    return torch.cat(filled).to(like)
+
+
+def guidance_of_pipe(pipe: Pipeline) -> Guidance:
+    """Returns how a pipeline that is loaded is guided."""
+    family = family_named(type(pipe).__name__)
+    configs = {family.denoiser: dict(denoiser_of(pipe).config), "": dict(pipe.config)}
+    return guidance_from(family, configs)
 
 
 @dataclass(frozen=True)
@@ -334,7 +452,9 @@ class SequentialGuidance(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unguided(ctx, "guidance, and so no second half")
+        found = unguided(ctx, "guidance, and so no second half") + untold(ctx, "do_classifier_free_guidance")
+        if guidance_of(ctx.model).form == "sequential":
+            found.append("this kind of model calls its denoiser for each branch anyway: leave the option out")
         if not isinstance(ctx.chosen.get("caching"), WholeSteps | SpectralForecast | TokenMerging | None):
             found.append("calls the denoiser twice in a step, which this cache counts: choose caching=none or spectrum")
         if compiles(ctx, Inductor, Regional):
@@ -351,7 +471,7 @@ class SequentialGuidance(Optimization):
         def proof(trace: Trace) -> Finding:
             images = max((shape[0] for shape in trace.decoded), default=0)
             # A graph hides the batches of its convolutions.
-            most = max(trace.denoiser.batches, default=0)
+            most = max(trace.denoiser.samples, default=0)
             ran = f"on at most {most} samples at a time" if most else "in a graph"
             summary = f"{images} images with guidance; the denoiser ran {ran}, and {each.halved} times on two halves"
             facts = {"images": images, "samples": most, "halved": each.halved}
@@ -388,6 +508,8 @@ class LayerwiseCasting(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         denoiser = denoiser_of(pipe)
         compute, storage = denoiser.dtype, getattr(torch, self.storage)
         denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)

@@ -1,28 +1,32 @@
 """precision: the types of weights and arithmetic, autocast, and TensorFloat-32."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
+from sdopt.hardware.cards import BFLOAT16, CPU_BFLOAT16, TF32, arithmetic, missing
 from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
+from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
-from sdopt.pipelines.loading import is_sdxl, load_network, load_part, network_config, part_config
+from sdopt.pipelines.loading import family_of, is_sdxl, load_network, load_part, network_config, part_config
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Types of weights that a denoiser computes in."""
@@ -76,9 +80,18 @@ class Precision(Optimization):
             found.append(f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}")
         elif self.tf32 != "default":
             found += missing(ctx.device, TF32)
+        family = family_of(ctx.model)
+        if family.float16 == "overflows" and "float16" in (self.weights, self.autocast):
+            found.append(f"numbers of {family.title} overflow float16, and its images are black: choose precision=bf16")
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
             found += missing(ctx.device, BFLOAT16)
         return found
+
+    @override
+    def slow_here(self, ctx: Context) -> list[str]:
+        if "bfloat16" not in (self.weights, self.autocast) or ctx.device.attributes.get(CPU_BFLOAT16, True):
+            return []
+        return [f"{ctx.device.name} computes bfloat16 in software: expect it to be slower"]
 
     @override
     def broken(self, pipe: Pipeline) -> list[str]:
@@ -91,11 +104,15 @@ class Precision(Optimization):
 
     @override
     def load_kwargs(self) -> dict[str, Any]:
+        import torch
+
         return {"dtype": getattr(torch, self.weights)}
 
     @contextmanager
     @override
     def context(self, pipe: Pipeline) -> Iterator[None]:
+        import torch
+
         with ExitStack() as stack:
             if self.tf32 != "default":
                 stack.enter_context(tf32(self.tf32 == "on"))
@@ -105,6 +122,8 @@ class Precision(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         if found := self._infinite(pipe):
             raise UsageError(f"precision: {found[0]}")
 
@@ -163,17 +182,21 @@ class FullVae(Precision):
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        import torch
+
         return {"vae": load_part(model, "vae", torch.float32)}
 
     @override
     def parts_for(self, pipe: Pipeline, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        import torch
+
         # The program may have put in a VAE of its own, or none can be loaded again.
         return {"vae": deepcopy(pipe.vae).to(torch.float32)}
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         proof_of_others = super().apply(pipe)
-        upcast = bool(pipe.vae.config.get("force_upcast")) and "XL" in type(pipe).__name__
+        upcast = bool(pipe.vae.config.get("force_upcast")) and family_named(type(pipe).__name__).upcasts_vae
         # Otherwise diffusers casts the VAE in each call, and back to half precision.
         pipe.vae.register_to_config(force_upcast=False)
         _run_in_own_type(pipe.vae)
@@ -268,7 +291,9 @@ def _with_decoder(found: Finding, pipe: Pipeline, trace: Trace, wanted: str, **f
 
 def _run_in_own_type(vae: Any) -> None:
     """Makes a VAE cast its inputs to the type of its weights, and encoded latents back to the type of the image."""
+    import torch
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+    from torch.utils._pytree import tree_map_only
 
     encode, decode = vae.encode, vae.decode
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.family import family_named
 from sdopt.pipelines.parts import is_called
 
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
@@ -102,16 +103,23 @@ class Halves:
 
     # A compiler captures the denoiser itself, with one graph per batch size.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
-    def __call__(self, sample: Tensor, *args: Any, return_dict: bool = True, **others: Any) -> Any:
-        """Replaces the denoiser's forward; another pipeline with this denoiser may have no two halves."""
+    def __call__(self, *args: Any, return_dict: bool = True, **others: Any) -> Any:
+        """Replaces the denoiser's forward; another pipeline with this denoiser may have no two halves.
+
+        The latents are its first argument, or `hidden_states`: a batch, or a list with a tensor for each sample.
+        """
+        sample = args[0] if args else others["hidden_states"]
         which = self._which(len(sample))
         if not which:
-            return self._forward(sample, *args, return_dict=return_dict, **others)
-        found = []
+            return self._forward(*args, return_dict=return_dict, **others)
+        found: list[Any] = []
         for number in which:
-            own, given, more = half((sample, args, others), len(sample), number)
-            found.append(self._forward(own, *given, return_dict=False, **more)[0])
-        return _output(torch.cat(found * (2 // len(found))), return_dict)
+            given, more = half((args, others), len(sample), number)
+            found.append(self._forward(*given, return_dict=False, **more)[0])
+        whole = found * (2 // len(found))
+        if isinstance(found[0], list):
+            return ([sample for part in whole for sample in part],)
+        return _output(torch.cat(whole), return_dict)
 
 
 class HalfBatches(Halves):
@@ -139,7 +147,7 @@ class HalfBatches(Halves):
             self.guided += 1
             return ()
         self.unguided += 1
-        return (1,)
+        return (family_named(type(self._pipe).__name__).guidance.prompt_half,)
 
 
 class EachHalf(Halves):
@@ -170,7 +178,13 @@ def half(arguments: Any, batch: int, which: int) -> Any:
     def cut(tensor: Tensor) -> Tensor:
         return tensor.chunk(2)[which] if tensor.ndim and len(tensor) % batch == 0 else tensor
 
-    return tree_map_only(Tensor, cut, arguments)
+    def part(value: Any) -> Any:
+        if isinstance(value, list) and len(value) == batch:  # a tensor for each sample
+            return value[which * batch // 2 : (which + 1) * batch // 2]
+        return tree_map_only(Tensor, cut, value)
+
+    args, others = arguments
+    return tuple(map(part, args)), {name: part(value) for name, value in others.items()}
 
 
 def _conditions(name: str, sample: Tensor, timestep: Any, states: Tensor, others: dict[str, Any]) -> Conditions:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.family import FAMILIES, family_named
 from sdopt.schema import Model
 
 PACKAGED = Path(__file__).parents[1] / "reference"
@@ -19,7 +20,7 @@ ALT_DIFFUSION = "AltDiffusionPipeline"
 NOT_RUN = ("safety_checker", "feature_extractor", "image_encoder")
 """Parts of a pipeline that are not loaded: they would be timed too, or have nothing to do without further inputs."""
 
-PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", ALT_DIFFUSION)
+PIPELINES = tuple(family.pipeline for family in FAMILIES)
 """Class names of the pipelines that sdopt runs, as `model_index.json` has them."""
 
 _NAMED = {"altdiffusion": ALT_DIFFUSION}
@@ -97,24 +98,19 @@ def require_kind(index: Mapping[str, Any], at: str) -> str:
     """
     kind = text_to_image(index.get("_class_name"))
     if kind not in PIPELINES:
-        raise UsageError(
-            f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x), "
-            f"StableDiffusionXLPipeline and {ALT_DIFFUSION}"
-        )
-    if "XL" in kind and index.get("text_encoder_2") and index.get("text_encoder", [None, None]) == [None, None]:
-        raise UsageError(
-            f"{at}: has no text_encoder, as an SDXL refiner, which sdopt does not run; give the base model"
-        )
+        raise UsageError(f"{at}: is a {index.get('_class_name')}; sdopt runs {', '.join(PIPELINES)}")
+    family = family_named(kind)
+    first = family.encoders[0]
+    if len(family.encoders) > 1 and index.get(family.encoders[1]) and index.get(first, [None, None]) == [None, None]:
+        raise UsageError(f"{at}: has no {first}, as an SDXL refiner, which sdopt does not run; give the base model")
     return kind
 
 
-NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
-"""The parts of a pipeline that have weights."""
-
-
-def library_of(part: str) -> str:
-    """Returns the library of a part's class, as `model_index.json` names it: tokenizers are transformers' too."""
-    return "transformers" if part.startswith("t") else "diffusers"
+def parts_of(index: Mapping[str, Any]) -> list[str]:
+    """Returns the parts of a pipeline that sdopt loads, by its `model_index.json`: without those that it has not."""
+    family = family_named(text_to_image(index.get("_class_name")))
+    lacking = [name for name in family.optional if index.get(name) in (None, [None, None])]
+    return [name for name in family.parts if name not in lacking]
 
 
 def class_named(model: Model) -> str | None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ from sdopt.pipelines.catalog import (
     ALT_DIFFUSION,
     ALT_ENCODERS,
     ARCHITECTURES,
-    NETWORKS,
     PACKAGED,
     architecture_folder,
     class_name_of,
     class_named,
-    library_of,
     missing_alt_diffusion,
     names_in_folder,
+    parts_of,
     read_json,
     require_kind,
 )
 from sdopt.pipelines.factory import KEY
-from sdopt.pipelines.families import fitting_architectures, further_inputs, kind_of_file, text_width
+from sdopt.pipelines.families import fits, fitting_architectures, further_inputs, kind_of_file, text_width
+from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
@@ -38,15 +38,8 @@ from sdopt.pipelines.weights import (
 from sdopt.record.files import begins
 from sdopt.schema import Model, wrong_name
 
-_USUAL = {
-    "unet": "UNet2DConditionModel",
-    "vae": "AutoencoderKL",
-    "scheduler": "DDIMScheduler",
-    "text_encoder": "CLIPTextModel",
-    "text_encoder_2": "CLIPTextModelWithProjection",
-    "tokenizer": "CLIPTokenizer",
-    "tokenizer_2": "CLIPTokenizer",
-}
+MODULAR = "modular_model_index.json"
+"""The index of a pipeline made of blocks, which has no class of its own whose calls could be timed."""
 
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL: dict[str, tuple[str, ...]] = {
@@ -128,13 +121,14 @@ def require_folder(folder: Path, model: Model) -> None:
     alt = kind == ALT_DIFFUSION
     if alt and (missing := missing_alt_diffusion()):
         raise UsageError([f"{at}: {reason}" for reason in missing])
-    parts = [name for name in _USUAL if not name.endswith("_2") or "XL" in kind]
+    family, parts = family_named(kind), parts_of(index)
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
-            _require_class(index.get(name), name, library_of(name), at)
-    _require_weights(folder, [name for name in parts if name in NETWORKS], model.variant, at)
-    width = _read_json(folder / "unet" / "config.json", at).get("cross_attention_dim")
-    _require_architecture(model, at, kind, width)
+            _require_class(index.get(name), name, family.library_of(name), at)
+    for file in [file for name in parts for file in sorted((folder / name).glob("*config.json"))]:
+        _read_json(file, at)
+    _require_weights(folder, family, [name for name in parts if name in family.networks], model.variant, at)
+    _require_architecture(model, at, kind, _read_json(folder / family.denoiser / "config.json", at))
 
 
 def _instead_of(folder: Path) -> str:
@@ -146,16 +140,18 @@ def _instead_of(folder: Path) -> str:
     if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
         what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
         return f"{what}: give model={pipeline}"
+    if (folder / MODULAR).is_file():
+        return f"its {MODULAR} is that of a modular pipeline, as FLUX.3 [klein] and Anima are: sdopt runs none"
     if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
         return f"give a single file itself: model={files[0]}"
     return "save a pipeline there with save_pretrained"
 
 
-def _require_weights(folder: Path, parts: list[str], variant: str | None, at: str) -> None:
+def _require_weights(folder: Path, family: Family, parts: list[str], variant: str | None, at: str) -> None:
     """Raises UsageError if files of a network are missing or damaged: those of the variant, or else without one."""
-    require_variant({name: variants_of(folder / name, library_of(name)) for name in parts}, variant, at)
+    require_variant({name: variants_of(folder / name, family.library_of(name)) for name in parts}, variant, at)
     for name in parts:
-        for file in weight_files(folder / name, library_of(name), variant, at):
+        for file in weight_files(folder / name, family.library_of(name), variant, at):
             Header.of(file, at, f"{name}/{file.name}")
 
 
@@ -164,8 +160,8 @@ def _require_class(value: Any, name: str, library: str, at: str) -> None:
     named = isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
     if not named or value[0] != library or not value[1].isidentifier():
         raise UsageError(
-            f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}, as in "
-            f'["{library}", "{_USUAL[name]}"]: sdopt runs no code that comes with a model'
+            f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}: "
+            "sdopt runs no code that comes with a model"
         )
 
 
@@ -196,7 +192,7 @@ def _require_original(path: Path, model: Model) -> None:
         )
     if model.tokenizer is not None and not has_vocabulary(Path(model.tokenizer).expanduser()):
         raise UsageError(f"model.tokenizer={model.tokenizer}: {NO_VOCABULARY}")
-    _require_architecture(model, at, kind_of_file(shapes), text_width(shapes))
+    _require_architecture(model, at, kind_of_file(shapes), {"cross_attention_dim": text_width(shapes)})
     channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
     latent = next((shape[0] for name, shape in shapes.items() if name.endswith(".post_quant_conv.weight")), channels)
     if problem := further_inputs(channels, latent):
@@ -218,7 +214,7 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
     if (path.parent.parent / "model_index.json").is_file():
         return f"it is a part of a pipeline: give model={path.parent.parent}"
     if any(map(_OTHER_FAMILIES.search, names)):
-        return "it is a model of another family, such as FLUX or SD 3, which sdopt does not run"
+        return "it is a model of another family, such as FLUX or SD 3: give the folder of its whole pipeline: model=…"
     if len(missing) < len(_ORIGINAL):
         return (
             f"load it in diffusers together with a {' and a '.join(missing)}, save that with save_pretrained, and give "
@@ -230,26 +226,32 @@ def _instead_of_part(path: Path, names: Iterable[str], missing: list[str]) -> st
     )
 
 
-def _require_architecture(model: Model, at: str, kind: str, width: int | None) -> None:
-    """Raises UsageError if files do not have the architecture that the model names, which sets size and guidance."""
+def _require_architecture(model: Model, at: str, kind: str, config: Mapping[str, Any]) -> None:
+    """Raises UsageError if files do not have the architecture that the model names, which sets size and guidance.
+
+    `config` is that of the denoiser, as far as it is known.
+    """
     folder = architecture_folder(model)
     if folder is None:
         if (named := class_named(model)) not in (None, kind):
             raise UsageError(f"{at}: not of the architecture model={model.name}: a {kind}, not an {named}")
         return
-    expected = _read_json(folder / "unet" / "config.json", at)["cross_attention_dim"]
-    if (kind, width) != (class_name_of(folder), expected):
-        fitting = fitting_architectures(kind, width)
-        way = f"choose model={' or '.join(fitting)}" if fitting else "sdopt has no other architecture that fits"
-        raise UsageError(
-            f"{at}: not of the architecture model={model.name}: a {kind} with {width} text channels, "
-            f"not a {class_name_of(folder)} with {expected}; {way}"
-        )
+    family = family_named(class_name_of(folder))
+    expected = _read_json(folder / family.denoiser / "config.json", at)
+    if kind == family.pipeline and not (differing := fits(family, config, expected)):
+        return
+    fitting = fitting_architectures(kind, config)
+    way = f"choose model={' or '.join(fitting)}" if fitting else "sdopt has no other architecture that fits"
+    key = differing[0] if kind == family.pipeline else family.marks[0]
+    raise UsageError(
+        f"{at}: not of the architecture model={model.name}: a {kind} with {key}={config.get(key)}, "
+        f"not a {family.pipeline} with {expected.get(key)}; {way}"
+    )
 
 
 def _read_json(file: Path, at: str) -> dict[str, Any]:
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{at}: {file.name} cannot be read ({error})") from error
+        raise UsageError(f"{at}: {file} cannot be read ({error})") from error
     return content if isinstance(content, dict) else {}

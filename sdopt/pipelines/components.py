@@ -1,13 +1,13 @@
 """Builds the parts of a model without their weights, to find their errors before a worker starts."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
@@ -18,6 +18,9 @@ from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.weights import Header, lacking_vocabulary, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_parts(model: Model) -> None:
@@ -99,18 +102,21 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
 
 def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
     """Yields where one part of a pipeline does not fit another, by name networks and tokenizers."""
-    unet = parts["unet"].config
-    if further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels):
+    unet = parts["unet"].config if "unet" in parts else None
+    if unet is not None and (further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels)):
         yield further
     encoders = {name: part.config for name, part in parts.items() if name in TEXT_ENCODERS}
     for name, config in encoders.items():
         tokenizer = name.replace("text_encoder", "tokenizer")
-        if (words := len(parts.get(tokenizer, ()))) > config.vocab_size:
-            yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {config.vocab_size}: they are of two models"
+        known = getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
+        if (words := len(parts.get(tokenizer, ()))) > known:
+            yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {known}: they are of two models"
         reads = getattr(parts.get(tokenizer), "model_max_length", 0)
-        if reads > config.max_position_embeddings:
+        if unet is not None and reads > config.max_position_embeddings:
             longest = f"{name}/ has places for {config.max_position_embeddings} tokens"
             yield f"{longest}, and {tokenizer}/ gives it {reads}: set model_max_length in its tokenizer_config.json"
+    if unet is None:
+        return  # a transformer projects what it reads, by layers whose shapes have been compared
     # AltDiffusion projects the states of its text encoder.
     width = sum(getattr(config, "project_dim", None) or config.hidden_size for config in encoders.values())
     wanted = unet.cross_attention_dim
@@ -222,6 +228,8 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
 
 def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
     """Yields what is wrong with a single file, whose configurations lie in `folder`."""
+    import torch
+
     shapes = Header.of(file, f"model.path={file}").shapes
     for name, (library, class_name) in _run(folder):
         if not _is_no_network(name):

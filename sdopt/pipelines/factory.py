@@ -10,9 +10,18 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PIPELINES, text_to_image
-from sdopt.pipelines.families import further_inputs, settings_of, side_of
+from sdopt.pipelines.families import further_inputs, latent_channels_of, settings_of, side_of
+from sdopt.pipelines.family import family_named
 from sdopt.pipelines.functions import loaded
-from sdopt.pipelines.parts import Pipeline, casting_hook, digest_of, moves_weights, networks_of, quantized_layer
+from sdopt.pipelines.parts import (
+    Pipeline,
+    casting_hook,
+    denoiser_of,
+    digest_of,
+    moves_weights,
+    networks_of,
+    quantized_layer,
+)
 from sdopt.pipelines.tasks import task_of
 from sdopt.schema import Model, Task
 
@@ -36,8 +45,9 @@ class Built:
     @property
     def size(self) -> int | None:
         """The height of the images that its denoiser was made for, in pixels; None if it does not say."""
-        unet, vae = self.configs.get("unet", {}), self.configs.get("vae", {})
-        return int(settings_of({}, unet, vae)["size"]) if side_of(unet) else None
+        denoiser = self.configs.get(family_named(self.class_name).denoiser, {})
+        index = {"_class_name": self.class_name}
+        return int(settings_of(index, denoiser, self.configs.get("vae", {}))["size"]) if side_of(denoiser) else None
 
 
 _BUILT: dict[Model, Built] = {}
@@ -58,9 +68,7 @@ def build(model: Model, task: Task) -> Pipeline:
         raise UsageError(f"{at}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
     kind = _known_class(pipe)
     if kind is None:
-        raise UsageError(
-            f"{at}: returns a {type(pipe).__name__}; sdopt runs diffusers' pipelines of Stable Diffusion and SDXL"
-        )
+        raise UsageError(f"{at}: returns a {type(pipe).__name__}; sdopt runs {', '.join(PIPELINES)} of diffusers")
     if (other := task_of(kind)).kind != task.kind:
         raise UsageError(f"{at}: returns a {kind}; choose task={other.kind}, or return one for task={task.kind}")
     if problem := _unfinished(pipe):
@@ -70,11 +78,15 @@ def build(model: Model, task: Task) -> Pipeline:
 
 def _unfinished(pipe: Pipeline) -> str | None:
     """Returns what keeps a pipeline from being moved, cast and called as others are; None if nothing does."""
-    if lacking := [name for name in ("unet", "vae", "text_encoder", "tokenizer") if getattr(pipe, name, None) is None]:
+    family = family_named(text_to_image(_known_class(pipe)))
+    needed = (family.denoiser, "vae", family.encoders[0], family.tokenizers[0])
+    if lacking := [name for name in needed if getattr(pipe, name, None) is None]:
         return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
-    if further := further_inputs(pipe.unet.config.in_channels, pipe.vae.config.latent_channels):
+    denoiser = denoiser_of(pipe)
+    channels = denoiser.config.in_channels // (1 if family.latents.layout == "spatial" else 4)
+    if further := further_inputs(channels, latent_channels_of(pipe.vae.config) or channels):
         return f"that cannot be called with prompts alone: {further}"
-    if getattr(pipe.unet, "encoder_hid_proj", None) is not None:
+    if getattr(denoiser, "encoder_hid_proj", None) is not None:
         return "with an IP-Adapter, whose pictures sdopt does not give: return it without, or call sdopt.optimize on it"
     for name, network in networks_of(pipe).items():
         if moves_weights(network):
@@ -113,8 +125,11 @@ def built(model: Model) -> Built | None:
 
 
 def configs_of(pipe: Pipeline) -> dict[str, dict[str, Any]]:
-    """Returns the configurations of a pipeline's networks and its scheduler, of those that diffusers defines."""
-    parts: dict[str, Any] = {**networks_of(pipe), "scheduler": pipe.scheduler}
+    """Returns the configurations of a pipeline's networks and its scheduler, of those that diffusers defines.
+
+    The pipeline's own is that of the part "".
+    """
+    parts: dict[str, Any] = {**networks_of(pipe), "scheduler": pipe.scheduler, "": pipe}
     return {key: json.loads(part.to_json_string()) for key, part in parts.items() if hasattr(part, "to_json_string")}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, class_name_of, read_json, text_to_image
+from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.sampling import marks_in
 from sdopt.pipelines.weights import Header
 
@@ -18,21 +19,39 @@ UNMARKED = (
 """Why a file of Stable Diffusion 2.x without marks is refused, unless the architecture is named."""
 
 
-def fitting_architectures(kind: str, width: int | None, channels: int | None = None) -> list[str]:
-    """Returns the names of the architectures that come with sdopt and have these properties."""
-    return [
-        name for name, found in _architectures().items() if found[:2] == (kind, width) and channels in (None, found[2])
-    ]
+def fitting_architectures(kind: str, config: Mapping[str, Any], channels: int | None = None) -> list[str]:
+    """Returns the names of the architectures that come with sdopt and fit a denoiser.
+
+    Args:
+        kind: the class name of the text-to-image pipeline.
+        config: of the denoiser, as far as it is known.
+        channels: of a UNet's first layer, where they are known apart.
+    """
+    family, fitting = family_named(kind), []
+    for name, (other, own) in _architectures().items():
+        if other == kind and not fits(family, config, own) and channels in (None, own["block_out_channels"][0]):
+            fitting.append(name)
+    return fitting
+
+
+def fits(family: Family, config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Returns the keys that tell two denoisers of a family apart; [] if they are of one architecture.
+
+    What the configuration of a transformer leaves out has its usual value.
+    """
+    keys = family.marks if family.is_unet else [key for key in family.marks if key in config and key in other]
+    return [key for key in keys if config.get(key) != other.get(key)]
 
 
 @cache
-def _architectures() -> dict[str, tuple[str, int, int]]:
-    folders = [path.parent for root in (ARCHITECTURES, PACKAGED) for path in sorted(root.glob("*/model_index.json"))]
-    unets = {folder: read_json(folder / "unet" / "config.json") for folder in folders}
-    return {
-        folder.name: (class_name_of(folder), unet["cross_attention_dim"], unet["block_out_channels"][0])
-        for folder, unet in unets.items()
-    }
+def _architectures() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Returns for each architecture the class name of its pipeline, and the configuration of its denoiser."""
+    found = {}
+    for root in (ARCHITECTURES, PACKAGED):
+        for file in sorted(root.glob("*/model_index.json")):
+            kind = class_name_of(file.parent)
+            found[file.parent.name] = kind, read_json(file.parent / family_named(kind).denoiser / "config.json")
+    return found
 
 
 def text_width(shapes: Mapping[str, list[int]]) -> int | None:
@@ -53,7 +72,8 @@ def family_of(file: Path) -> str | None:
     """
     header = Header.of(file, f"model.path={file}")
     first = header.shapes.get("model.diffusion_model.input_blocks.0.0.weight")
-    found = fitting_architectures(kind_of_file(header.shapes), text_width(header.shapes), first[0] if first else 0)
+    read = {"cross_attention_dim": text_width(header.shapes)}
+    found = fitting_architectures(kind_of_file(header.shapes), read, first[0] if first else 0)
     if len(found) > 1:  # the two of Stable Diffusion 2.1 differ in what they predict
         if (noise := predicts_noise(file)) is None:
             raise UsageError(f"model.path={file}: {UNMARKED}")
@@ -92,16 +112,51 @@ def further_inputs(channels: int, latent: int) -> str | None:
     )
 
 
-def settings_of(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the size and the guidance scale of a pipeline, by the key of the section `model`.
+def settings_of(index: Mapping[str, Any], denoiser: Mapping[str, Any], vae: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the size, the guidance scale and the steps of a pipeline, by the key of the section `model`.
 
-    What the configurations leave out is as diffusers takes it, or as all Stable Diffusion has it: eight pixels a side
-    for each latent, as of a tiny autoencoder, which names its channels otherwise.
+    What the configurations leave out is as the published models of its family have it; of UNets, the steps are those
+    that all models have by default.
     """
-    sdxl = "XL" in text_to_image(index.get("_class_name"))
-    sample, levels = side_of(unet) or (128 if sdxl else 64), vae.get("block_out_channels")
-    size = sample * 2 ** (len(levels) - 1 if isinstance(levels, list) else 3)
-    return {"size": size, "guidance_scale": 5.0 if sdxl else 7.5}
+    family = family_in(index)
+    if side := side_of(denoiser):
+        size = side * factor_of(vae)
+    else:
+        size = int(vae.get("sample_size") or family.size) if not family.is_unet else family.size
+    if family.is_unet:
+        return {"size": size, "guidance_scale": family.scale}
+    distilled = is_distilled(family, {family.denoiser: denoiser, "": index})
+    scale = family.distilled_scale if distilled else family.scale
+    return {"size": size, "guidance_scale": scale, "steps": family.steps}
+
+
+def is_distilled(family: Family, configs: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Returns whether guidance was distilled into a pipeline's weights, from the configurations of its parts."""
+    if family.distilled_if is None:
+        return False
+    part, key = family.distilled_if
+    return bool(configs.get(part, {}).get(key))
+
+
+def guidance_from(family: Family, configs: Mapping[str, Mapping[str, Any]]) -> Guidance:
+    """Returns how a pipeline is guided, from the configurations of its parts; that of the part "" is its own."""
+    return family.distilled if is_distilled(family, configs) else family.guidance
+
+
+def factor_of(vae: Mapping[str, Any]) -> int:
+    """Returns how many pixels a side each latent stands for, from the configuration of an autoencoder.
+
+    Tiny autoencoders, which name their channels otherwise, have eight.
+    """
+    for key in ("block_out_channels", "encoder_block_out_channels"):
+        if isinstance(levels := vae.get(key), list | tuple):
+            return int(2 ** (len(levels) - 1))
+    return int(2 ** len(vae.get("temperal_downsample") or [None] * 3))
+
+
+def latent_channels_of(vae: Mapping[str, Any]) -> int | None:
+    """Returns the channels of the latents of an autoencoder, from its configuration; None if that does not say."""
+    return vae.get("latent_channels") or vae.get("z_dim")
 
 
 def side_of(unet: Mapping[str, Any]) -> int | None:
@@ -117,9 +172,27 @@ def side_of(unet: Mapping[str, Any]) -> int | None:
 
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:
-    """Returns the size and the guidance scale of the pipeline in a folder; `require_folder` says what is wrong."""
-    files = (folder / "model_index.json", folder / "unet" / "config.json", folder / "vae" / "config.json")
-    return settings_of(*map(_read, files))
+    """Returns the settings of the pipeline in a folder, as `settings_of`; `require_folder` says what is wrong."""
+    index = _read(folder / "model_index.json")
+    denoiser = _read(folder / family_in(index).denoiser / "config.json")
+    return settings_of(index, denoiser, _read(folder / "vae" / "config.json")) | _length_of(folder, family_in(index))
+
+
+def _length_of(folder: Path, family: Family) -> dict[str, int]:
+    """Returns the number of tokens that a call must not exceed, if the tokenizer has fewer than calls usually read."""
+    usual = family.encoding.tokens[-1]
+    own = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get("model_max_length")
+    return {"max_sequence_length": own} if usual and isinstance(own, int) and own < usual else {}
+
+
+def family_of_folder(folder: Path) -> Family:
+    """Returns the family of the pipeline in a folder; Stable Diffusion's if it says nothing."""
+    return family_in(_read(folder / "model_index.json"))
+
+
+def family_in(index: Mapping[str, Any]) -> Family:
+    """Returns the family of the pipeline of a `model_index.json`; Stable Diffusion's if that says nothing."""
+    return family_named(text_to_image(index.get("_class_name")))
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def defined(function: str, key: str) -> tuple[Path, str]:
         raise UsageError(f"{key}={function}: must be file.py:function")
     file, name = Path(match[1]).expanduser().absolute(), match[2]
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{key}={function}: {file} cannot be read ({error.strerror})") from error
     except (SyntaxError, ValueError) as error:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import NETWORKS, NOT_RUN, library_of, read_json, require_kind
-from sdopt.pipelines.weights import SENTENCEPIECE, require_variant, variants_among
+from sdopt.pipelines.catalog import NOT_RUN, parts_of, read_json, require_kind, text_to_image
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.weights import SENTENCEPIECES, require_variant, variants_among
 from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -72,11 +73,13 @@ def hub_folder(model: Model, fetch: bool) -> Path:
 
 def _variants(index: Mapping[str, object], names: Sequence[str]) -> dict[str, set[str | None]]:
     """Returns the variants in which files of these names hold the weights of each network of a pipeline."""
-    return {
-        part: variants_among((name.removeprefix(f"{part}/") for name in names), library_of(part))
-        for part in NETWORKS
-        if part in index
-    }
+    family = family_named(text_to_image(index.get("_class_name")))
+    found = {}
+    for part in parts_of(index):
+        if part in family.networks and part in index:
+            files = (name.removeprefix(f"{part}/") for name in names)
+            found[part] = variants_among(files, family.library_of(part))
+    return found
 
 
 def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -90,11 +93,10 @@ def hub_configs(repository: str, revision: str | None = None) -> tuple[dict[str,
     at = f"model={repository} (no folder here)"
     with _explained(repository, at, *_PIPELINE, revision):
         index = read_json(Path(hf_hub_download(repository, "model_index.json", revision=revision)))
-        require_kind(index, at)
-        parts = ("unet", "vae")
+        parts = (family_named(require_kind(index, at)).denoiser, "vae")
         files = [hf_hub_download(repository, f"{part}/config.json", revision=revision) for part in parts]
-        unet, vae = (read_json(Path(file)) for file in files)
-        return index, unet, vae
+        denoiser, vae = (read_json(Path(file)) for file in files)
+        return index, denoiser, vae
 
 
 def download_bytes(model: Model) -> int | None:
@@ -146,7 +148,10 @@ def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fe
 
 
 _PIPELINE = (
-    "no model_index.json, so it is not a diffusers pipeline; if it has a single file, fetch that, and give model=FILE",
+    (
+        "no model_index.json, so it is not a diffusers pipeline (or is a modular one, as FLUX.3 and Anima: sdopt runs "
+        "none); if it has a single file, fetch that, and give model=FILE"
+    ),
     "give model.weights=path with model.path, or measure speed alone with model.weights=random",
 )
 """What a repository lacks that is no pipeline, and what to do if it cannot be fetched."""
@@ -205,7 +210,8 @@ def _files(index: dict[str, object], variant: str | None, names: Sequence[str]) 
     patterns = ["model_index.json"]
     for name, value in index.items():
         if isinstance(value, list) and value[0] is not None and name not in NOT_RUN:
-            patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/{SENTENCEPIECE}"]
+            patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/*.jinja"]
+            patterns += [f"{name}/{file}" for file in SENTENCEPIECES]
             own = _weights(name, f".{variant}") if variant else []
             there = not names or any(fnmatch(file, pattern) for file in names for pattern in own)
             patterns += own if own and there else _weights(name, "")

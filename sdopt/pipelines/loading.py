@@ -1,12 +1,12 @@
 """Loads the pipeline of a `Model`, or single networks of it."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import (
@@ -18,16 +18,21 @@ from sdopt.pipelines.catalog import (
     part_class,
     parts_in,
     read_json,
+    text_to_image,
 )
 from sdopt.pipelines.factory import Built, build, built
-from sdopt.pipelines.families import predicts_noise
+from sdopt.pipelines.families import guidance_from, predicts_noise
+from sdopt.pipelines.family import Family, Guidance, family_named
 from sdopt.pipelines.hub import hub_folder
-from sdopt.pipelines.parts import Pipeline, place
+from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
-from sdopt.pipelines.sampling import marks_in, misnamed, remarks, scheduler_like, unsuited
+from sdopt.pipelines.sampling import is_flow, marks_in, misnamed, remarks, scheduler_like, unsuited
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,15 @@ class LoadedModel(Model):
 
 
 def part_config(model: Model, part: str) -> dict[str, Any] | None:
-    """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local."""
+    """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local.
+
+    The part "" is the pipeline itself.
+    """
     if (described := _described(model)) is not None:
         return described.configs.get(part)
+    names = {"scheduler": "scheduler_config.json", "": "model_index.json"}
     try:
-        path = folder_of(model) / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
+        path = folder_of(model) / part / names.get(part, "config.json")
     except UsageError:
         return None  # conflicts are checked before anything is fetched, or built by a function
     if not path.is_file():
@@ -63,7 +72,7 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     return dict(read_json(path)) | (marks_of(model) if part == "scheduler" else {})
 
 
-def _described(model: Model) -> "LoadedModel | Built | None":
+def _described(model: Model) -> LoadedModel | Built | None:
     """Returns what describes a model that is loaded or built, and not read from files."""
     return model if isinstance(model, LoadedModel) else built(model)
 
@@ -71,7 +80,9 @@ def _described(model: Model) -> "LoadedModel | Built | None":
 def architecture_config(model: Model, part: str) -> dict[str, Any] | None:
     """Returns the configuration of a part as the model's name says, local or not; None if sdopt does not have it."""
     folder = architecture_folder(model)
-    return None if folder is None else network_config(folder / part)
+    if folder is None:
+        return None
+    return dict(read_json(folder / "model_index.json")) if part == "" else network_config(folder / part)
 
 
 def marks_of(model: Model) -> dict[str, Any]:
@@ -85,6 +96,14 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
     if own is None:
         return []
     named = misnamed(name_of(model), own, scheduler)
+    family = family_of(model)
+    if (
+        family.sampling == "flow"
+        and not unsuited(own, scheduler, steps)
+        and scheduler.class_name not in family.schedulers
+    ):
+        why = f"is not called by diffusers' {family.pipeline}, or draws nonsense there"
+        return [f"scheduler.class_name={scheduler.class_name}: {why}: choose {' or '.join(family.schedulers)}"]
     return [*unsuited(own, scheduler, steps), *named, *_contradicted(model, scheduler), *clip_skip_of(model)[1]]
 
 
@@ -160,6 +179,13 @@ def sampling_remarks(model: Model, scheduler: Scheduler) -> list[str]:
         other, mine = ("", "ays_xl") if is_sdxl(model) else ("XL", "ays")
         if scheduler.timesteps == AysSchedules[f"StableDiffusion{other}Timesteps"]:
             found.append(f"these timesteps were chosen for another family of models; scheduler={mine} has its own")
+    chosen = {"_class_name": scheduler.class_name, **scheduler.options}
+    if own and is_flow(chosen) and not is_flow(own):
+        found.append(
+            "its own scheduler has levels of noise, and this one samples a flow: images are nonsense unless it fits"
+        )
+    if family_of(model).guidance.above == 0:
+        found.append("a guidance scale of 3 here is what other models call 4: cond + 3 · (cond - uncond)")
     if skipped := clip_skip_of(model)[0]:
         said = f"is marked {_LAYER}={1 + skipped} (clip skip)"
         found.append(f"{said}: its text encoder is used without the last layers: {skipped}")
@@ -176,9 +202,39 @@ def pipeline_of(model: Model) -> str:
         return class_named(model) or ""
 
 
+def family_of(model: Model) -> Family:
+    """Returns the family of a model; if it is not local, by its name, and Stable Diffusion's of an unknown one."""
+    return family_named(text_to_image(pipeline_of(model)))
+
+
+def call_arguments(model: Model) -> dict[str, Any]:
+    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
+    length = {} if model.max_sequence_length is None else {"max_sequence_length": model.max_sequence_length}
+    return {**family_of(model).call, **length}
+
+
+def denoiser_config(model: Model) -> dict[str, Any] | None:
+    """Returns the configuration of a model's denoiser, without loading it; None if it is not local."""
+    return part_config(model, family_of(model).denoiser)
+
+
+def published_denoiser(model: Model) -> dict[str, Any]:
+    """Returns the configuration of a model's denoiser, or its architecture's if it is not local; {} without both."""
+    return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
+
+
+def guidance_of(model: Model) -> Guidance:
+    """Returns how a model is guided, by its configurations; by its architecture's, if they are not local."""
+    family = family_of(model)
+    if family.distilled_if is None:
+        return family.guidance
+    part = family.distilled_if[0]
+    return guidance_from(family, {part: part_config(model, part) or architecture_config(model, part) or {}})
+
+
 def is_sdxl(model: Model) -> bool:
     """Returns whether a model is of the SDXL family; if it is not local, by the name of its architecture."""
-    return "XL" in pipeline_of(model)
+    return family_of(model).pipeline == "StableDiffusionXLPipeline"
 
 
 def network_config(folder: Path) -> dict[str, Any]:
@@ -216,10 +272,10 @@ def load_part(model: Model, part: str, dtype: torch.dtype) -> Any:
 def heads_by_level(model: Model) -> dict[int, int]:
     """Returns the number of heads of the UNet's attention layers by the number of downsamplings before them.
 
-    It is {} if the UNet's configuration is not local.
+    It is {} if its configuration is not local, and for a transformer.
     """
-    config = part_config(model, "unet")
-    if config is None:
+    config = denoiser_config(model)
+    if config is None or "down_block_types" not in config:
         return {}
     # For historical reasons, diffusers' UNets call the number of heads `attention_head_dim`.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
@@ -230,13 +286,22 @@ def heads_by_level(model: Model) -> dict[int, int]:
 
 
 def head_dimensions(model: Model) -> list[int]:
-    """Returns the distinct channel counts of the UNet's attention heads; empty if its configuration is not local."""
-    return sorted(set(head_dimensions_by_level(model).values()))
+    """Returns the distinct channel counts of the denoiser's attention heads; empty if they are not known."""
+    if by_level := head_dimensions_by_level(model):
+        return sorted(set(by_level.values()))
+    config = denoiser_config(model) or {}
+    if family_of(model).is_unet:
+        return []
+    if channels := config.get("attention_head_dim"):
+        return [int(channels)]
+    width = config.get("dim") or config.get("hidden_size")
+    heads = config.get("n_heads") or config.get("num_attention_heads")
+    return [int(width // heads)] if width and heads else []
 
 
 def head_dimensions_by_level(model: Model) -> dict[int, int]:
     """Returns the channels of attention heads by the number of downsamplings; {} without a local configuration."""
-    config = part_config(model, "unet") or {}
+    config = denoiser_config(model) or {}
     return {level: config["block_out_channels"][level] // heads for level, heads in heads_by_level(model).items()}
 
 
@@ -269,11 +334,11 @@ def load_pipeline(
 
 def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: str) -> Pipeline:
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
+    import torch
+
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
-    accepted = inspect.signature(cls.__init__).parameters
-    arguments = {name: None for name in NOT_RUN if name in accepted} | load_kwargs
-    arguments |= {"add_watermarker": False} if "XL" in cls.__name__ else {"requires_safety_checker": False}
+    arguments = left_out(cls) | load_kwargs
     if model.weights == "random":
         return build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     if _is_file(model):
@@ -292,6 +357,17 @@ def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: s
     return pipe
 
 
+def left_out(cls: Any) -> dict[str, Any]:
+    """Returns the arguments with which a pipeline's class loads none of the parts that are not run."""
+    accepted = inspect.signature(cls.__init__).parameters
+    parts: dict[str, Any] = {name: None for name in NOT_RUN if name in accepted}
+    return parts | {name: False for name in _SWITCHES if name in accepted}
+
+
+_SWITCHES = ("add_watermarker", "requires_safety_checker")
+"""Arguments of a pipeline's class that switch off what would be timed too."""
+
+
 def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline:
     """Returns the pipeline that a function builds, in the type of the chosen precision."""
     pipe = build(model, task)
@@ -301,7 +377,7 @@ def _as_built(model: Model, task: Task, load_kwargs: dict[str, Any]) -> Pipeline
             f"{model.origin}: an option gives {', '.join(others)} to what loads a model: do so in the function"
         )
     if "dtype" in load_kwargs:
-        pipe.to(load_kwargs["dtype"])
+        cast(pipe, load_kwargs["dtype"])
     pipe.register_modules(**parts)
     return pipe
 

@@ -1,5 +1,7 @@
 """Finds the parts of a pipeline by what they do: code says *denoiser*, not `pipe.unet`."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import sys
@@ -7,14 +9,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
 
 Pipeline = Any
 """A `DiffusionPipeline` of diffusers, which takes seconds to import."""
-
-_STORAGE_ONLY = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _DEVICE = "_sdopt_device"
 """Attribute of a pipeline that names the device on which it computes."""
@@ -46,8 +48,8 @@ def is_compiled(denoiser: torch.nn.Module) -> bool:
     return any(unwrapped(module) is not module for module in computing)
 
 
-TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
-"""The attributes of a pipeline that hold its text encoders, in their order."""
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4")
+"""The attributes of a pipeline that may hold its text encoders, in their order."""
 
 
 def text_encoders_of(pipe: Pipeline) -> list[torch.nn.Module]:
@@ -57,6 +59,8 @@ def text_encoders_of(pipe: Pipeline) -> list[torch.nn.Module]:
 
 def networks_of(pipe: Pipeline) -> dict[str, torch.nn.Module]:
     """Returns the networks of a pipeline by their attributes: text encoders, denoiser, VAE."""
+    import torch
+
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
@@ -68,9 +72,37 @@ def device_of(pipe: Pipeline) -> torch.device:
 
 def place(pipe: Pipeline, device: str, on_host: bool) -> None:
     """Moves a pipeline to the device on which it computes, or to the host if an option moves its weights later."""
+    import torch
+
     pipe.to("cpu" if on_host else device)
     setattr(pipe, _DEVICE, torch.device(device))
 
+
+def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
+    """Casts the weights of a pipeline's networks, but those that a network keeps in float32 when it is loaded.
+
+    T5's last projections are such: in float16 they overflow, and every image is noise
+    (https://github.com/huggingface/diffusers/issues/8604). `pipe.to(dtype)` casts them too.
+    """
+    import torch
+
+    weights: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for network in networks_of(pipe).values() if dtype == torch.float16 else ():
+        kept = kept_in_float32(network)
+        weights |= {weight: weight.data.float() for key, weight in network.named_parameters() if key in kept}
+    pipe.to(dtype)
+    for weight, values in weights.items():
+        weight.data = values
+
+
+def kept_in_float32(network: Any) -> set[str]:
+    """Returns the parameters that a network keeps in float32 when it is loaded in float16, as its class says."""
+    parts = set(getattr(network, "_keep_in_fp32_modules", None) or ())
+    return {key for key, _ in network.named_parameters() if parts.intersection(key.split("."))}
+
+
+CALL = "_sdopt_call"
+"""Attribute of a pipeline with the arguments that each call of it has, whatever its prompts."""
 
 _CALLED = "_sdopt_called"
 """Attribute that a pipeline has while it is called with its options."""
@@ -98,7 +130,10 @@ def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
 
 def computing_types(module: torch.nn.Module) -> list[str]:
     """Returns the distinct types in which parameters compute; for weights cast at each use, the type after the cast."""
-    types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in _STORAGE_ONLY}
+    import torch
+
+    only_stored = (torch.float8_e4m3fn, torch.float8_e5m2)
+    types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in only_stored}
     types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
     return sorted(str(dtype).removeprefix("torch.") for dtype in types)
 
@@ -131,6 +166,8 @@ def quantized_layer(network: torch.nn.Module) -> str | None:
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Returns the SHA-256 of tensors with their names, types and shapes."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

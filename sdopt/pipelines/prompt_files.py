@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdopt.text_files import NotUtf8Error, decoded
+
 JSON = (".json", ".jsonl", ".ndjson")
 
 TABLES = (".csv", ".tsv", *JSON)
@@ -87,7 +89,10 @@ def read_prompts(path: Path, column: str | None) -> PromptFile:
     suffix = path.suffix.lower()
     if suffix in _OTHERS:
         raise Unreadable(f"is a {suffix} file; convert it to .txt, {', '.join(TABLES)}")
-    text = _decoded(path.read_bytes())
+    try:
+        text = decoded(path.read_bytes())
+    except NotUtf8Error as error:
+        raise Unreadable(str(error)) from error
     try:
         if suffix not in TABLES:
             return _of_text(text)
@@ -96,18 +101,6 @@ def read_prompts(path: Path, column: str | None) -> PromptFile:
         raise Unreadable("nested too deeply") from None
     except (ValueError, csv.Error) as error:
         raise Unreadable(f"cannot be read as {suffix[1:]} file ({error})") from error
-
-
-def _decoded(content: bytes) -> str:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        reason = f"line {line} is not valid UTF-8 (byte {content[error.start]:#04x})"
-        raise Unreadable(f"cannot be read as text ({reason}); save it as UTF-8") from error
-    if "\0" in text:
-        raise Unreadable("is no plain text (it holds zero bytes); save it as UTF-8")
-    return text
 
 
 def _lines(text: str) -> list[tuple[int, str]]:

@@ -1,24 +1,25 @@
 """A workload's prompts, negative prompts and initial noise, and what of them is not read as it may be meant."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json
-from sdopt.pipelines.loading import folder_of, part_config, path_of
+from sdopt.pipelines.families import factor_of, latent_channels_of
+from sdopt.pipelines.loading import family_of, folder_of, guidance_of, part_config, path_of
 from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
 from sdopt.pipelines.weights import load_tokenizer, state_of
 from sdopt.schema import Model, Task, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GENERAL = Path(__file__).parent / "general_prompts.txt"
 
@@ -48,8 +49,8 @@ def negative_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
 
 def is_guided(workload: Workload, model: Model) -> bool:
     """Returns whether a call uses a negative prompt: models distilled with their guidance scale do not either."""
-    distilled = (part_config(model, "unet") or {}).get("time_cond_proj_dim") is not None
-    return workload.guidance(model) > 1 and not distilled
+    guidance = guidance_of(model)
+    return guidance.takes_negative and guidance.guides(workload.guidance(model))
 
 
 def _chosen(workload: Workload, model: Model) -> Sequence[Prompt]:
@@ -70,13 +71,21 @@ def _chosen(workload: Workload, model: Model) -> Sequence[Prompt]:
 
 
 def _require_effect(workload: Workload, model: Model, chosen: Sequence[Prompt]) -> None:
-    """Raises UsageError if `workload.negative_prompt` is given and changes nothing, or cannot be a prompt."""
+    """Raises UsageError if the negative prompt or the guidance scale is given and changes nothing, or is no prompt."""
+    guidance = guidance_of(model)
+    if workload.guidance_scale is not None and guidance.form == "none":
+        what = f"no effect on this {family_of(model).title}, into whose weights guidance was distilled"
+        raise UsageError(f"workload.guidance_scale={workload.guidance_scale:g}: has {what}: leave it out")
     if workload.negative_prompt is None:
         return
     wrong = wrong_prompt(workload.negative_prompt)
     if wrong is None and not is_guided(workload, model):
-        scale = f"the guidance scale is {workload.guidance(model):g}"
-        wrong = f"has no effect without guidance ({scale}): leave it out, or set workload.guidance_scale above 1"
+        if guidance.takes_negative:
+            scale = f"the guidance scale is {workload.guidance(model):g}"
+            way = f"leave it out, or set workload.guidance_scale above {guidance.above:g}"
+            wrong = f"has no effect without guidance ({scale}): {way}"
+        else:
+            wrong = f"has no effect: this {family_of(model).title} takes none; leave it out"
     if wrong is None and all(prompt.negative for prompt in chosen):
         wrong = f"has no effect, since each prompt of {workload.prompts} has a negative prompt of its own"
     if wrong is not None:
@@ -260,9 +269,9 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     texts = list(_texts(workload, _chosen(workload, model)))
     found: dict[str, None] = {}
     words = {word for _, text in texts for word in re.findall(r"<[\w-]+>", text)}
-    for tokenizer in _tokenizers(model):
+    for tokenizer, tokens in _tokenizers(model):
         words = words and words - tokenizer.get_vocab().keys()
-        limit = tokenizer.model_max_length
+        limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
         counts = map(len, tokenizer([text for _, text in texts], verbose=False)["input_ids"])
         cut = [f"{place} ({count} tokens)" for (place, _), count in zip(texts, counts, strict=True) if count > limit]
         if cut:
@@ -278,14 +287,19 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
     return list(found)
 
 
-def _tokenizers(model: Model) -> Iterator[Any]:
-    folder = folder_of(model)
+def _tokenizers(model: Model) -> Iterator[tuple[Any, int | None]]:
+    """Yields the tokenizers of a model, each with the number of tokens that a call reads if that is not its own."""
+    folder, family = folder_of(model), family_of(model)
+    tokens = dict(zip(family.tokenizers, family.encoding.tokens, strict=True))
+    if model.max_sequence_length is not None:
+        tokens[family.tokenizers[-1]] = model.max_sequence_length
     if model.weights == "path" and path_of(model).is_file():
-        yield from (load_tokenizer(part, model.tokenizer) for part in sorted(folder.glob("tokenizer*")))
+        for part in sorted(folder.glob("tokenizer*")):
+            yield load_tokenizer(part, model.tokenizer), tokens.get(part.name)
         return
     for name, named in parts_in(folder).items():
         if name.startswith("tokenizer"):
-            yield part_class(*named).from_pretrained(folder / name, local_files_only=True)
+            yield part_class(*named).from_pretrained(folder / name, local_files_only=True), tokens.get(name)
 
 
 # ---- initial noise from a file: MLPerf Inference has one latent for all images ---------------------------------------
@@ -297,6 +311,10 @@ def read_latents(file: str) -> Tensor:
     Raises:
         UsageError: the file cannot be read, or does not hold exactly one such tensor.
     """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     path = Path(file).expanduser()
     try:
         if path.suffix == ".safetensors":
@@ -352,10 +370,11 @@ def require_latents(workload: Workload, task: Task, model: Model) -> None:
     latents = read_latents(workload.latents)
     images = range(len(resolve_prompts(workload, model)) * workload.images_per_prompt)
     try:
-        channels = int((part_config(model, "vae") or {})["latent_channels"])
+        vae = part_config(model, "vae") or {}
+        channels, factor = int(latent_channels_of(vae) or latents.shape[1]), factor_of(vae)
     except (OSError, ValueError, TypeError, LookupError):
-        channels = latents.shape[1]  # it is not local; other checks report errors of the model itself
-    for side in dict.fromkeys(shape.size // 8 for shape in workload.shapes(model)):
+        channels, factor = latents.shape[1], 8  # it is not local; other checks report errors of the model itself
+    for side in dict.fromkeys(shape.size // factor for shape in workload.shapes(model)):
         take(latents, images, (channels, side, side), workload.latents)
 
 

@@ -3,16 +3,19 @@
 Latency and memory do not depend on the values of the weights. Images do: here they only show numerical agreement.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.catalog import part_class, parts_in, read_json
-from sdopt.pipelines.parts import Pipeline, unwrapped
-from sdopt.pipelines.weights import load_tokenizer
+from sdopt.pipelines.parts import Pipeline, kept_in_float32, unwrapped
+from sdopt.pipelines.weights import random_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 _POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 
@@ -32,7 +35,7 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
         elif value[0] is None:
             given[name] = None
         elif name.startswith("tokenizer"):
-            given[name] = load_tokenizer(folder / name)
+            given[name] = random_tokenizer(folder / name, *value)
         elif name == "scheduler":
             given[name] = part_class(*value).from_pretrained(folder / name)
         else:
@@ -65,6 +68,10 @@ def _empty(cls: Any, config: Any) -> torch.nn.Module:
     # Buffers are computed, not learned: with the parameters they would be lost on the meta device.
     with init_empty_weights(include_buffers=False):
         network: torch.nn.Module = cls(config) if hasattr(cls, "config_class") else cls.from_config(config)
+    # Each name of a shared parameter has become a parameter of its own: T5 has its embeddings by two names.
+    tie = getattr(network, "tie_weights", None)
+    if tie is not None:
+        tie()
     return network.eval()
 
 
@@ -84,6 +91,8 @@ def _pool() -> torch.Tensor:
 
     Drawing each of billions of weights would take longer on a CPU than everything else in a short study.
     """
+    import torch
+
     return torch.randn(_POOL, generator=torch.Generator().manual_seed(0))
 
 
@@ -95,20 +104,31 @@ def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: s
     Every branch of these networks begins with a normalisation, so only the sum of the branches grows, with the root of
     their number: far below the largest number of half precision.
     """
+    import torch
+
+    drawn: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    kept = kept_in_float32(network) if dtype == torch.float16 else set()
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            values = torch.empty(parameter.shape, dtype=dtype, device=device)
+            if parameter in drawn:
+                module.register_parameter(name, drawn[parameter])
+                continue
+            full = f"{path}.{name}" in kept
+            values = torch.empty(parameter.shape, dtype=torch.float32 if full else dtype, device=device)
             if parameter.ndim >= 2:
                 embedding = isinstance(module, torch.nn.Embedding)
                 scale = 1.0 if embedding else 1 / math.sqrt(parameter.numel() / parameter.shape[0])
                 _fill(values.view(-1), normal, scale, f"{prefix}.{path}.{name}")
             else:
                 values.fill_(name == "weight")
-            module.register_parameter(name, torch.nn.Parameter(values))
+            drawn[parameter] = torch.nn.Parameter(values)
+            module.register_parameter(name, drawn[parameter])
     network.to(device)  # the buffers
 
 
 def _fill(values: torch.Tensor, normal: torch.Tensor, scale: float, name: str) -> None:
+    import torch
+
     start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % _POOL
     filled = 0
     while filled < values.numel():

@@ -4,6 +4,8 @@ A model was trained with certain levels of noise, to predict noise or velocity. 
 draws other images, and nothing fails.
 """
 
+from __future__ import annotations
+
 import difflib
 import inspect
 import json
@@ -15,14 +17,15 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.schema import Scheduler
+
+if TYPE_CHECKING:
+    import torch
 
 _LEVELS = ("beta_start", "beta_end", "beta_schedule")
 """Arguments of the schedulers whose noise levels follow from betas, as those of Stable Diffusion do."""
@@ -77,7 +80,32 @@ def scheduler_like(own: Any, scheduler: Scheduler, marks: Mapping[str, Any] | No
     cls = scheduler_class(scheduler)
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
-    return cls.from_config(own.config, **{**unclipped(own.config, scheduler), **(marks or {}), **scheduler.options})
+    return cls.from_config(own.config, **scheduler_settings(own.config, scheduler, marks))
+
+
+def scheduler_settings(
+    own: Mapping[str, Any], scheduler: Scheduler, marks: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns what overrides the configuration `own` of a model's scheduler in that of the chosen one."""
+    shift = shift_of(own, scheduler_class(scheduler))
+    return {**unclipped(own, scheduler), **shift, **(marks or {}), **scheduler.options}
+
+
+def is_flow(config: Mapping[str, Any]) -> bool:
+    """Returns whether a scheduler of this configuration samples a flow from noise to image, not levels of noise."""
+    named = str(config.get("_class_name")).startswith(_FLOW)
+    return named or bool(config.get("use_flow_sigmas")) or config.get("prediction_type") == "flow_prediction"
+
+
+_FLOW = "FlowMatch"
+"""How the names of diffusers' schedulers begin that sample nothing but flows."""
+
+
+def shift_of(own: Mapping[str, Any], cls: Any) -> dict[str, Any]:
+    """Returns the shift of a flow's sigmas as the argument of another class, since the two name it differently."""
+    shift = own.get("shift") or own.get("flow_shift")
+    name = "shift" if "shift" in _arguments(cls) else "flow_shift"
+    return {name: shift} if is_flow(own) and shift and name in _arguments(cls) else {}
 
 
 def unclipped(own: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
@@ -228,7 +256,6 @@ def remember(answers: Mapping[str, list[str]]) -> None:
 
 
 def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
-    chosen, options = scheduler_class(scheduler), scheduler.options
     at = f"scheduler.class_name={scheduler.class_name}"
     of_model, name = _scheduler_named(own.get("_class_name")), own.get("_class_name")
     if str(name).startswith("EDM ("):
@@ -238,18 +265,32 @@ def _mismatches(own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
         return [
             f"{at}: the model's own scheduler is {name}, which diffusers does not have: nothing says how to sample it"
         ]
-    if of_model not in (None, chosen):
-        if not hasattr(of_model, "scale_model_input"):
-            return [
-                f"{at}: the model's own scheduler is {name}, for models of another family, which sdopt does not run"
-            ]
+    if is_flow(own) and scheduler.class_name.startswith(_FLOW):
+        return []
+    return (_flow_mismatches if str(name).startswith(_FLOW) else _level_mismatches)(own, scheduler, at)
+
+
+def _flow_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> list[str]:
+    """Returns why a scheduler cannot sample a flow; [] if it can."""
+    made = {**own, "_class_name": scheduler.class_name, **scheduler.options}
+    if "use_flow_sigmas" in _arguments(scheduler_class(scheduler)) and is_flow(made):
+        return []
+    why = f"has levels of noise, and the model's own {own['_class_name']} samples a flow: images would be nonsense"
+    return [f"{at}: {why}: choose scheduler=flow_euler"]
+
+
+def _level_mismatches(own: Mapping[str, Any], scheduler: Scheduler, at: str) -> list[str]:
+    """Returns why a scheduler cannot have the levels of noise of a model, or sample what it predicts; [] if it can."""
+    chosen, options = scheduler_class(scheduler), scheduler.options
+    known, name = _arguments(chosen), own.get("_class_name")
+    found: list[str] = []
+    if (of_model := _scheduler_named(name)) not in (None, chosen):
         if not _has_levels(of_model):
             return [f"{at}: has other noise levels than the model's own {name}: choose scheduler.class_name={name}"]
         if not _has_levels(chosen):
             return [
                 f"{at}: cannot have the noise levels of the model's own {name}: choose scheduler=ddim, euler or unipc"
             ]
-    known, found = _arguments(chosen), []
     for key, usual in _TRAINED.items():
         value = own.get(key)
         if key not in options and key not in known and value not in usual:
@@ -271,6 +312,8 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
 
     Schedulers accept configurations for which they have no step, such as a prediction type.
     """
+    import torch
+
     try:
         with quiet(), torch.no_grad():
             latents, again = (_sampled(own, scheduler, steps) for _ in range(2))
@@ -295,17 +338,30 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
     return [f"scheduler.class_name={scheduler.class_name}: {what}: choose scheduler=ddim, euler or unipc"]
 
 
-def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> torch.Tensor:
-    """Returns what a scheduler makes of a few numbers; each call with the same noise, if the scheduler takes it."""
+def draws_noise(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> bool:
+    """Returns whether a scheduler draws noise in its steps, from the generator of the call."""
+    import torch
+
+    with quiet(), torch.no_grad():
+        latents, others = (_sampled(own, scheduler, steps, seed) for seed in range(2))
+    return not latents.equal(others)
+
+
+def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int, seed: int = 0) -> torch.Tensor:
+    """Returns what a scheduler makes of a few numbers, with the noise of a seed, if the scheduler takes it."""
+    import torch
+
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
-    made.set_timesteps(steps)
+    mu = {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}  # of the number of tokens, in a pipeline
+    made.set_timesteps(steps, **mu)
     if made.timesteps[0] < made.timesteps[-1]:
         raise ValueError("its timesteps rise: it makes noise of an image")
-    latents = torch.full((1, 4, 8, 8), float(made.init_noise_sigma))
+    latents = torch.full((1, 4, 8, 8), float(getattr(made, "init_noise_sigma", 1.0)))
+    scaled = getattr(made, "scale_model_input", None)  # a flow scales nothing
     takes = inspect.signature(made.step).parameters
-    noise = {"generator": torch.Generator().manual_seed(0)} if "generator" in takes else {}
+    noise = {"generator": torch.Generator().manual_seed(seed)} if "generator" in takes else {}
     for timestep in made.timesteps:
-        output = torch.ones_like(made.scale_model_input(latents, timestep))
+        output = torch.ones_like(scaled(latents, timestep) if scaled else latents)
         latents = made.step(output, timestep, latents, **noise)[0]
     return latents
 

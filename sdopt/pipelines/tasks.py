@@ -1,19 +1,21 @@
 """Text-to-image, image-to-image and inpainting: each task's pipeline, its inputs, and the noise that it draws."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.parts import Pipeline
 from sdopt.record.images import open_picture
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
@@ -24,10 +26,20 @@ _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "I
 
 
 def pipeline_class(text_to_image: str, task: Task) -> Any:
-    """Returns the class for a task with the components of a text-to-image pipeline of `catalog.PIPELINES`."""
+    """Returns the class for a task with the components of a text-to-image pipeline. Raises UsageError without one."""
     import diffusers
 
-    return getattr(diffusers, text_to_image.removesuffix("Pipeline") + _PIPELINES[task.kind])
+    family = family_named(text_to_image)
+    if task.kind not in family.tasks:
+        raise UsageError(no_task(family, task))
+    return getattr(diffusers, family.tasks[task.kind])
+
+
+def no_task(family: Family, task: Task) -> str:
+    """Returns that diffusers has no pipeline of a family for a task."""
+    return (
+        f"task={task.kind}: diffusers has no such pipeline of {family.title}; choose task={' or '.join(family.tasks)}"
+    )
 
 
 def task_of(class_name: str) -> Task:
@@ -70,13 +82,13 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         raise UsageError(problems)
 
 
-def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[str]:
+def _replaces_nothing(mask: Image, model: Model, workload: Workload) -> list[str]:
     """Returns the sizes at which a mask has no white area, with its largest value there."""
     # In the file, too: where grey meets black, scaling makes a rim that is brighter than both.
     largest = {"": _largest(mask.convert("L"))}
     if largest[""] >= _REPLACED:
         sizes = dict.fromkeys(shape.size for shape in workload.shapes(model))
-        largest |= {f" at {size}×{size}": _largest(_sized(mask, "mask", size)) for size in sizes}
+        largest |= {f" at {size}×{size}": _largest(sized(mask, "mask", size)) for size in sizes}
     way_out = f"only areas from {_REPLACED} on are replaced; paint them white"
     return [
         f"replaces nothing{where}: its largest value is {value} of 255, and {way_out}"
@@ -85,7 +97,7 @@ def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[s
     ]
 
 
-def _largest(mask: "Image") -> int:
+def _largest(mask: Image) -> int:
     return max(value for value, count in enumerate(mask.histogram()) if count)
 
 
@@ -93,7 +105,8 @@ _REPLACED = 128
 """The smallest grey value of a mask that diffusers takes for white: it rounds masks to black and white."""
 
 
-def _sized(picture: "Image", name: str, size: int) -> "Image":
+def sized(picture: Image, name: str, size: int) -> Image:
+    """Returns a picture as a call takes it for a role, `image` or `mask`."""
     return picture.convert("RGB" if name == "image" else "L").resize((size, size))
 
 
@@ -118,7 +131,7 @@ def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
     return found
 
 
-def _remarks_on_mask(mask: "Image") -> list[str]:
+def _remarks_on_mask(mask: Image) -> list[str]:
     counts = mask.histogram()
     between, all_of_them = sum(counts[_NEARLY : 256 - _NEARLY]), sum(counts)
     found = []
@@ -154,18 +167,19 @@ def _input(task: Task, model: Model, name: str) -> Path | None:
     return None if given is None else Path(given).expanduser()
 
 
-def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any]:
+def inputs_of(task: Task, model: Model, size: int, images: int, with_size: bool = False) -> dict[str, Any]:
     """Returns further arguments of the pipeline call besides prompts, steps and noise: image and mask, one per output.
 
     A single input for all would be encoded once, with the noise of the first output: outputs would depend on the batch.
+    `with_size` says whether a call with an image has to be told its size too.
     """
     if task.kind == "txt2img":
         return {"height": size, "width": size}
     arguments: dict[str, Any] = {"strength": task.strength}
     for name, path in files_of(task, model).items():
         argument = "image" if name == "image" else "mask_image"
-        arguments[argument] = [_sized(open_picture(path), name, size)] * images
-    if task.kind == "inpaint":
+        arguments[argument] = [sized(open_picture(path), name, size)] * images
+    if task.kind == "inpaint" or with_size:
         arguments |= {"height": size, "width": size}
     return arguments
 
@@ -175,8 +189,9 @@ def adapt(pipe: Pipeline, task: Task) -> None:
 
     diffusers recognises a text-to-image denoiser by that number, though any number would work.
     """
-    if task.kind == "inpaint" and pipe.unet.config.in_channels == pipe.vae.config.latent_channels:
-        pipe.unet.register_to_config(in_channels=4)
+    unet = getattr(pipe, "unet", None)
+    if task.kind == "inpaint" and unet is not None and unet.config.in_channels == pipe.vae.config.latent_channels:
+        unet.register_to_config(in_channels=4)
 
 
 @contextmanager
@@ -202,6 +217,8 @@ def _randn(
     dtype: torch.dtype | None = None,
     layout: Any = None,
 ) -> torch.Tensor:
+    import torch
+
     generators = generator if isinstance(generator, Sequence) else [generator]
     rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator) for generator in generators]
     return torch.cat(rows).to(device=device, dtype=dtype)

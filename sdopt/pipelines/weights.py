@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import read_json
+from sdopt.pipelines.catalog import part_class, read_json
 from sdopt.record.files import POINTER, begins, is_pointer
 from sdopt.reference import VOCABULARY
 
@@ -250,6 +251,9 @@ PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 SENTENCEPIECE = "sentencepiece.bpe.model"
 """The file of an XLM-RoBERTa's vocabulary, as AltDiffusion has it: a protocol buffer, which runs no code."""
 
+SENTENCEPIECES = (SENTENCEPIECE, "spiece.model", "tokenizer.model")
+"""Names of such files: of XLM-RoBERTa, of T5 and of Gemma."""
+
 
 def has_vocabulary(folder: Path) -> bool:
     """Returns whether a folder holds a complete tokenizer, in one file or in the older format of two."""
@@ -263,9 +267,10 @@ def lacking_vocabulary(folder: Path) -> str | None:
     """Returns why the tokenizer in a pipeline's folder cannot be read; None if it can."""
     if has_vocabulary(folder) or (folder / "vocab.txt").is_file():  # that of BERT
         return None
-    if not (folder / SENTENCEPIECE).is_file():
+    pieces = [name for name in SENTENCEPIECES if (folder / name).is_file()]
+    if not pieces:
         return NO_VOCABULARY
-    return None if find_spec("sentencepiece") else f"holds {SENTENCEPIECE}, to be read by: pip install sentencepiece"
+    return None if find_spec("sentencepiece") else f"holds {pieces[0]}, to be read by: pip install sentencepiece"
 
 
 def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenizer":
@@ -281,6 +286,39 @@ def load_tokenizer(folder: Path, vocabulary: str | None = None) -> "CLIPTokenize
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     own = VOCABULARY if vocabulary is None else Path(vocabulary).expanduser()
     return CLIPTokenizer.from_pretrained(own, local_files_only=True, **tokenizer_settings(folder))
+
+
+def random_tokenizer(folder: Path, library: str, class_name: str) -> Any:
+    """Returns a tokenizer for a model with random weights: its own, or one with a vocabulary that comes with sdopt.
+
+    The words that a model with random weights reads make no difference, but their number does: T5 gets its prompts
+    letter by letter, and others the words of CLIP.
+    """
+    cls = part_class(library, class_name)
+    if class_name.startswith("CLIP"):
+        return load_tokenizer(folder)
+    if has_vocabulary(folder):
+        return cls.from_pretrained(folder, local_files_only=True)
+    config = read_json(folder / "tokenizer_config.json")
+    longest = min(int(config.get("model_max_length", _LONGEST)), _LONGEST)
+    if class_name.startswith("T5"):
+        letters = [(letter, -3.0) for letter in string.printable.strip()]
+        special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+        return cls(vocab=[*special, *letters], extra_ids=0, model_max_length=longest)
+    vocabulary = read_json(VOCABULARY / "vocab.json")
+    lines = (VOCABULARY / "merges.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split() for line in lines if not line.startswith("#version"))
+    merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
+    tokenizer = part_class("transformers", "Qwen2Tokenizer")(vocab=vocabulary, merges=merges, model_max_length=longest)
+    tokenizer.chat_template = config.get("chat_template") or _CHAT
+    return tokenizer
+
+
+_LONGEST = 4096
+"""The most tokens of a prompt, where a tokenizer names no limit or one beyond what any pipeline reads."""
+
+_CHAT = "{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
+"""How a conversation becomes text, for encoders that are chat models."""
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sdopt.errors import UsageError
 from sdopt.record.choices import NONE, PATCH, difference
 from sdopt.record.comparisons import Comparison, Effect
 from sdopt.record.configuration import RecordedConfig
+from sdopt.record.programs import Program
 from sdopt.record.samples import Evidence, Measurement
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Look
@@ -37,6 +38,8 @@ class Status(StrEnum):
     OK = "ok"
     NOT_ENGAGED = "not_engaged"
     """It ran, but an optimization left no evidence of having taken effect."""
+    SLOWER = "slower"
+    """Its first warm calls showed that it is clearly slower than the baseline, so that it was not timed further."""
     SKIPPED = "skipped"
     """It cannot run here, or its choices conflict; nothing was loaded."""
     FAILED = "failed"
@@ -49,7 +52,7 @@ class Status(StrEnum):
     @property
     def measured(self) -> bool:
         """Whether the variant's figures may be shown: an option without effect still has a latency."""
-        return self in (Status.OK, Status.NOT_ENGAGED)
+        return self in (Status.OK, Status.NOT_ENGAGED, Status.SLOWER)
 
     @property
     def failure(self) -> bool:
@@ -95,12 +98,34 @@ class VariantResult:
     """Number of denoiser runs in one call of the pipeline."""
     promises: dict[str, Promise] = field(default_factory=dict)
     """By axis, what its optimizations promise."""
-    snippets: dict[str, list[str]] = field(default_factory=dict)
-    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] if only sdopt has
-    one."""
+    program: Program | None = None
+    """The program that uses it; None if none was run."""
+    command: str = ""
+    """The `sdopt run` command that composes its configuration and that of the baseline; "" if none is known to."""
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""
+    unlike: list[str] = field(default_factory=list)
+    """Of images of another program: the settings that they name otherwise than the baseline's, in words."""
+    file_format: str = ""
+    """Of images of another program: how their files are written."""
+    lossy_files: bool = False
+    """Whether writing them so changed pixels."""
+    given_up: bool = False
+    """Whether it was not timed to the end, because its trial calls (`ShapeSamples.trial_s`) showed that it is clearly
+    slower. Its status is `slower`, unless it claims memory alone, which was then measured as usual."""
+
+    def other_work(self, reference: "VariantResult") -> list[str]:
+        """Returns in words what the two did differently and must not: work and hardware, and what images say of it."""
+        differing = self.config.incomparable_work(reference.config)
+        words = [f"{key} ({mine} against {theirs})" for key, (mine, theirs) in differing.items()]
+        return words + [setting for setting in self.unlike if setting not in reference.unlike]
+
+    def files_apart(self, reference: "VariantResult") -> str:
+        """Returns in words that files are written in ways that lose other details; "" if they are not."""
+        if self.file_format == reference.file_format or not (self.lossy_files or reference.lossy_files):
+            return ""
+        return f"its images are {self.file_format}, and those of {reference.name} {reference.file_format}"
 
     @property
     def is_control(self) -> bool:
@@ -138,7 +163,7 @@ class VariantResult:
     @property
     def silent(self) -> set[int]:
         """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
-        shown = {m.replicate for m in self.measurements if all(samples.evidence for samples in m.shapes)}
+        shown = {m.replicate for m in self.measurements if m.spared or all(samples.evidence for samples in m.shapes)}
         return {m.replicate for m in self.measurements} - shown
 
     @property
@@ -255,6 +280,31 @@ class Precision:
 
 
 @dataclass
+class Budget:
+    """What a study left out to end within `protocol.budget_s`; the defaults leave out nothing."""
+
+    spent_s: float = 0.0
+    """Seconds from the start of the command until the last measurement."""
+    rounds: int | None = None
+    """Rounds that were timed, where they are fewer than `protocol.rounds`."""
+    processes: dict[str, int] = field(default_factory=dict)
+    """Processes by variant, of those that have fewer than `protocol.replicates`."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """By variant that was shown to be faster or slower before the last round: the rounds that it was timed in."""
+    prompts: int | None = None
+    """Prompts of the quality pass, where there was no time for all."""
+    floor_prompts: int | None = None
+    """Prompts that the baseline drew again, where there was no time for all."""
+    evidence: bool = True
+    """Whether every process had time to show evidence, and not only the first one of each variant."""
+
+    @property
+    def spared(self) -> bool:
+        """Whether anything was left out that leaves a verdict open."""
+        return bool(self.rounds or self.processes or self.prompts or self.floor_prompts or not self.evidence)
+
+
+@dataclass
 class StudyResult:
     """Everything that one study found."""
 
@@ -294,6 +344,8 @@ class StudyResult:
     beforehand, and never made into one."""
     precision: Precision | None = None
     """The course of a study with `protocol.precision`; None without it."""
+    budget: Budget | None = None
+    """What a study with `protocol.budget_s` left out; None without it."""
     status: str = "running"
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
@@ -338,6 +390,13 @@ class StudyResult:
         )
 
     @property
+    def seconds(self) -> float:
+        """The time from its first start to its last end; 0 while it runs."""
+        if self.finished is None:
+            return 0.0
+        return (datetime.fromisoformat(self.finished) - datetime.fromisoformat(self.started)).total_seconds()
+
+    @property
     def confidence(self) -> float:
         """Confidence of the two-sided intervals; a gate's one-sided bounds have the confidence of their rule."""
         return self.config.protocol.confidence
@@ -345,7 +404,8 @@ class StudyResult:
     def replicates_of(self, variant: str) -> int:
         """Returns how many processes a variant needs so far: by the protocol, or for its precision."""
         if self.precision is None:
-            return self.config.replicates
+            fewer = self.budget.processes if self.budget else {}
+            return fewer.get(variant, self.config.replicates)
         return max(self.config.replicates, min(self.precision.granted, self.precision.needed.get(variant, 0)))
 
     @property

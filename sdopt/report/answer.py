@@ -9,6 +9,7 @@ from sdopt.record.records import Status
 from sdopt.report.blocks import Block, Code, Notes, Prose
 from sdopt.report.header import header_of
 from sdopt.report.notes import caveats_of, notes_of
+from sdopt.report.program import said_of
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
 from sdopt.statistics.published import published_of
@@ -31,10 +32,12 @@ def answer_blocks(summary: Summary) -> list[Block]:
 def use_of(summary: Summary) -> list[Block]:
     """Returns how to use the best variant, and how to measure it again; nothing without one."""
     best = summary.best
-    if best is None:
+    if best is None or summary.result.is_imported:
         return []
-    use = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")] if best.lines else []
-    return [*use, Code("To measure it again", [best.command], "bash")]
+    program = Notes([said_of(best.variant.program)])
+    use: list[Block] = [Code(f"To use {best.name} in a pipeline `pipe` of diffusers", best.lines, "python")]
+    again = [Code("To measure it again", [best.command], "bash")] if best.command else []
+    return [*(use if best.lines else []), program, *again]
 
 
 def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Group:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
+from sdopt.report.program import program_of, said_of
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.figures import Ratio
@@ -58,7 +59,9 @@ class Candidate:
     `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
     `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on.
     `worst` has, by metric, the prompts that lost most. `latency_s` is the time of a call, which makes
-    `images_per_call` images.
+    `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
+    run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as
+    the baseline's its calls take at least, where that was clear so early that they were not timed further.
     """
 
     name: str
@@ -77,6 +80,9 @@ class Candidate:
     worst: list[WorstPrompt]
     reasons: list[Reason]
     command: str
+    program: str | None
+    program_run: str
+    at_least_slower: float | None = None
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,9 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
             if r.verdict is not Verdict.PASS
         ],
         row.command,
+        program_of(result, row.variant) or None,
+        said_of(row.variant.program),
+        row.at_least_slower,
     )
 
 

@@ -4,18 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sdopt.errors import command_line
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.header import header_of
+from sdopt.report.program import said_of
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Entry, Fate, SearchRecord
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
-from sdopt.statistics.adoption import baseline_words
 from sdopt.statistics.scale import Decision, Speed
-from sdopt.statistics.summary import Row, Summary, described, summary_of
+from sdopt.statistics.summary import Row, Summary, described, summary_of, unconfirmed
 from sdopt.statistics.words import shortened, start_words
 
 
@@ -43,25 +42,26 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     undecided = open_still[0] if open_still and not winner else None
     objectives = search.config.objectives
     front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
-    # As they were judged: by the same gate, and over the same baseline, which may have a LoRA.
-    again = search.studies.judged(search.studies.given)
-    again += baseline_words(judged.variant(judged.baseline)) if judged else []
     entries = []
     for candidate in search.trials.candidates:
         name = candidate.name
         if name in last:
-            fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
-            command = command_line("run", *again, *candidate.overrides)
+            fate = Fate.PASSED if name in passed else _not_passed(answers[name], last[name])
+            fate = Fate.WINNER if name == winner else fate
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
-            entries.append(replace(entry, low=low, high=high, on_front=name in front, command=command))
+            entries.append(
+                replace(entry, judged=True, low=low, high=high, on_front=name in front, command=answers[name].command)
+            )
         else:
             fate, why = search.dropped.get(name, (Fate.OPEN, ""))
             entries.append(_entry(candidate, fate, why, found.get(name, [])))
     best = _fastest(entries, Fate.OPEN)
     fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
     so_far = f"The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
+    if search.unjudged is not None and best is not None:
+        so_far = _unjudged(best, search)
     started = search.trials.started
     shown = next(iter(search.results("screen-")), judged)
     return SearchRecord(
@@ -71,7 +71,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, undecided, passed, summary, last, entries) if ended else so_far,
+        sentence=_sentence(winner, undecided, passed, summary, last, entries)
+        if ended and search.unjudged is None
+        else so_far,
         entries=sorted(entries, key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0))),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -79,7 +81,24 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         winner=winner,
         undecided=undecided,
         lines=list(answers[winner].lines) if winner else [],
+        program_run=said_of(answers[winner].variant.program) if winner else "",
     )
+
+
+def _unjudged(best: Entry, search: Search) -> str:
+    """Returns what a search says of its best candidate if the budget left no time to judge it."""
+    needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
+    return (
+        f"Undecided: {best.name} was about {best.speedup:.2f}× faster in a first look; the budget of "
+        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
+        f"{math.ceil(needed_s / 60)} min goes on, and judges them."
+    )
+
+
+def _not_passed(row: Row, finding: Finding) -> Fate:
+    """Returns the fate of a judged candidate that did not pass: whether something speaks against it."""
+    against = row.decision is Decision.FAIL or row.speed is Speed.SLOWER or row.status is not Status.OK
+    return Fate.FAILED if against or finding.out else Fate.UNDECIDED
 
 
 def _because(row: Row, finding: Finding) -> str:
@@ -132,7 +151,7 @@ def _sentence(
     if summary is None:
         if not tried:
             return "No combination was tried."
-        best_out = _fastest(entries, Fate.RULED_OUT)
+        best_out = _fastest(entries, Fate.FAILED)
         refused = (
             f"; {best_out.name} was about {best_out.speedup:.2f}×, but: {shortened(best_out.because)}"
             if best_out
@@ -142,9 +161,7 @@ def _sentence(
         return f"Keep the baseline: {kept}{refused}."
     row = summary.row(undecided) if undecided else None
     if row is not None:
-        found = described(row, summary.row(summary.result.baseline))
-        none = f"none of {tried} combinations is" if tried > 1 else "the only combination is not"
-        return f"Keep the baseline: {none} shown to be better. The fastest: {found}: {shortened(row.because)}"
+        return unconfirmed(row, summary.row(summary.result.baseline))
     judged = len(summary.candidates)
     none = f"{judged} of {tried} combinations were judged, and none of them is"
     if judged == 1:

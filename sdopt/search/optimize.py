@@ -15,7 +15,7 @@ from sdopt.errors import UsageError
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.contact_sheet import comparison_sheet
-from sdopt.report.program import program_of
+from sdopt.report.program import program_of, said_of
 from sdopt.search.record import FINAL, PAGE, TABLES, SearchRecord, load_line
 from sdopt.statistics.summary import summary_of
 
@@ -38,7 +38,7 @@ _SAVING = {
 
 _ADAPTERS = {"lora": "loaded,fused"}
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def optimize_overrides(
@@ -91,9 +91,11 @@ def _place(lora: str) -> str:
 
 
 def _seconds(budget: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", budget.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", budget.strip())
     if found is None or not float(found[1]):
-        raise UsageError(f"--budget {budget}: give a time, as in 90s, 30m or 2h")
+        number = budget.strip() if re.fullmatch(r"\d+(\.\d+)?", budget.strip()) else ""
+        advice = f"of what? {number}m are minutes" if number and float(number) else "give a time, as in 90s, 30m or 2h"
+        raise UsageError(f"--budget {budget}: {advice}")
     return max(1, round(float(found[1]) * _UNITS[found[2]]))
 
 
@@ -107,7 +109,7 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
     parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
     best = record.winner or record.undecided
     if best is None or judged is None:
-        parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.command]
+        parts += [Text(f"  {entry.name}: {entry.because}", style="dim") for entry in record.entries if entry.judged]
         return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
     sides = (judged.baseline, best)
     two = replace(
@@ -118,12 +120,14 @@ def answer_of_optimize(record: SearchRecord, judged: StudyResult | None) -> Rend
     if sheet := comparison_sheet(summary_of(two), folder / FINAL, prompts=4):
         write_atomically(folder / PICTURE, sheet)
         parts.append(Text(f"Before and after: {folder / PICTURE}"))
+    said = said_of(judged.variant(best).program)
     if program := program_of(judged, judged.variant(best)):
         if not record.winner:
             program = f"# Not shown to be better, so that the baseline is the answer: see {folder / TABLES}.\n{program}"
         write_atomically(folder / PROGRAM, program.encode())
-        parts.append(Text(f"As a program: {folder / PROGRAM}\n"))
+        parts.append(Text(f"As a program: {folder / PROGRAM}. {said}\n"))
         parts.append(Text(program, no_wrap=True, overflow="ignore"))
     else:
-        parts += [Text("As it was measured:"), Padding(Text(load_line(record, best)), (0, 0, 0, 4))]
+        (folder / PROGRAM).unlink(missing_ok=True)
+        parts += [Text(said), Text("As it was measured:"), Padding(Text(load_line(record, best)), (0, 0, 0, 4))]
     return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdopt.hardware.device import Device
+from sdopt.pipelines.loading import guidance_of
 from sdopt.record.samples import Evidence
 from sdopt.schema import Serving
 from sdopt.variant import Variant
@@ -133,10 +134,10 @@ def refused_work(variant: Variant, serving: Serving, device: Device, work: Work)
         }
     if work.steps > serving.max_steps and work.steps != workload.steps:
         return {"num_inference_steps": f"at most {serving.max_steps} (serving.max_steps)"}
-    if (work.guidance_scale > 1) != (scale > 1):
-        return {
-            "guidance_scale": f"must stay {'above' if scale > 1 else 'at most'} 1, as in what is served ({scale:g})"
-        }
+    guidance = guidance_of(variant.model)
+    if guidance.guides(work.guidance_scale) != (guided := guidance.guides(scale)):
+        side = "above" if guided else "at most"
+        return {"guidance_scale": f"must stay {side} {guidance.above:g}, as in what is served ({scale:g})"}
     if not changed:
         return {}
     asked = replace(variant, workload=replace(workload, steps=work.steps, guidance_scale=work.guidance_scale))

@@ -50,6 +50,12 @@ class Generation(BaseModel):
     output_format: Literal["png"] | None = None
     user: str | None = None
     """The client's name for its user, which changes nothing here nor at OpenAI."""
+    # Clients send OpenAI's defaults, which ask for nothing but an image.
+    quality: Literal["auto", "standard"] | None = None
+    style: None = None
+    background: Literal["auto", "opaque"] | None = None
+    output_compression: Literal[100] | None = None
+    stream: Literal[False] | None = None
     seed: Annotated[int | None, Field(**SEEDS)] = None
     negative_prompt: str | None = None
     num_inference_steps: Annotated[int | None, Field(ge=1)] = None
@@ -67,11 +73,15 @@ class Interface:
         """Returns the application."""
         app = FastAPI(openapi_url=None)
         app.add_api_route("/v1/images/generations", self.generations, methods=["POST"])
-        app.add_api_route("/v1/models", self.models)
-        app.add_api_route("/health/live", self.live)
-        app.add_api_route("/health/ready", self.ready)
-        app.add_api_route("/metrics", self.metrics)
-        app.add_api_route("/", self.page)
+        # Load balancers and monitors ask with HEAD.
+        for path, answer in (
+            ("/v1/models", self.models),
+            ("/health/live", self.live),
+            ("/health/ready", self.ready),
+            ("/metrics", self.metrics),
+            ("/", self.page),
+        ):
+            app.add_api_route(path, answer, methods=["GET", "HEAD"])
         return app
 
     async def generations(self, request: Request) -> Response:
@@ -158,11 +168,15 @@ class Interface:
         # A page of another site may send a form here, but not JSON unless this server allows it.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RefusalError(415, "send application/json", "content-type")
-        limit, body = self._serving.body_kib * 1024, bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise RefusalError(413, f"larger than {limit} bytes (serving.body_kib)", "body")
+        limit, deadline_s, body = self._serving.body_kib * 1024, self._serving.deadline_s, bytearray()
+        try:
+            async with asyncio.timeout(deadline_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > limit:
+                        raise RefusalError(413, f"larger than {limit} bytes (serving.body_kib)", "body")
+        except TimeoutError:
+            raise RefusalError(408, f"did not arrive within {deadline_s:g} s (serving.deadline_s)", "body") from None
         try:
             return Generation.model_validate_json(bytes(body))
         except ValidationError as error:
@@ -203,17 +217,17 @@ class Interface:
 
 async def _answers(request: Request, images: list[Waiting]) -> list[Drawn]:
     """Waits until all images are there. Raises RefusalError, or ClientDisconnect if the client does not wait."""
-    left: asyncio.Future[None] = asyncio.ensure_future(_left(request))
-    answers: asyncio.Future[list[Drawn]] = asyncio.gather(*(image.answer for image in images))
-    either: set[asyncio.Future[Any]] = {answers, left}
+    left: asyncio.Future[Any] = asyncio.ensure_future(_left(request))
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if answers.done():
-            return answers.result()
-        raise ClientDisconnect
+        drawn = []
+        for image in images:
+            await asyncio.wait({image.answer, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not image.answer.done():
+                raise ClientDisconnect
+            drawn.append(image.answer.result())
+        return drawn
     finally:
         left.cancel()
-        answers.cancel()
 
 
 async def _left(request: Request) -> None:
@@ -232,5 +246,7 @@ def _error(refusal: RefusalError) -> JSONResponse:
     kind = "invalid_request_error" if refusal.status < 429 else "server_error"
     message = f"{refusal.param}: {refusal.reason}" if refusal.param else refusal.reason
     error = {"message": message, "type": kind, "param": refusal.param, "code": None}
-    wait = {} if refusal.retry_after_s is None else {"Retry-After": str(max(1, round(refusal.retry_after_s)))}
-    return JSONResponse({"error": error}, refusal.status, headers=wait)
+    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(max(1, round(refusal.retry_after_s)))}
+    if refusal.status in (408, 413):
+        headers["Connection"] = "close"  # what else is sent of the body is not read
+    return JSONResponse({"error": error}, refusal.status, headers=headers)

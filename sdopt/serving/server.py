@@ -20,6 +20,9 @@ from sdopt.worker.protocol import WorkerError
 _KEEP_ALIVE_S = 75
 """Longer than clients keep a connection that they may use again: else they would send on one that closes."""
 
+_LAST_ANSWERS_S = 3.0
+"""Time that clients have to receive their answers at the end; one that does not read would hold the server for ever."""
+
 
 def listen(serving: Serving) -> socket.socket:
     """Returns the socket that a server accepts connections on. Raises UsageError."""
@@ -89,8 +92,13 @@ class _Server(uvicorn.Server):
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Told once more, not even the call that runs is waited for.
-        self._loop.call_soon_threadsafe(lambda: self._batcher.engine.kill() if self.told else self.drain())
+        self._loop.call_soon_threadsafe(self._end_at_once if self.told else self.drain)
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        last = self._loop.call_later(_LAST_ANSWERS_S, self._abort_connections)
+        await super().shutdown(sockets)
+        last.cancel()
 
     def end(self) -> None:
         """Stops accepting, and ends when all answers are sent."""
@@ -105,3 +113,13 @@ class _Server(uvicorn.Server):
     async def _drained(self) -> None:
         await self._batcher.drain()
         self.end()
+
+    def _end_at_once(self) -> None:
+        """Waits neither for the call that runs nor for clients that still receive."""
+        self._batcher.engine.kill()
+        if self.should_exit:
+            self._abort_connections()
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

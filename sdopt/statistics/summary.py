@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.verdicts import Judgement, Verdict
-from sdopt.statistics.adoption import command_of, lines_of
+from sdopt.record.verdicts import Verdict
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.reasons import UNDISTURBED, reasons_of
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
@@ -65,8 +66,6 @@ class Row:
         because: why it does not pay, in a few words; "" if it does.
         pays: whether it is shown to gain speed or memory, and neither the gate nor its evidence speaks against it.
         steps: its comparisons with other variants than the baseline.
-        command: the `sdopt run` command that measures it again.
-        lines: code that turns it on in a program that has a pipeline `pipe` of diffusers.
     """
 
     figures: Figures
@@ -78,8 +77,6 @@ class Row:
     because: str = ""
     pays: bool = False
     steps: tuple[Step, ...] = ()
-    command: str = ""
-    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         verdicts = [str(self.speed or self.status), *([f"images {self.images}"] if self.images else [])]
@@ -100,6 +97,17 @@ class Row:
         return self.figures.variant
 
     @property
+    def command(self) -> str:
+        """The `sdopt run` command that measures it again; "" if none is known to."""
+        return self.variant.command
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Code that turns it on in a program that has a pipeline `pipe` of diffusers; () if none is known to."""
+        program = self.variant.program
+        return tuple(program.lines) if program and program.draws else ()
+
+    @property
     def status(self) -> Status:
         """How it was measured."""
         return self.figures.variant.status
@@ -108,6 +116,11 @@ class Row:
     def speedup(self) -> Ratio | None:
         """Its speed-up over the baseline, at the main shape; None where it was not timed."""
         return self.figures.overall.get(SPEEDUP.name) if self.status.timed else None
+
+    @property
+    def at_least_slower(self) -> float | None:
+        """How many times as long as the baseline's its calls take at least, if its timing ended early for that."""
+        return self.figures.at_least_slower
 
     @property
     def memory(self) -> Ratio | None:
@@ -206,19 +219,23 @@ def summary_of(result: StudyResult) -> Summary:
     known = {row.name: row for row in rows}
     rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
-    return Summary(result, tuple(figures), tuple(rows), best, _sentence(rows, best), tuple(_notes(result)))
+    sentence = f"{_reservations(result)}{_sentence(rows, best)}"
+    notes = [*_budget_notes(result, rows), *_notes(result)]
+    return Summary(result, tuple(figures), tuple(rows), best, sentence, tuple(notes))
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
     """Returns the order of rows: the largest speed-up over the baseline first, and what has none last."""
     if row.is_baseline:
         return row.figures.latency is None, -1.0
+    if row.at_least_slower is not None:
+        return False, -1 / row.at_least_slower
     return row.speedup is None, -(row.speedup.interval.estimate if row.speedup else 0.0)
 
 
 def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
     """Returns the row of a variant from its figures, one for each of its comparisons."""
-    baseline, variant = result.variant(result.baseline), figures[0].variant
+    variant = figures[0].variant
     # The comparison with the baseline comes first, where there is one.
     figures = sorted(figures, key=lambda one: one.reference not in ("", result.baseline))
     if variant.name == result.baseline:
@@ -231,13 +248,14 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         figures=first,
         option=credit if credit not in ("", "nothing") else variant.name,
         is_baseline=False,
-        images=worst_of(map(images_of, figures)) if variant.status.measured else None,
+        images=worst_of(map(images_of, figures)) if variant.status in (Status.OK, Status.NOT_ENGAGED) else None,
         decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
-        command=command_of(variant, baseline),
-        lines=tuple(lines_of(variant, baseline)),
     )
-    row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
+    if variant.given_up:
+        row = replace(row, speed=Speed.SLOWER)
+    elif variant.status.measured:
+        row = replace(row, speed=speed_over(row.speeds))
     because = next(filter(None, _objections(result, row, direct)), "")
     return replace(row, because=because, pays=not because)
 
@@ -284,13 +302,18 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
     yield "" if baseline.status is Status.OK else f"the baseline has the status {baseline.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         yield REPEATS
-    if work := variant.config.incomparable_work(baseline.config):
+    if work := variant.other_work(baseline):
         yield f"not the same work: {', '.join(work)}"
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.left_out for step in row.steps):
         refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
-        yield "; ".join(dict.fromkeys(map(_refusal, refused)))
+        reasons = [reason for judgement in refused for reason in reasons_of(judgement, result)]
+        yield "; ".join(dict.fromkeys(reasons))
     if not row.gains:
+        if row.at_least_slower is not None:
+            yield f"slower, at least {bound_text(row.at_least_slower)}"
+        if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
+            yield "no interval: protocol.budget_s left no time for more processes"
         yield _why_open(row.speedup, result.is_imported) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
@@ -307,24 +330,12 @@ def broken_because(variant: VariantResult) -> str:
         return ""
     if variant.status is Status.NOT_ENGAGED:
         return f"no evidence that it took effect: {variant.reason}"
-    if variant.status is not Status.OK:
+    if variant.status not in (Status.OK, Status.SLOWER):
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
         share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
         return f"{share} are broken: {_wires(variant)}"
     return ""
-
-
-def _refusal(judgement: Judgement) -> str:
-    """Returns why the gate does not pass a comparison: the reasons of the rulings that decided, each once."""
-    metrics: dict[str, list[str]] = {}
-    for ruling in judgement.rulings:
-        if ruling.verdict is judgement.verdict:
-            reason = ruling.doubt or ruling.reason.removeprefix(f"{ruling.payoff}: ")
-            # A doubt holds whatever the metric, whose figures decide nothing.
-            named = ruling.doubt or reason.startswith(ruling.metric)
-            metrics.setdefault(reason, []).extend([] if named else [ruling.metric])
-    return "; ".join(f"{', '.join(dict.fromkeys(names))} {reason}".strip() for reason, names in metrics.items())
 
 
 def _why_open(ratio: Ratio | None, imported: bool) -> str:
@@ -355,6 +366,12 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
         return "Nothing was compared with the baseline."
     if best is not None:
         return f"{described(best, baseline)}."
+    gain = next((row for row in candidates if row.speed is Speed.FASTER and row.decision is Decision.UNDECIDED), None)
+    return unconfirmed(gain, baseline) if gain is not None else _nothing_better(candidates, baseline)
+
+
+def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
+    """Returns the answer where no variant is shown to be better than the baseline."""
     first, several = candidates[0], len(candidates) > 1
     if first.speed is None:
         return _untimed(candidates, baseline)
@@ -374,10 +391,35 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     return ". ".join(told) + "."
 
 
+def unconfirmed(row: Row, baseline: Row | None) -> str:
+    """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
+    why = shortened(row.because)
+    rulings = row.figures.judgement.rulings if row.figures.judgement else []
+    disturbed = any(ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS for ruling in rulings)
+    when = " while nothing else runs here" if disturbed else ""
+    return (
+        f"{described(row, baseline)}. Not confirmed yet: {why}. To confirm it, measure it again{when}: `{row.command}`."
+    )
+
+
 def lacking_text(row: Row) -> str:
     """Returns why a speed-up tells nothing yet: too few runs, or no repeated baseline."""
     bounded = row.speedup is not None and row.speedup.interval.low is not None
     return "Nothing shows which difference is chance" if bounded else "Not enough runs to tell"
+
+
+def _reservations(result: StudyResult) -> str:
+    """Returns what comes before the answer: that images of other programs were made or saved in other ways."""
+    baseline, words = result.variant(result.baseline), ""
+    for variant in result.candidates:
+        if variant.unlike:
+            words += (
+                f"Not the same work: the images of {variant.name} say {', '.join(variant.unlike)}, so what differs is "
+                "not the option's alone. "
+            )
+        if apart := variant.files_apart(baseline):
+            words += f"{variant.name}: {apart}: what a format loses counts as a difference. "
+    return words
 
 
 def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
@@ -401,6 +443,10 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
     """
     ratio, name = row.speedup, name or row.name
+    if row.at_least_slower is not None:
+        slower = f"at least {bound_text(row.at_least_slower)} slower"
+        details = "; ".join(filter(None, [_memory_text(row), _images_text(row)]))
+        return f"{name} is {slower}" + (f", {details}" if details else "")
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"
@@ -464,6 +510,29 @@ def _images_text(row: Row) -> str:
         return f"images not judged ({metric} {figure})"
     alike = next(word for least, word in _ALIKE if (math.inf if score is None else score) >= least)
     return f"images {alike}" + (f" ({figure} dB), not judged" if score is not None else "")
+
+
+def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> list[str]:
+    """Returns what a study left out to end within its budget, and which verdicts that leaves open."""
+    budget = result.budget
+    if budget is None or not budget.spared:
+        return []
+    left_out = []
+    if budget.rounds:
+        left_out.append(f"{result.config.protocol.rounds - budget.rounds} of {result.config.protocol.rounds} rounds")
+    for name, count in budget.processes.items():
+        left_out.append(f"{result.config.replicates - count} of {result.config.replicates} processes of {name}")
+    if budget.prompts:
+        left_out.append(f"the images of all but {budget.prompts} prompts")
+    if not budget.evidence:
+        left_out.append("the evidence of all but the first process of each variant")
+    text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {', '.join(left_out) or 'repeated images'}"
+    undecided = [
+        row.name for row in rows if row.speed in (Speed.CLOSE, Speed.FEW) or row.decision is Decision.UNDECIDED
+    ]
+    if undecided:
+        text += f"; it may be why these are not decided: {', '.join(undecided)}"
+    return [f"{text}. Resuming with a larger one measures the rest."]
 
 
 def _notes(result: StudyResult) -> list[str]:

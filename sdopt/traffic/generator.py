@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-_PATH = "/v1/images/generations"
+PATH = "/v1/images/generations"
+"""Where servers with OpenAI's interface take requests for images."""
 _SAID = 300
 """Bytes of an answer without an image that are kept."""
 _LARGEST_IMAGE = 64 * 2**20
@@ -34,13 +35,15 @@ _AHEAD_S = 0.2
 class Schedule:
     """What is sent, where, and when."""
 
-    url: str
+    address: str
+    """Where requests for images are sent."""
     times_s: Sequence[float]
     """Ascending, from the first."""
     bodies: Sequence[dict[str, Any]]
     """The body of each request."""
     timeout_s: float
     """Seconds after which a request is given up."""
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,12 @@ async def _send_all(schedule: Schedule) -> list[Sent]:
     # aiohttp's defaults would hold back all but a hundred requests.
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=schedule.timeout_s)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=schedule.headers) as session:
         start_s = time.perf_counter() + _AHEAD_S
         tasks = []
         for scheduled_s, body in zip(schedule.times_s, schedule.bodies, strict=True):
             await asyncio.sleep(max(0.0, start_s + scheduled_s - time.perf_counter()))
-            tasks.append(asyncio.create_task(_send(session, schedule.url + _PATH, scheduled_s, body, start_s)))
+            tasks.append(asyncio.create_task(_send(session, schedule.address, scheduled_s, body, start_s)))
         return list(await asyncio.gather(*tasks))
 
 
@@ -108,7 +111,8 @@ async def _send(
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
     try:
-        async with session.post(url, json=body) as answer:
+        # Elsewhere a key would be read by another.
+        async with session.post(url, json=body, allow_redirects=False) as answer:
             content = await answer.read()
             status = answer.status
         image, said = _image_in(content), " ".join(content[:_SAID].decode(errors="replace").split())

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sdopt.errors import UsageError
+from sdopt.text_files import decoded
 
 KINDS = ("poisson", "constant")
 
@@ -29,7 +30,7 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
         return np.arange(count, dtype=float)
     path = Path(arrivals).expanduser()
     try:
-        times = np.array([float(line) for line in path.read_text(encoding="utf-8").split()])
+        times = np.array([float(line) for line in decoded(path.read_bytes()).split()])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(

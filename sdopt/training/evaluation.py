@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, LCMScheduler, StableDiffusionPipeline
+from diffusers import AutoencoderKL, AutoencoderTiny, DiffusionPipeline, FluxPipeline, LCMScheduler
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.benchmark import Timer
 
 from sdopt.errors import UsageError
+from sdopt.quality.available import require_features
 from sdopt.quality.distances import cmmd, fid, kid
-from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor, require_features
+from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import ReferenceSet
 from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, pixels, reconstruction_psnr
@@ -76,10 +77,12 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
         held_out = recipe["data"]["held_out_concepts"]
         build(work / "packages", held_out_concepts=held_out, seed=recipe["seed"]).save(work / "data")
     dataset = Dataset.load(work / "data")
-    pipeline = StableDiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
+    pipeline = DiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
     prompts = json.loads(model.with_name("prompts.json").read_text(encoding="utf-8"))
     of_pipeline = Evaluation(pipeline, dataset, prompts, feature_extractor(JUDGE), recipe["seed"], note)
     figures = {model: of_pipeline.generator()}
+    if isinstance(pipeline, FluxPipeline):
+        return figures  # the companions are those of the other pipeline
     companions: dict[str, Callable[[Path], list[Figure]]] = {
         "clip": lambda folder: evaluate_clip(folder, dataset),
         "tiny_autoencoder": of_pipeline.tiny_autoencoder,
@@ -106,7 +109,7 @@ class Evaluation:
         note: called before each step.
     """
 
-    pipeline: StableDiffusionPipeline
+    pipeline: DiffusionPipeline
     dataset: Dataset
     prompts: dict[str, list[str]]
     extractor: FeatureExtractor

@@ -63,7 +63,7 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
     if judged:
         return None
     shapes = {variant.shapes[0] for variant in variants}
-    fixed = any(option.fixed_batch for variant in variants for option in variant.optimizations.values())
+    fixed = any(option.fixed_for(variant.model) for variant in variants for option in variant.optimizations.values())
     if fixed or len(shapes) > 1:
         return None
     [main] = shapes

@@ -1,5 +1,7 @@
 """The code of a worker process: `serve` answers requests, and `PipelineHost` loads and calls its one pipeline."""
 
+from __future__ import annotations
+
 import gc
 import json
 import os
@@ -15,9 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from sdopt.assembly import Assembly
@@ -32,6 +32,9 @@ from sdopt.measure.processes import waited_s
 from sdopt.measure.stages import DENOISER, StageClock, observed
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Inputs
+from sdopt.pipelines.family import Latents
+from sdopt.pipelines.latents import spatial
+from sdopt.pipelines.loading import call_arguments, family_of, guidance_of
 from sdopt.pipelines.prompts import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.record.records import Status
@@ -56,6 +59,7 @@ from sdopt.worker.protocol import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 
@@ -129,7 +133,7 @@ class PipelineHost:
         """Seconds spent in calls of the pipeline, from prompts to images."""
 
     @property
-    def _pipe(self) -> "DiffusionPipeline":
+    def _pipe(self) -> DiffusionPipeline:
         """The pipeline; it must have been prepared."""
         return self._assembly.pipe
 
@@ -138,6 +142,8 @@ class PipelineHost:
 
     def prepare(self) -> float:
         """Loads the pipeline and applies the options (`Assembly.load`), and draws the noise; returns the seconds."""
+        import torch
+
         variant, hardware = self._variant, self._variant.hardware
         # Imported objects are no garbage, and looking through them takes a fifth of a second.
         with garbage_of_block_collected():
@@ -205,7 +211,10 @@ class PipelineHost:
         Raises:
             RuntimeError: the call changed one of its inputs, or did not make the images that it was asked for.
         """
+        import torch
+
         noise = inputs["latents"].clone() if "latents" in inputs else None
+        prompts = list(inputs["prompt"])
         self._last = None
         gc.collect(1)  # the garbage of the call before, and not through older objects
         self._synchronize()
@@ -215,6 +224,8 @@ class PipelineHost:
         seconds = time.perf_counter() - start
         if noise is not None and not torch.equal(noise, inputs["latents"]):
             raise RuntimeError("it modifies the caller's noise tensor in place")
+        if inputs["prompt"] != prompts:
+            raise RuntimeError("it modifies the caller's list of prompts in place")
         self._require_asked(pixels, inputs, size)
         return images, pixels, seconds
 
@@ -276,6 +287,8 @@ class PipelineHost:
 
         The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise.
         """
+        import torch
+
         self._use_threads(None)
         clock = StageClock(self._device.is_cuda)
         draw = timed_draw(self._variant)
@@ -297,13 +310,17 @@ class PipelineHost:
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image."""
-        return tflop_per_image(self._pipe, self._variant)["total"]
+        self._use_threads(None)
+        return tflop_per_image(self._pipe, self._variant, lambda: self._call(num_inference_steps=1))["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> Batch:
         """Makes the images of one batch of a draw and stores them losslessly in `folder`.
 
         With the last batch, stores the final latents of all images beside them, in the order of the records.
         """
+        import torch
+        from safetensors.torch import save_file
+
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents = []
@@ -314,7 +331,8 @@ class PipelineHost:
         # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         worked_s = max(seconds - (waited_s() - waited), seconds / 100)
         held_gib = self._memory.held_gib()
-        latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
+        latents = torch.empty(len(images), 0) if self._last is None else spatial(self._last, self._latents_form)
+        latents = latents.float().cpu()
         records = []
         # Without those that fill up a short batch.
         start, count = batch * draw.batch_size, self._variant.workload.images_per_prompt
@@ -335,6 +353,8 @@ class PipelineHost:
 
     def _use_threads(self, count: int | None) -> None:
         """Sets the number of threads from now on; None is that of timed calls."""
+        import torch
+
         wanted = count or self._threads
         if torch.get_num_threads() != wanted:  # PyTorch forgets what it has prepared, whatever the number was before
             torch.set_num_threads(wanted)
@@ -353,16 +373,24 @@ class PipelineHost:
         start = time.perf_counter()
         try:
             workload = self._variant.workload
+            scale = guidance_of(self._variant.model).argument
+            keep = self._keep_latents if self._latents_form.last == "callback_on_step_end" else self._keep_last
             arguments = {
                 "num_inference_steps": workload.steps,
-                "guidance_scale": self._variant.guidance_scale,
+                scale: self._variant.guidance_scale,
                 "num_images_per_prompt": workload.images_per_prompt,
                 # Arrays and the final latents in every call, so that no option can tell calls apart.
                 "output_type": "np",
-                "callback_on_step_end": self._keep_latents,
+                self._latents_form.last: keep,
+                **call_arguments(self._variant.model),
                 **self._assembly.changed(self._inputs[shape_index] if inputs is None else inputs),
             }
+            if "guidance_scale" in changes:
+                changes[scale] = changes.pop("guidance_scale")
             arguments |= self._assembly.call_kwargs | changes
+            # Z-Image writes into the list that it is given.
+            for name in arguments.keys() & {"prompt", "negative_prompt"}:
+                arguments[name] = list(arguments[name])
             # Copies, so that a call with the same inputs draws the same noise.
             arguments["generator"] = [generator.clone_state() for generator in arguments["generator"]]
             with noise_in_float32(self._pipe), self._assembly.entered():
@@ -370,11 +398,21 @@ class PipelineHost:
         finally:
             self.in_calls_s += time.perf_counter() - start
 
+    @property
+    def _latents_form(self) -> Latents:
+        """How the pipeline takes latents, and gives them back."""
+        return family_of(self._variant.model).latents
+
+    def _keep_last(self, _step: int, _timestep: Any, latents: torch.Tensor) -> None:
+        self._last = latents
+
     def _keep_latents(self, _pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         self._last = tensors["latents"]
         return tensors
 
     def _synchronize(self) -> None:
+        import torch
+
         if self._device.is_cuda:
             torch.cuda.synchronize()
 
@@ -412,6 +450,8 @@ _MAYBE_OUT_OF_MEMORY = (
 
 def describe_error(error: Exception) -> WorkerError:
     """Returns the WorkerError for an error; recognises running out of memory even if a compiler wrapped it."""
+    import torch
+
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -428,6 +468,8 @@ def describe_error(error: Exception) -> WorkerError:
 
 def process_settings() -> dict[str, object]:
     """Returns settings that affect not only a pipeline but the whole program."""
+    import torch
+
     return {
         "Python's garbage collection": gc.isenabled(),
         "the thresholds of Python's garbage collection": gc.get_threshold(),

@@ -1,25 +1,31 @@
 """Floating-point operations of one image, counted without running it."""
 
-import copy
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
+from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, unwrapped
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 """Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
 
 
-def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, float]:
+def tflop_per_image(
+    pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any] = lambda: None
+) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image of a variant, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
@@ -30,8 +36,15 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, fl
     Options that make the denoiser leave out operations are applied to one on the meta device, which then makes all
     calls of an image. Without any, all calls are equal, and only one is run.
 
+    Of a transformer, `call` makes an image in one step, and what its networks are given then is given to them again on
+    the meta device: each kind has inputs of its own.
+
     Raises the model's own error if it cannot run on the meta device.
     """
+    import torch
+
+    if not family_of(variant.model).is_unet:
+        return _as_called(pipe, variant, call)
     size = variant.size
     samples = 2 if variant.guidance_scale > 1 else 1
     denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
@@ -59,13 +72,89 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: Variant) -> dict[str, fl
     return counted | {"total": sum(counted.values())}
 
 
+def _as_called(pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any]) -> dict[str, float]:
+    """Returns the operations of an image by stage, from the inputs of a call of one step."""
+    import torch
+
+    with _inputs_noted(pipe) as noted:
+        call()
+    images = variant.shapes[0].batch_size * variant.workload.images_per_prompt
+    denoiser, vae = unwrapped(denoiser_of(pipe)), unwrapped(pipe.vae)
+    with no_garbage(), torch.device("meta"):
+        fresh = type(denoiser).from_config(denoiser.config)
+        decode = type(vae).from_config(vae.config).decode
+        counted = {TEXT_ENCODER: 0.0, VAE_ENCODER: 0.0, VAE_DECODER: 0.0}
+        for encoder in text_encoders_of(pipe):
+            twin = type(unwrapped(encoder))(unwrapped(encoder).config)
+            counted[TEXT_ENCODER] += sum(tflop(twin, *args, **more) for args, more in noted[encoder])
+        counted[VAE_DECODER] = sum(tflop(decode, *args, **more) for args, more in noted[VAE_DECODER])
+        counted[DENOISER] = _steps_tflop(pipe, variant, fresh, noted[denoiser_of(pipe)])
+    each = {stage: tflops / images for stage, tflops in counted.items()}
+    return each | {"total": sum(each.values())}
+
+
+def _steps_tflop(pipe: DiffusionPipeline, variant: Variant, denoiser: Any, step: list[Given]) -> float:
+    """Counts the operations of all steps, each of which makes the calls of `step`."""
+    steps = _denoiser_calls(pipe, variant)
+    savings = [option for _, option in variant.applied if option.saves_operations]
+    if not savings:
+        return steps * sum(tflop(denoiser, *args, **more) for args, more in step)
+    twin = copy.copy(pipe)
+    setattr(twin, denoiser_name(pipe), denoiser)
+    twin._num_timesteps = steps
+    twin._guidance_scale = variant.guidance_scale
+    with ExitStack() as stack:
+        for option in savings:
+            option.apply(twin)
+            stack.enter_context(option.context(twin))
+        counted = 0.0
+        for number in range(steps):
+            twin.__dict__["scheduler"] = SimpleNamespace(step_index=number)  # by which options tell steps apart
+            counted += sum(tflop(denoiser, *args, **more) for args, more in step)
+        return counted
+
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of one call, with tensors on the meta device."""
+
+
+@contextmanager
+def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
+    """Notes what the networks are given in each call within the block: by network, and for `VAE_DECODER`."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    noted: dict[Any, list[Given]] = defaultdict(list)
+
+    def note(key: Any, args: Any, more: Any) -> None:
+        noted[key].append(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("meta"), (args, more)))
+
+    decode = pipe.vae.decode
+
+    def noted_decode(*args: Any, **more: Any) -> Any:
+        note(VAE_DECODER, args, more)
+        return decode(*args, **more)
+
+    own = pipe.vae.__dict__.get("decode")
+    pipe.vae.__dict__["decode"] = noted_decode
+    with ExitStack() as stack:
+        stack.callback(pipe.vae.__dict__.pop, "decode")
+        for network in (denoiser_of(pipe), *text_encoders_of(pipe)):
+            stack.callback(network.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield noted
+    if own is not None:
+        pipe.vae.__dict__["decode"] = own
+
+
 def _denoiser_tflop(
-    pipe: "DiffusionPipeline",
+    pipe: DiffusionPipeline,
     variant: Variant,
     denoiser: Any,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
 ) -> float:
     """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
+    import torch
+
     sample, states, added = inputs
     calls = _denoiser_calls(pipe, variant)
     savings = [option for _, option in variant.applied if option.saves_operations]
@@ -79,13 +168,21 @@ def _denoiser_tflop(
         for option in savings:
             option.apply(twin)
             stack.enter_context(option.context(twin))
-        return sum(tflop(denoiser, sample, torch.tensor(1), states, **added) for _ in range(calls))
+        counted = 0.0
+        for number in range(calls):
+            twin.__dict__["scheduler"] = SimpleNamespace(step_index=number)  # by which options tell steps apart
+            counted += tflop(denoiser, sample, torch.tensor(1), states, **added)
+        return counted
 
 
-def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
+def _denoiser_calls(pipe: DiffusionPipeline, variant: Variant) -> int:
+    import torch
+
     steps = variant.workload.steps
     with torch.device("cpu"):
-        pipe.scheduler.set_timesteps(steps)
+        # A shift of the noise levels by the number of tokens does not change how many there are.
+        shifted = {"mu": 1.0} if pipe.scheduler.config.get("use_dynamic_shifting") else {}
+        pipe.scheduler.set_timesteps(steps, **shifted)
         if variant.task.kind == "txt2img":
             return len(pipe.scheduler.timesteps)
         timesteps, _ = pipe.get_timesteps(steps, variant.task.strength, "cpu")
@@ -94,12 +191,17 @@ def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
 
 def _conditions(config: Any, samples: int) -> dict[str, torch.Tensor]:
     """Returns SDXL's further inputs of the denoiser: the text's pooled states, and six numbers of size and crop."""
+    import torch
+
     width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
     return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
 
 
 def tflop(function: Any, *inputs: Any, **more: Any) -> float:
     """Returns the operations of one call, in TFLOP; modules and tensors must be on the meta device."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return float(counter.get_total_flops()) / 1e12

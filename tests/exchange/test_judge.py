@@ -20,7 +20,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.exchange import judging
-from sdopt.exchange.pictures import partners, read_folder, read_table, require_alike
+from sdopt.exchange.pairing import partners, require_alike
+from sdopt.exchange.pictures import read_folder, read_table
 from sdopt.exchange.scores import export, import_scores
 from sdopt.exchange.study import Given, import_study
 from sdopt.gate.calibration import read_calibration

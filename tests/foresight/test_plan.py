@@ -12,8 +12,9 @@ from runners.plan import main
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
+from sdopt.foresight import cpu
 from sdopt.foresight.memory import Footprint
-from sdopt.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, ranks, text_of
+from sdopt.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, predict_here, ranks, text_of
 from sdopt.foresight.software import software_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.reference import MODEL
@@ -193,7 +194,7 @@ class TestCommand:
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "my models (v2), x=1"
     folder.symlink_to(MODEL)
-    [found], _ = plan_of([f"model={folder}", "hardware=t4"])
+    [found], _, _ = plan_of([f"model={folder}", "hardware=t4"])
     assert found.card == "t4"
 
 
@@ -208,12 +209,42 @@ def test_several_cards_are_a_list_however_it_is_written(written: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 3060", "rtx3060"), ("4090", "rtx4090"), ("A100", "a100_40")],
+    [
+        ("RTX 4090", ["rtx4090"]),
+        ("NVIDIA GeForce RTX 3060", ["rtx3060", "rtx3060_8gb"]),
+        ("A100 80GB", ["a100_80", "a100_80_pcie"]),
+    ],
 )
 @pytest.mark.parametrize("key", ["hardware='{}'", "plan.hardware=['{}']"])
-def test_a_card_is_meant_however_it_is_written(written: str, meant: str, key: str) -> None:
-    with pytest.raises(UsageError, match=f"did you mean {meant}"):
-        plan_of(["model=sd15", key.format(written)])
+def test_a_card_is_meant_however_it_is_written(written: str, meant: list[str], key: str) -> None:
+    predictions, notes, _ = plan_of([*USUAL, key.format(written)])
+    assert [made.card for made in predictions] == meant
+    assert any(f"{written} is the name of several cards" in note for note in notes) == (len(meant) > 1)
+
+
+def test_a_card_of_two_memories_is_told_for_both_and_what_would_fit() -> None:
+    predictions, notes, _ = plan_of(["model=sdxl", "model.weights=random", "precision=fp32", "hardware=rtx4060_ti"])
+    assert {made.card: made.fits for made in predictions} == {"rtx4060_ti": "tight", "rtx4060_ti_8gb": "does not fit"}
+    [way_out] = [note for note in notes if note.startswith("what fits rtx4060_ti_8gb: ")]
+    choices = way_out.partition(": ")[2].partition(" (")[0].split()
+    [fitting], _, _ = plan_of(["model=sdxl", "model.weights=random", *choices, "hardware=rtx4060_ti_8gb"])
+    assert fitting.fits == "fits"
+
+
+def test_an_unknown_card_leaves_the_others_and_names_the_nearest() -> None:
+    predictions, notes, _ = plan_of([*USUAL, "plan.hardware=[t4,rx580,cpu]"])
+    assert [made.card for made in predictions] == ["t4", "cpu"]
+    [left_out] = [note for note in notes if note.startswith("left out")]
+    assert "rx6" in left_out
+    assert len(left_out) < 400
+    with pytest.raises(UsageError, match="Apple's GPUs are out of scope"):
+        plan_of([*USUAL, "hardware=m2"])
+
+
+def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
+    half, full = (plan(*USUAL, f"precision={kind}", "hardware=gtx1660_super").iloc[0] for kind in ("fp16", "fp32"))
+    assert "black" in half["warning"]
+    assert full["warning"] == ""
 
 
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:
@@ -244,7 +275,10 @@ class TestAMeasurementOfOnesOwn:
         assert told["low"] < seconds < told["high"]
 
 
-def test_this_machine_more_work_takes_longer_and_compilers_are_refused() -> None:
+def test_this_machine_more_work_takes_longer_and_compilers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = plan("hardware=cpu", "hardware.threads=1", "study=one_at_a_time", "study.options=[compiler:inductor]")
     told = found.set_index("variant")
     assert 0.01 < told.loc["baseline", "seconds"] < 100
@@ -254,3 +288,20 @@ def test_this_machine_more_work_takes_longer_and_compilers_are_refused() -> None
     assert "compiler" in told.loc["compiler=inductor", "reason"]
     [half] = plan("hardware=cpu", "precision=bf16")["reason"]
     assert "half types" in half
+
+
+def test_rates_of_this_machine_are_kept_and_the_highest_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates = iter([cpu.Machine(1, 2, 3, 4, 5, 6), cpu.Machine(2, 1, 3, 5, 4, 6)])
+    monkeypatch.setattr(cpu, "_measure", lambda: next(rates))
+    measure = cpu.measure_machine.__wrapped__
+    with composer_of(["tracking=none", "hardware.threads=1"]) as composer:
+        here = composer.variant(None)
+    assert cpu.known_machine(1) is None
+    with pytest.raises(UsageError, match="rates are not known yet"):
+        predict_here([here])
+    measure(1)
+    assert measure(1) == cpu.known_machine(1) == cpu.Machine(2, 2, 3, 5, 5, 6)
+    # With other instructions the machine is another one.
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert cpu.known_machine(1) is None

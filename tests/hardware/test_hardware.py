@@ -38,7 +38,7 @@ from sdopt.hardware.ceilings import (
     tf32,
 )
 from sdopt.hardware.device import Device
-from sdopt.hardware.probe import runs_on, usable_cores
+from sdopt.hardware.probe import computes_bfloat16, runs_on, usable_cores
 from sdopt.measure.memory import cap_memory
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.notes import notes_of
@@ -81,7 +81,7 @@ def test_sheets_have_sources_and_what_a_plan_needs() -> None:
         assert (sheet.half_accumulation is not None) == halves, card
         assert not halves or sheet.half_accumulation == pytest.approx(2 * (sheet.tensor.fp16 or 0), rel=0.02), card
         for name in sheet.device_names:
-            assert sheet_of(f"NVIDIA {name}", SHEETS.values()) is sheet, "and no other card's"
+            assert sheet_of(f"NVIDIA {name}", SHEETS.values(), sheet.memory_gib) is sheet, "and no other card's"
 
 
 def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_generation() -> None:
@@ -94,7 +94,7 @@ def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_gene
         # The first matrix cores of AMD multiply bfloat16 at half of the rate.
         assert sheet.tensor.bf16 in (None, sheet.tensor.fp16) or sheet.architecture == "cdna", card
         assert sheet.vector.fp32 is not None, card
-        if sheet.capability is None or sheet.chip == "TU116":  # of Turing, GTX cards have no tensor cores
+        if sheet.capability is None or sheet.chip in ("TU116", "TU117"):  # of Turing, GTX cards have no tensor cores
             continue
         device = planned_device(sheet)
         assert (sheet.tensor.tf32 is not None) == (sheet.tensor.bf16 is not None) == has(device, BFLOAT16), card
@@ -373,3 +373,17 @@ def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(monk
     for allowed in (True, False):
         with tf32(allowed=allowed):
             assert convolutions_are_rounded(cpu) is allowed
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "expected"),
+    [
+        ("avx2 fma f16c", {}, False),
+        ("avx2 avx512f avx512bw avx512dq avx512vl", {}, True),
+        ("avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", {"ONEDNN_MAX_CPU_ISA": "avx2"}, False),
+        ("avx2 avx512f avx512bw avx512dq avx512vl", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, True),
+        ("avx2 avx_vnni avx_ne_convert", {}, True),
+    ],
+)
+def test_which_processors_compute_bfloat16(flags: str, variables: dict[str, str], expected: bool) -> None:
+    assert computes_bfloat16(flags.split(), variables) is expected

@@ -17,6 +17,7 @@ import pytest
 import torch
 from diffusers import (
     DDIMScheduler,
+    EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
@@ -546,6 +547,15 @@ def test_options_of_sdopt_leave_the_process_as_it_was(pipe: StableDiffusionPipel
     assert states() == drawn_so_far, "peft draws numbers, and then replaces them"
     assert sdopt.prove(pipe, height=16, width=16).process == ()
     assert np.array_equal(drawn(sdopt.undo(pipe)), images)
+
+
+def test_a_traced_call_that_draws_leaves_the_generators_as_they_were(pipe: StableDiffusionPipeline) -> None:
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    noise, drawn_so_far = torch.zeros(1, pipe.unet.config.in_channels, 2, 2), states()
+    sdopt.optimize(pipe, **MATH)
+    sdopt.prove(pipe, latents=noise, num_inference_steps=2, height=16, width=16)
+    sdopt.undo(pipe)
+    assert states() == drawn_so_far
 
 
 def test_what_the_program_changes_stays() -> None:

@@ -86,7 +86,7 @@ class TestTheCommand:
         words = ["load.rates=[1,2]", "load.limit_s=1", "load.requests=10", "tracking=none", f"load.folder={tmp_path}"]
         found = sdopt(tmp_path, "load-test", "url=http://127.0.0.1:9/v1", *words)
         assert found.code == 3
-        assert {each.url for each in asked} == {"http://127.0.0.1:9"}
+        assert {each.address for each in asked} == {"http://127.0.0.1:9/v1/images/generations"}
         assert "a last request got no image (status 0: gone)" in found.shown
         [path] = tmp_path.rglob("load.json")
         [row] = json.loads(path.read_text())["rows"]
@@ -305,7 +305,7 @@ def test_overload_is_refused_and_harms_nobody(served: Variant, tmp_path: Path) -
         await client.draw(1)
         before = memory()
         bodies = [{"prompt": "a red apple", "seed": number} for number in range(len(times))]
-        schedule = Schedule(str(client.session._base_url).rstrip("/"), times, bodies, 30)
+        schedule = Schedule(f"{client.session._base_url}v1/images/generations", times, bodies, 30)
         sent = await asyncio.to_thread(generate, schedule)
         # Of a busy machine, a call takes longer.
         metrics = dict(line.rsplit(" ", 1) for line in (await client.get("/metrics"))[1].splitlines() if line[0] != "#")

@@ -23,11 +23,11 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sdpa, Vanilla
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
-from sdopt.options.compiler.base import PerShape, StandIn, Tensors
 from sdopt.options.compiler.engines import Capture
+from sdopt.options.compiler.graphs import PerShape, StandIn, Tensors
 from sdopt.options.compiler.whole_step import Steps
 from sdopt.options.layout import Layout
-from tests.fixtures import Load
+from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import TWO_STEPS, StubGraphs, latents
 
 
@@ -199,6 +199,20 @@ class TestPackages:
         folder.chmod(0o770)
         with pytest.raises(UnavailableError, match="only you may have access: chmod 700"):
             aot.private_folder("aot")
+
+    @pytest.mark.parametrize("option", ["aot", "inductor compiler.keep=true", "regional compiler.keep=true"])
+    def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
+        self, option: str, variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chosen = variant(*f"compiler={option}".split())
+        assert not [each for each in chosen.conflicts(CPU) if "XDG_CACHE_HOME" in each]
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        [said] = [each for each in chosen.conflicts(CPU) if "XDG_CACHE_HOME" in each]
+        assert f"goes to {tmp_path}/file/sdopt/" in said
+        assert f"{tmp_path}/file is no folder" in said
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "triton"))
+        assert any("name another folder with TRITON_CACHE_DIR=" in each for each in chosen.conflicts(CPU))
 
     @staticmethod
     def digest(unet: Any, rows: int = 2) -> str:

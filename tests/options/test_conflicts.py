@@ -79,7 +79,15 @@ MEMORY = [
     case("memory=vae_tiling", "a tile of 64 pixels holds the whole image of 64"),
     case(f"memory=vae_tiling {LARGE}"),
     case(f"{TILED}=96 {LARGE}", "a tile of 96 pixels holds the whole image of 96"),
-    case(f"{TILED}=68 {LARGE}", "memory.vae_tiling.tile_size=68: must be a multiple of 8"),
+    case(f"{TILED}=68 {LARGE}", "memory.vae_tiling.tile_size=68: must be a multiple of 32"),
+    case(f"{TILED}=80 {LARGE}", "memory.vae_tiling.tile_size=80: must be a multiple of 32"),
+    case(f"{TILED}=96 workload.size=128"),
+    case(f"memory=[vae_tiling,tiny_vae] memory.vae_tiling.tile_size=72 {LARGE}"),
+    case(
+        f"memory=[vae_tiling,tiny_vae] memory.vae_tiling.tile_size=72 {LARGE} task=img2img workload.steps=2",
+        "memory.vae_tiling.tile_size=72: must be a multiple of 64",
+        "tiles of a start image to 4 channels, and this model has 8: choose one of the two options",
+    ),
     case(f"memory=[tiny_vae,vae_tiling] {LARGE}", "a tile of 512 pixels holds the whole image of 96"),
     case(f"memory=[vae_tiling,tiny_vae] memory.vae_tiling.tile_size=64 {LARGE}"),
     case(

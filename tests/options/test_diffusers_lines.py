@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from diffusers.models.attention_processor import AttnProcessor
 
 from sdopt.assembly import Assembly
 from sdopt.measure.trace import trace_call
@@ -16,11 +15,9 @@ from sdopt.options.compiler import Inductor, Regional
 from sdopt.options.lora import Fused
 from sdopt.options.offload import ModelOffload, SequentialOffload
 from sdopt.options.precision import Precision
+from sdopt.programs.writer import written
 from sdopt.reference import LORAS, MODEL
-from sdopt.statistics.adoption import lines_of
-from sdopt.variant import Variant
-from tests.fixtures import Compose
-from tests.options.hosts import row_of
+from tests.fixtures import CPU, Compose
 
 TOGETHER = (
     ("precision=bf16", "attention=vanilla", "layout=channels_last", "grad_mode=inference_mode")
@@ -52,10 +49,6 @@ def untouched() -> StableDiffusionPipeline:
     return pipe
 
 
-def lines(chosen: Variant, plain: Variant) -> list[str]:
-    return lines_of(row_of(chosen), row_of(plain))
-
-
 def seen(pipe: StableDiffusionPipeline, call: Any) -> dict[str, Any]:
     """What a trace shows of a call."""
     trace = trace_call(pipe, call, False)
@@ -74,15 +67,14 @@ def seen(pipe: StableDiffusionPipeline, call: Any) -> dict[str, Any]:
 def test_code_and_options_do_the_same(
     overrides: tuple[str, ...], variant: Compose, untouched: StableDiffusionPipeline
 ) -> None:
-    chosen, plain = variant(*overrides), variant()
-    code = lines(chosen, plain)
-    assert "import sdopt" not in code, code
+    chosen = variant(*overrides)
+    setup = written(chosen, CPU).setup
+    assert "import sdopt" not in setup.imports, setup
     call = {"prompt": ["a red apple", "a green tree"], "num_inference_steps": 1, "height": 72, "width": 72}
 
     by_hand = deepcopy(untouched)
-    # Code without anything around the call ends before it.
-    code = code if code[-1].startswith("    image") else [*code, "image = pipe(prompt).images[0]"]
-    program = "\n".join(code).replace("pipe(prompt)", "pipe(**call)")
+    called_by = [f"with {', '.join(setup.around)}:", "    pipe(**call)"] if setup.around else ["pipe(**call)"]
+    program = "\n".join([*setup.imports, *setup.lines, *called_by])
     shown = seen(by_hand, lambda: exec(program, {"pipe": by_hand, "call": call}))
 
     by_option = deepcopy(untouched).to(dtype=chosen.optimizations["precision"].load_kwargs()["dtype"])
@@ -93,16 +85,6 @@ def test_code_and_options_do_the_same(
             by_option(**call)
 
     assert shown == seen(by_option, called)
-
-
-def test_code_for_the_default_attention_does_not_turn_on_another(
-    variant: Compose, untouched: StableDiffusionPipeline
-) -> None:
-    code = lines(variant("attention=default"), variant("attention=vanilla"))
-    pipe = deepcopy(untouched)
-    pipe.unet.set_attn_processor(AttnProcessor())
-    exec("\n".join(line for line in code if "image" not in line), {"pipe": pipe})
-    assert {type(processor).__name__ for processor in pipe.unet.attn_processors.values()} == {"AttnProcessor2_0"}
 
 
 @pytest.mark.parametrize("option", OTHERS, ids=repr)

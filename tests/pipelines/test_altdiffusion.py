@@ -160,7 +160,7 @@ class TestCalls:
 
     def test_cannot_inpaint(self, variant: Compose, chosen: list[str], inputs: dict[str, list[str]]) -> None:
         [found] = variant(*chosen, *inputs["inpaint"]).conflicts(CPU)
-        assert found.startswith("task=inpaint: diffusers has no inpainting with AltDiffusion")
+        assert found.startswith("task=inpaint: diffusers has no such pipeline of AltDiffusion")
 
     def test_prove_their_options(self, session: Load, chosen: list[str]) -> None:
         options = ["precision=bf16", "attention=vanilla", "caching=deepcache", "memory=precomputed_embeddings"]

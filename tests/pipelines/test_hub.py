@@ -19,7 +19,7 @@ from sdopt.errors import UsageError
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_configs, hub_folder
-from sdopt.quality.features import PUBLISHED, fetch_features
+from sdopt.quality.available import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
 from sdopt.schema import Model
@@ -164,8 +164,8 @@ class TestCache:
         """It has no folder unet/, and is told before any of it is fetched."""
         offline(monkeypatch, cache)
         [index] = cache.glob("*/snapshots/*/model_index.json")
-        index.write_text('{"_class_name": "FluxPipeline"}')
-        with pytest.raises(UsageError, match="is a FluxPipeline; sdopt runs StableDiffusionPipeline"):
+        index.write_text('{"_class_name": "KolorsPipeline"}')
+        with pytest.raises(UsageError, match="is a KolorsPipeline; sdopt runs StableDiffusionPipeline"):
             hub_configs("somebody/small-emoji")
 
 

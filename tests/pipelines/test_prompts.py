@@ -17,7 +17,6 @@ from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
 from sdopt.reference import MODEL
 from sdopt.schema import Model, Workload
-from sdopt.statistics.adoption import lines_of
 from sdopt.study.fingerprint import of_prompts
 from sdopt.worker.draws import timed_draw
 from tests.fixtures import Load
@@ -261,8 +260,8 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
         ("a.jsonl", "[" * 100_000, "nested too deeply"),
         ("a.txt", "a" * 1_000_000, "line 1 has 1000000 characters"),
         ("a.csv", "prompt\n" + "a" * 1_000_000, "field larger than field limit"),
-        ("a.csv", b"\xff\xfe\x00\xd8", "cannot be read as text (line 1 is not valid UTF-8"),
-        ("a.txt", b"a\nL\xf6we\n", "cannot be read as text (line 2 is not valid UTF-8 (byte 0xf6)"),
+        ("a.csv", b"\xff\xfe\x00\xd8", "is UTF-16"),
+        ("a.txt", b"a\nL\xf6we\n", "is not UTF-8 (line 2 has the byte 0xf6)"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -349,10 +348,7 @@ def test_one_for_all_prompts(composer: type[HydraComposer], file: str) -> None:
 
 
 def test_of_a_measured_variant(result: StudyResult, tmp_path: Path) -> None:
-    baseline, other = result.variant("baseline"), result.variant("bfloat16")
-    workload = replace(other.config.workload, negative_prompt='grey, "dull"')
-    other.config = replace(other.config, workload=workload)
-    assert any("negative_prompt='grey, \"dull\"'" in line for line in lines_of(other, baseline))
+    baseline = result.variant("baseline")
     baseline.overrides += [f"{KEY}='grey'", "memory=[precomputed_embeddings]", "workload.guidance_scale=3"]
     write_result(result, tmp_path)
     with pytest.raises(ConflictError, match=r"memory=precomputed_embeddings: name the prompts .* prompts=\[…\]"):

@@ -45,7 +45,7 @@ def own(**values: Any) -> dict[str, Any]:
     ("values", "scheduler", "said"),
     [
         ({"_class_name": EDM}, DDIM, f"has other noise levels than the model's own {EDM}"),
-        ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, DDIM, "for models of another family"),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, DDIM, "choose scheduler=flow_euler"),
         ({"_class_name": "SomebodysScheduler"}, DDIM, "SomebodysScheduler, which diffusers does not have"),
         ({}, Scheduler(EDM), "cannot have the noise levels of the model's own PNDMScheduler"),
         ({"rescale_betas_zero_snr": True}, PLMS, "has no rescale_betas_zero_snr"),

@@ -97,6 +97,13 @@ class TestFolder:
         edit(folder / "unet" / "config.json", time_cond_proj_dim=16)
         check(folder)
 
+    @pytest.mark.parametrize("name", ["model_index.json", "unet/config.json", "scheduler/scheduler_config.json"])
+    def test_whose_configuration_an_editor_has_marked(self, folder: Path, name: str) -> None:
+        """As Windows' does; diffusers cannot read it, which it would say after a baseline of another model."""
+        file = folder / name
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert f"{file} cannot be read (Unexpected UTF-8 BOM" in refusal(folder)
+
     def test_with_what_is_ignored_rightly(self, folder: Path) -> None:
         def older(tensors: Tensors) -> None:
             for name in list(tensors):
@@ -212,7 +219,7 @@ class TestParts:
             ("tokenizer/tokenizer_config.json", {"model_max_length": 77}, "24 tokens, and tokenizer/ gives it 77"),
             *(("model_index.json", {"unet": value}, f"names {json.dumps(value)} as its unet") for value in UNKNOWN),
             ("model_index.json", {"unet": ["diffusers", "NoSuchModel"]}, "unet/: no NoSuchModel can be made"),
-            ("model_index.json", {"_class_name": "FluxPipeline"}, "is a FluxPipeline; sdopt runs StableDiff"),
+            ("model_index.json", {"_class_name": "KolorsPipeline"}, "is a KolorsPipeline; sdopt runs StableDiff"),
             ("model_index.json", b"{", "model_index.json cannot be read"),
             ("model_index.json", b"[]", "is a None"),
             ("unet/config.json", {"down_block_types": ["NoBlock"]}, "unet/: no UNet2DConditionModel can be made"),
@@ -371,7 +378,7 @@ class TestSingleFile:
         assert "rename it to end so" in refusal(named)
 
     def test_of_another_architecture(self, single: Path) -> None:
-        said = "not of the architecture model=sd15: a StableDiffusionPipeline with 144 text channels"
+        said = "not of the architecture model=sd15: a StableDiffusionPipeline with cross_attention_dim=144"
         with pytest.raises(UsageError, match=said):
             require_model(Model("sd15", "path", str(single)))
 

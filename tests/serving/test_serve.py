@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from sdopt.gate.trust import SMALLEST_ERROR
-from sdopt.traffic.generator import Schedule, generate
+from sdopt.traffic.generator import PATH, Schedule, generate
 from sdopt.worker.protocol import Asked
 from tests.command import Finished, Process, fork, refused, start
 from tests.fixtures import Load
@@ -266,7 +266,9 @@ def test_replicas_serve_as_one_machine_does(head: ray_head.Head, tmp_path: Path)
         assert {status for status, _ in answers} == {200}
         assert len({answer["data"][0]["b64_json"] for _, answer in answers}) == 1, "the same seed, on either replica"
         assert ask(site, num_inference_steps=9)[0] == 422
-        sent = generate(Schedule(site, [number / 4 for number in range(12)], [{"prompt": "x", "seed": 1}] * 12, 60))
+        sent = generate(
+            Schedule(site + PATH, [number / 4 for number in range(12)], [{"prompt": "x", "seed": 1}] * 12, 60)
+        )
         assert {each.status for each in sent} == {200}
     finally:
         process.popen.send_signal(signal.SIGTERM)

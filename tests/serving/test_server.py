@@ -2,12 +2,15 @@
 
 import asyncio
 import base64
+import gc
 import json
 import re
 import signal
+import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -77,8 +80,8 @@ class Gate:
 class Client:
     """Sends requests to a server, whose workers' calls a gate can hold."""
 
-    def __init__(self, session: aiohttp.ClientSession, fakes: Fakes, gate: Gate) -> None:
-        self.session, self.fakes, self.gate = session, fakes, gate
+    def __init__(self, session: aiohttp.ClientSession, fakes: Fakes, gate: Gate, address: tuple[str, int]) -> None:
+        self.session, self.fakes, self.gate, self.address = session, fakes, gate, address
 
     @property
     def rendered(self) -> list[tuple[list[int], int, dict[str, Any]]]:
@@ -133,14 +136,15 @@ def during(scenario: Scenario, variant: Variant, tmp_path: Path, fakes: Fakes | 
 
     async def main() -> None:
         listening = listen(settings)
-        site = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        address = listening.getsockname()[:2]
+        site = "http://{}:{}".format(*address)
 
         asking: list[asyncio.Task[None]] = []
 
         async def ask() -> None:
             fakes.rendered.clear()
             async with aiohttp.ClientSession(site, timeout=aiohttp.ClientTimeout(20)) as session:
-                await scenario(Client(session, fakes, gate))
+                await scenario(Client(session, fakes, gate, address))
 
         async def use() -> None:
             asking.append(asyncio.create_task(ask()))
@@ -251,6 +255,10 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"response_format": "url"}, 422, "response_format"),
     ({"output_format": "webp"}, 422, "output_format"),
     ({"quality": "hd"}, 422, "quality"),
+    ({"style": "vivid"}, 422, "style"),
+    ({"background": "transparent"}, 422, "background"),
+    ({"stream": True}, 422, "stream"),
+    ({"moderation": "auto"}, 422, "moderation"),
 ]
 
 
@@ -265,6 +273,12 @@ async def test_refusals_name_the_field(client: Client) -> None:
         async with client.session.post("/v1/images/generations", data=body, headers=headers) as answer:
             assert answer.status == status
     assert not client.rendered
+
+
+@serving()
+async def test_what_clients_send_by_default_is_taken(client: Client) -> None:
+    fields = {"quality": "auto", "style": None, "background": "opaque", "output_compression": 100, "stream": False}
+    assert (await client.draw(1, n=None, size="auto", user="me", model=None, **fields)).greys == [1]
 
 
 @serving(mixed=True, max_steps=10)
@@ -387,6 +401,73 @@ def test_the_end_does_not_wait_for_ever(served: Variant, tmp_path: Path, monkeyp
             await running
 
     during(scenario, served, tmp_path, drain_s=0.2)
+
+
+HALF_A_REQUEST = (
+    b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+)
+
+
+def test_the_end_does_not_wait_for_a_client_that_stalls(
+    served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdopt.serving.server._LAST_ANSWERS_S", 0.3)
+    told_s: list[float] = []
+
+    async def scenario(client: Client) -> None:
+        for sent in (HALF_A_REQUEST, HALF_A_REQUEST[:40], b""):
+            stalling = stack.enter_context(socket.create_connection(client.address))
+            stalling.sendall(sent)
+        assert (await client.draw(1)).status == 200
+        signal.raise_signal(signal.SIGTERM)
+        told_s.append(time.monotonic())
+
+    with ExitStack() as stack:
+        during(scenario, served, tmp_path)
+        assert time.monotonic() - told_s[0] < 3
+
+
+@serving(deadline_s=0.3)
+async def test_a_body_that_does_not_arrive_is_refused_and_its_connection_closed(client: Client) -> None:
+    answer, stream = await asyncio.open_connection(*client.address)
+    stream.write(HALF_A_REQUEST)
+    said = await asyncio.wait_for(answer.read(), 5)
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert b'"param":"body"' in said
+    stream.close()
+
+
+def test_clients_that_leave_leave_nothing_in_the_log(
+    served: Variant, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(client: Client) -> None:
+        running = await client.hold()
+        leaving = [client.begin(seed, n=2) for seed in range(3)]
+        await client.until_waiting(6)
+        for asked in [running, *leaving[:2]]:
+            asked.cancel()
+        await client.until_waiting(2)
+        signal.raise_signal(signal.SIGTERM)
+        assert (await leaving[2]).status == 503
+        client.gate.open()
+
+    during(scenario, served, tmp_path)
+    gc.collect()
+    assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+
+
+@serving()
+async def test_monitors_may_ask_with_head(client: Client) -> None:
+    for path in ("/health/ready", "/health/live", "/v1/models", "/metrics", "/"):
+        async with client.session.head(path) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
+    running = await client.hold()
+    signal.raise_signal(signal.SIGTERM)
+    await client.until("/health/ready", "draining")
+    async with client.session.head("/health/ready") as answer:
+        assert answer.status == 503
+    client.gate.open()
+    await running
 
 
 @serving()

@@ -1,13 +1,12 @@
 """`torch.compile` with Inductor: of whole modules, of repeated blocks, or once for any shape."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.fx.experimental._config
-from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.measure import compilation
@@ -28,13 +27,16 @@ from sdopt.options.conflicts import keeps_gradients
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
 
+if TYPE_CHECKING:
+    import torch
+
 
 def records_cuda_graphs(mode: str) -> bool:
     """Returns whether a mode of `torch.compile` records CUDA graphs."""
     return mode in ("reduce-overhead", "max-autotune")
 
 
-def _arguments(option: "Inductor | Regional") -> str:
+def _arguments(option: Inductor | Regional) -> str:
     """Returns the non-default arguments of `torch.compile` as code, each preceded by a comma."""
     given = {"mode": option.mode, "fullgraph": option.fullgraph, "dynamic": option.dynamic}
     usual = {"mode": "default", "fullgraph": False, "dynamic": None}
@@ -70,6 +72,10 @@ def records_any_shape(ctx: Context) -> list[str]:
     return [f"{fails}: choose grad_mode=no_grad or inference_mode, or {other}"]
 
 
+_KEPT = "inductor"
+"""The folder of kept code."""
+
+
 @dataclass(frozen=True)
 class ByInductor(Compiler):
     """The base of the options that compile with Inductor."""
@@ -77,11 +83,15 @@ class ByInductor(Compiler):
     keep: bool = field(default=False, kw_only=True)
     """Whether compiled code is kept in `$XDG_CACHE_HOME/sdopt/inductor`, from where later processes load it."""
 
+    @property
+    def _keeps(self) -> str:
+        return _KEPT if self.keep else ""
+
     def _start(self, pipe: Pipeline) -> None:
         """Resets the counts of compilations, and prepares the folder of kept code, if the option wants one."""
         compilation.reset()
         if self.keep:
-            folder = private_folder("inductor") / digest_of(denoiser_of(pipe), device_of(pipe), repr(self))
+            folder = private_folder(_KEPT) / digest_of(denoiser_of(pipe), device_of(pipe), repr(self))
             folder.mkdir(exist_ok=True)
             compilation.keep_in(folder)
 
@@ -117,7 +127,7 @@ class Inductor(ByInductor):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets)
+        found = unfit_for_inductor(ctx, self._keeps) + unfit_targets(ctx, self.targets)
         found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
@@ -147,6 +157,8 @@ class Inductor(ByInductor):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         self._start(pipe)
         replays = records_cuda_graphs(self.mode)
 
@@ -190,12 +202,16 @@ class Regional(ByInductor):
     def conflicts(self, ctx: Context) -> list[str]:
         # All blocks share their code, which is compiled for each level of the UNet that has some.
         levels = len(head_dimensions_by_level(ctx.model)) or 1
-        return unfit_for_inductor(ctx) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
+        return unfit_for_inductor(ctx, self._keeps) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         self._start(pipe)
         denoiser = denoiser_of(pipe)
+        if not denoiser._repeated_blocks:  # diffusers names none of some transformers
+            from sdopt.options.transformer import block_classes
+
+            denoiser._repeated_blocks = block_classes(denoiser)
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
         def proof(trace: Trace) -> Finding:
@@ -230,7 +246,7 @@ class InductorDynamic(ByInductor):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx)
+        found = unfit_for_inductor(ctx, self._keeps)
         if isinstance(ctx.chosen.get("attention"), Sliced):
             anew = "there are as many slices as the batch needs, so each batch size would be compiled anew"
             found.append(f"{anew}: choose compiler=inductor, or another attention than sliced")
@@ -238,6 +254,9 @@ class InductorDynamic(ByInductor):
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        import torch
+        import torch.fx.experimental._config
+
         # By default, sizes that are equal in the first call must stay equal, which would exclude non-square images.
         settings: Any = torch.fx.experimental._config
         patched: AbstractContextManager[Any] = settings.patch(use_duck_shape=False)
@@ -245,6 +264,8 @@ class InductorDynamic(ByInductor):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         self._start(pipe)
 
         def compiled(module: torch.nn.Module) -> Any:
@@ -271,6 +292,9 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
     The second call happens inside a pipeline call, since TorchDynamo also specializes on surrounding contexts such as
     autocast or inference mode. The latents grow by eight columns, so that their width can be halved three times.
     """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
     shapes: list[tuple[int, ...]] = []
 
     def call_again(module: Any, args: Any, kwargs: Any, _output: Any) -> None:
@@ -361,6 +385,8 @@ def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
 
 def _keep_outputs(compiled: Any) -> None:
     """Makes a module return copies: a CUDA graph replay overwrites outputs that multistep schedulers still hold."""
+    import torch
+    from torch.utils._pytree import tree_map_only
 
     def begin(*_: Any) -> None:
         torch.compiler.cudagraph_mark_step_begin()

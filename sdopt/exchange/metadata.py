@@ -1,0 +1,328 @@
+"""Reads what the program that wrote an image left in it: prompts, seed and settings.
+
+Programs leave texts in PNG chunks, in the user comment of EXIF or XMP, or in a file beside the image. Which program it
+was, is told by the form of the text. Whatever cannot be read says nothing, and is no error: people edit, strip and
+convert images.
+
+Libraries that read the same do not suffice: `sd-parsers` reads no samplers in parts, no SwarmUI and no WebP of ComfyUI,
+splits values at commas in quotes, and may hand out one image's comment for the next one (it goes by `id(image)`);
+`sd-prompt-reader` brings a graphical interface, and wants one version of Pillow.
+"""
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.exchange.graphs import facts_of_graph
+from sdopt.exchange.settings import plain_key, settings_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_USER_COMMENT, _EXIF = 0x9286, 0x8769
+
+_LONGEST_TEXT = 4_000_000
+"""Characters of a text beside an image that are read: graphs of ComfyUI have some hundred thousand."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an image was made from; None or nothing where nobody tells it.
+
+    Attributes:
+        program: the program that says so.
+        settings: by the names of `settings.SETTINGS`.
+    """
+
+    program: str = ""
+    prompt: str | None = None
+    negative: str = ""
+    seed: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def origin_of(image: "Image", file: Path) -> Origin:
+    """Returns what the program that wrote an image says of it, in the file or in one beside it."""
+    texts = dict(_texts(image))
+    for reader in _READERS:
+        origin = reader(texts)
+        if origin is not None:
+            return origin
+    for suffix in (".txt", ".json"):
+        text = _beside(file.with_suffix(suffix))
+        origin = _web_ui({"parameters": text}) or _listed(text) or _of_json(_json(text))
+        if origin is not None:
+            return origin
+    return Origin()
+
+
+def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
+    """Returns what values under the names of any program say."""
+    named = {plain_key(key): value for key, value in values.items()}
+    prompt = _first(named, ("positiveprompt", "prompt", "c", "text", "caption"))
+    negative = _first(named, ("negativeprompt", "negative", "uc"))
+    settings = settings_of(values)
+    if isinstance(prompt, str):
+        prompt, tags = _without_tags(prompt)
+        if tags:
+            settings["LoRA"] = settings_of({"lora": tags})["LoRA"]
+    return Origin(
+        program,
+        prompt if isinstance(prompt, str) else None,
+        negative.strip() if isinstance(negative, str) else "",
+        _whole(_first(named, ("seed", "noiseseed"))),
+        settings,
+    )
+
+
+def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((values[name] for name in names if values.get(name) is not None), None)
+
+
+def _whole(value: Any) -> int | None:
+    """Returns a seed; None for one that was left to chance (-1)."""
+    text = str(value).strip().removesuffix(".0")
+    return int(text) if re.fullmatch(r"\d{1,40}", text) else None
+
+
+_TAG = re.compile(r"[\s,]*<(?:lora|lyco|locon):([^:>]+)(?::([^:>]+))?[^>]*>")
+
+
+def _without_tags(prompt: str) -> tuple[str, str]:
+    """Returns a prompt without the tags that load LoRAs, and those in one list."""
+    tags = [f"{name}:{weight or 1}" for name, weight in _TAG.findall(prompt)]
+    return _TAG.sub("", prompt).strip(" \n,"), ", ".join(tags)
+
+
+# ---- the texts of a file ---------------------------------------------------------------------------------------------
+
+
+def _texts(image: "Image") -> Iterator[tuple[str, str]]:
+    """Yields the texts in an image by name, in lower case."""
+    for key, value in image.info.items():
+        name, text = str(key).lower(), value
+        if isinstance(value, bytes) and name in ("comment", "xmp"):
+            text = value.decode("utf-8", errors="replace")
+        if isinstance(text, str):
+            yield name, text
+            if name in ("xmp", "xml:com.adobe.xmp"):
+                yield from _of_xmp(text)
+    try:
+        exif = image.getexif()
+        tags = [*exif.items(), *exif.get_ifd(_EXIF).items()]
+    except Exception:  # damaged tags raise whatever their parser meets
+        return
+    for tag, value in tags:
+        if tag == _USER_COMMENT:
+            yield "usercomment", _comment(value)
+        elif isinstance(value, str) and value.lstrip().startswith("{"):  # SwarmUI's, long ago
+            yield "usercomment", value
+        elif isinstance(value, str) and value.partition(":")[0].lower() == "prompt":  # ComfyUI's WebP
+            yield "prompt", value.partition(":")[2]
+
+
+def _comment(value: Any) -> str:
+    """Returns the user comment of EXIF, which begins with the name of its encoding; that does not say its order."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bytes):
+        return ""
+    kind, text = value[:8], value[8:]
+    if kind.startswith(b"UNICODE"):
+        if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return text.decode("utf-16", errors="replace")
+        # Settings are written in ASCII, whose upper bytes are zero.
+        order = "utf-16-be" if text[::2].count(0) >= text[1::2].count(0) else "utf-16-le"
+        return text.decode(order, errors="replace")
+    if kind.startswith((b"ASCII", b"\0\0\0\0\0\0\0\0")):
+        return text.decode("utf-8", errors="replace").strip("\0")
+    return value.decode("utf-8", errors="replace").strip("\0")
+
+
+def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the user comment of XMP, as Draw Things writes it."""
+    comment = re.search(r"(?s)<exif:UserComment>(.*?)</exif:UserComment>", text)
+    if comment:
+        yield "usercomment", html.unescape(re.sub(r"<[^>]*>", "", comment[1])).strip()
+    elif comment := re.search(r'exif:UserComment="([^"]*)"', text):
+        yield "usercomment", html.unescape(comment[1])
+
+
+def _beside(file: Path) -> str:
+    """Returns the text of a file beside an image; "" without one."""
+    try:
+        raw = file.read_bytes()[:_LONGEST_TEXT] if file.is_file() else b""
+    except OSError:
+        return ""
+    return raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
+
+
+def _json(text: Any) -> dict[str, Any]:
+    """Returns the object of a text in JSON; an empty one for anything else."""
+    if not isinstance(text, str) or not text.lstrip().startswith("{"):
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# ---- the forms of the programs, the most specific ones first ---------------------------------------------------------
+
+Texts = Mapping[str, str]
+
+
+def _invokeai(texts: Texts) -> Origin | None:
+    values = _json(texts.get("invokeai_metadata"))
+    if values:
+        # What it calls a scheduler is the sampler.
+        return origin_from("InvokeAI", {("sampler" if key == "scheduler" else key): v for key, v in values.items()})
+    values = _json(texts.get("sd-metadata"))
+    image = values.get("image")
+    if isinstance(image, dict):
+        prompt = image.get("prompt")
+        if isinstance(prompt, list):
+            prompt = prompt[0].get("prompt") if prompt and isinstance(prompt[0], dict) else None
+        return _bracketed(values | image, prompt)
+    return None
+
+
+_DREAM = {"s": "steps", "S": "seed", "W": "width", "H": "height", "C": "cfg", "A": "sampler", "f": "strength"}
+
+
+def _dream(texts: Texts) -> Origin | None:
+    command = re.match(r'(?s)\s*"(.*?)"\s*(-.*)', texts.get("dream", ""))
+    if command is None:
+        return None
+    values = {_DREAM[key]: value for key, value in re.findall(r"-(\w)\s*([\w.-]+)", command[2]) if key in _DREAM}
+    return _bracketed(values, command[1])
+
+
+def _bracketed(values: Mapping[str, Any], prompt: Any) -> Origin:
+    """Returns what an early InvokeAI said, which put what not to show into brackets."""
+    text = prompt if isinstance(prompt, str) else ""
+    negative = ", ".join(part.strip() for part in re.findall(r"\[([^\]]*)\]", text))
+    asked = " ".join(re.sub(r"\[[^\]]*\]", "", text).split())
+    return origin_from("InvokeAI", {**values, "prompt": asked or None, "negative_prompt": negative})
+
+
+def _json_settings(texts: Texts) -> Origin | None:
+    """Reads SwarmUI, Fooocus, Draw Things, Easy Diffusion, and scripts that leave JSON."""
+    for name in ("parameters", "usercomment", "comment", "description", "metadata", "generation_data"):
+        origin = _of_json(_json(texts.get(name)), texts)
+        if origin is not None:
+            return origin
+    return None
+
+
+def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | None:
+    texts = texts or {}
+    program = "JSON"
+    if isinstance(values.get("sui_image_params"), dict):
+        program, values = "SwarmUI", _swarm(values["sui_image_params"])
+    elif texts.get("software") == "NovelAI":
+        program, values = "NovelAI", {"prompt": texts.get("description"), **values}
+    elif "base_model" in values or "metadata_scheme" in values:
+        program, values = "Fooocus", _fooocus(values)
+    elif "c" in values and "uc" in values:
+        program = "Draw Things"
+    elif "use_stable_diffusion_model" in values:
+        program = "Easy Diffusion"
+    elif any(_is_node(node) for node in values.values()):
+        return None
+    origin = origin_from(program, values)
+    return origin if origin.seed is not None or origin.settings else None
+
+
+def _swarm(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns SwarmUI's values, with the weights of LoRAs, which it lists apart, beside their names."""
+    names, weights = values.get("loras"), values.get("loraweights")
+    if isinstance(names, str) and isinstance(weights, str):
+        names, weights = names.split(","), weights.split(",")
+    if isinstance(names, list) and isinstance(weights, list):
+        names = [{"name": name, "weight": weight} for name, weight in zip(names, weights, strict=False)]
+    return {**values, "loras": names}
+
+
+def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Fooocus' values with its LoRAs, each a list of name, weight and digest, in the form of others."""
+    loras = [lora for lora in values.get("loras") or () if isinstance(lora, list) and len(lora) > 1]
+    listed = [{"name": lora[0], "weight": lora[1]} for lora in loras]
+    prompt = values.get("prompt")
+    return {**values, "loras": listed, "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt}
+
+
+def _is_node(node: Any) -> bool:
+    return isinstance(node, dict) and "inputs" in node
+
+
+_LAST_LINE = re.compile(r"(?s)(.*(?:^|\n))\s*(Steps: \d.*)")
+"""Prompts, and then settings on the last line that begins as they do: prompts may hold such words, too."""
+
+_ENTRY = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+"""One of A1111's settings, as its own reader has it."""
+
+
+def _web_ui(texts: Texts) -> Origin | None:
+    """Reads A1111's web UI, its forks, and the many that write as it does."""
+    for name in ("parameters", "usercomment", "comment", "description"):
+        parts = _LAST_LINE.match(texts.get(name, ""))
+        if parts is None or "Seed: " not in parts[2]:
+            continue
+        prompt, _, negative = f"\n{parts[1]}".partition("\nNegative prompt:")
+        entries: dict[str, str] = {}
+        for key, value in _ENTRY.findall(parts[2].partition("\n")[0]):
+            entries.setdefault(key.strip(), value.strip().strip('"'))
+        asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
+        return origin_from(_fork(entries), {**entries, **asked})
+    return None
+
+
+def _fork(entries: Mapping[str, str]) -> str:
+    """Returns the program whose settings these are; forks leave out other things than A1111 does."""
+    app, version = entries.get("App", ""), entries.get("Version", "")
+    if app:
+        return app
+    if "fooocus" in version.lower():
+        return "Fooocus"
+    return "Forge" if re.match(r"f\d", version) else "A1111"
+
+
+def _comfyui(texts: Texts) -> Origin | None:
+    graph = _json(texts.get("prompt"))
+    facts = facts_of_graph(graph) if graph else {}
+    return origin_from("ComfyUI", facts) if facts else None
+
+
+_LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")
+
+
+def _chunks(texts: Texts) -> Origin | None:
+    """Reads programs that leave each setting in a chunk of its own, as Easy Diffusion does."""
+    if not {"seed", "prompt"} <= texts.keys():
+        return None
+    return origin_from("Easy Diffusion", {_LABELS.get(name, name): text for name, text in texts.items()})
+
+
+_LABELS = {"guidance scale": "cfg", "stable diffusion model": "model", "prompt strength": "strength"}
+
+
+def _listed(text: str) -> Origin | None:
+    """Reads a text of lines `Name: value`, as Easy Diffusion and Mochi Diffusion write them."""
+    lines = {name.lower(): value.strip() for name, value in _LINE.findall(text)}
+    return _chunks(lines)
+
+
+_READERS: tuple[Callable[[Texts], Origin | None], ...] = (
+    _invokeai,
+    _dream,
+    _json_settings,
+    _web_ui,
+    _comfyui,
+    _chunks,
+)

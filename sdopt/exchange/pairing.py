@@ -1,0 +1,186 @@
+"""Finds which image of one folder belongs to which of another, and checks that the two show the same.
+
+Images belong together by their file names, or by the prompts and seeds that they were made from.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.errors import UsageError
+from sdopt.exchange.pictures import Picture, repeated
+from sdopt.exchange.settings import differing
+from sdopt.quality.images import read_image
+
+Folders = tuple[Path, Path]
+
+
+def partners(first: Sequence[Picture], second: Sequence[Picture], folders: Folders) -> list[Picture]:
+    """Returns the second folder's images in the order of the first one's: by file name, else by prompt and seed.
+
+    Raises:
+        UsageError: an image has no partner, or one of the same name that was made from another prompt or seed.
+    """
+    named = _by_name(first, second)
+    if named is not None:
+        for picture, partner in zip(first, named, strict=True):
+            _require_one_origin(picture, partner)
+        return named
+    if None in [picture.made_from for picture in (*first, *second)]:
+        raise UsageError(_lacks_a_name(first, second, folders))
+    mine, others = _by_origin(first), _by_origin(second)
+    alone = [origin for origin in {*mine, *others} if len(mine.get(origin, ())) != len(others.get(origin, ()))]
+    if alone:
+        origin = min(alone, key=str)
+        prompt, _, seed = origin or (None, "", None)
+        counts = [len(side.get(origin, ())) for side in (mine, others)]
+        raise UsageError(
+            f"{folders[0]} and {folders[1]}: of {len(alone)} prompts and seeds they have not as many images, as of the "
+            f"seed {seed} and the prompt '{prompt}' ({counts[0]} and {counts[1]}); compare the same prompts and seeds"
+        )
+    # Images of one call have one seed in some programs, which number them in order.
+    waiting = {origin: iter(pictures) for origin, pictures in others.items()}
+    return [next(waiting[picture.made_from]) for picture in first]
+
+
+_Origin = tuple[str | None, str, int] | None
+
+
+def _by_origin(pictures: Sequence[Picture]) -> dict[_Origin, list[Picture]]:
+    by_origin: dict[_Origin, list[Picture]] = {}
+    for picture in pictures:
+        by_origin.setdefault(picture.made_from, []).append(picture)
+    return by_origin
+
+
+def _require_one_origin(picture: Picture, partner: Picture) -> None:
+    """Raises UsageError if two images of one name are of other seeds or prompts, as far as both tell them."""
+    mine, other = picture.made_from, partner.made_from
+    if mine is None or other is None or mine == other:
+        return
+    if mine[2] == other[2] and None in (mine[0], other[0]):
+        return
+    what = "seed" if mine[2] != other[2] else "prompt"
+    values = (mine[2], other[2]) if what == "seed" else (picture.prompt, partner.prompt)
+    raise UsageError(
+        f"{partner.file}: was made from another {what} than {picture.file} ({values[1]} against {values[0]}); compare "
+        "images of the same prompts and seeds, or give the files of a pair the same name"
+    )
+
+
+def _lacks_a_name(first: Sequence[Picture], second: Sequence[Picture], folders: Folders) -> str:
+    names = {picture.file.stem for picture in first}
+    alone = sorted(names ^ {picture.file.stem for picture in second})
+    has, lacks = folders if alone[0] in names else folders[::-1]
+    return (
+        f"{lacks}: has no image named {alone[0]}, as {has} has ({len(alone)} names are in one folder only). Give "
+        "the files of a pair the same name, or list file, prompt and seed in a prompts.csv in both folders"
+    )
+
+
+def of_other_noise(first: Sequence[Picture], second: Sequence[Picture], folders: Folders) -> list[Picture]:
+    """Returns the second folder's images in the order of the first one's, where both are of the same prompts.
+
+    Raises:
+        UsageError: an image has no partner, or is the same in both folders.
+    """
+    pictures = _by_name(first, second)
+    if pictures is None:
+        by_prompt = {picture.prompt: picture for picture in second}
+        prompts = [picture.prompt for picture in first]
+        if None in prompts or repeated(prompts) or {*prompts} != by_prompt.keys() or len(by_prompt) < len(second):
+            raise UsageError(
+                f"{folders[0]} and {folders[1]}: which images are of the same prompt? Give them the same file name, or "
+                "list file, prompt and seed in a prompts.csv in both folders"
+            )
+        pictures = [by_prompt[prompt] for prompt in prompts]
+    for picture, partner in zip(first, pictures, strict=True):
+        if None not in (picture.prompt, partner.prompt) and picture.prompt != partner.prompt:
+            raise UsageError(f"{picture.file} and {partner.file}: are of different prompts")
+        if np.array_equal(read_image(picture.file), read_image(partner.file)):
+            raise UsageError(
+                f"{picture.file} and {partner.file}: are the same image; a calibration needs the same prompts from "
+                "other seeds"
+            )
+    return pictures
+
+
+def _by_name(first: Sequence[Picture], second: Sequence[Picture]) -> list[Picture] | None:
+    """Returns the second images in the order of the first ones, by file name; None if the names are not the same."""
+    by_stem = {picture.file.stem: picture for picture in second}
+    names = [picture.file.stem for picture in first]
+    return [by_stem[name] for name in names] if {*names} == by_stem.keys() else None
+
+
+def other_settings(first: Sequence[Picture], second: Sequence[Picture], meant: Sequence[str] = ()) -> list[str]:
+    """Returns in words which settings partners were not made with alike; see `settings.differing`."""
+    pairs = []
+    for picture, partner in zip(first, second, strict=True):
+        one, other = picture.origin, partner.origin
+        pairs.append(((one.program, one.settings), (other.program, other.settings)))
+    return differing(pairs, meant)
+
+
+_ALIKE = 0.9
+"""Partners must differ by less than this share of what images that do not belong together differ by."""
+
+_NEARER = 0.5
+"""An image belongs to another partner if it differs from that one by less than this share."""
+
+
+def require_alike(first: Sequence[Picture], second: Sequence[Picture]) -> None:
+    """Checks that partners show the same, as images from the same noise do.
+
+    Raises:
+        UsageError: images belong to other partners; or they differ as much as images that do not belong together, and
+            neither side shows one image alone.
+    """
+    if len(first) < 3:
+        return
+    mine, other = (np.stack([picture.looks[1] for picture in side]) for side in (first, second))
+    _require_own_partners(first, second, np.stack([_distances(one, other) for one in mine]))
+    apart = _middle(mine, np.roll(other, 1, axis=0))
+    varied = [_middle(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)]
+    if all(varied) and _middle(mine, other) >= _ALIKE * apart:
+        names = other_settings(first, second)
+        settings = f" ({', '.join(names)})" if names else ""
+        raise UsageError(
+            f"{first[0].file.parent} and {second[0].file.parent}: no image looks like its partner, as if they were "
+            f"made from other noise{settings}. Compare images of the same prompts and seeds, made in the same size by "
+            "the same sampler"
+        )
+
+
+def _distances(one: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns how far one reduced image is from each of others: (n,)."""
+    far: np.ndarray = np.sqrt(np.mean((others - one) ** 2, axis=1))
+    return far
+
+
+def _middle(these: np.ndarray, those: np.ndarray) -> float:
+    return float(np.median(_distances(these, those)))
+
+
+def _require_own_partners(first: Sequence[Picture], second: Sequence[Picture], far: np.ndarray) -> None:
+    """Raises UsageError if images clearly look like the partner of another one: (n, n) distances.
+
+    Both must look most like each other, so that broken images, which look like nothing, belong nowhere.
+    """
+    elsewhere = []
+    for number in range(len(far)):
+        nearest = int(far[number].argmin())
+        mutual = int(far[:, nearest].argmin()) == number
+        if nearest != number and mutual and far[number, nearest] < _NEARER * far[number, number]:
+            elsewhere.append((number, nearest))
+    if not elsewhere:
+        return
+    number, nearest = elsewhere[0]
+    steps, count = Counter(there - here for here, there in elsewhere).most_common(1)[0]
+    how = f", as if they were shifted by {abs(steps)}" if count > 1 and count == len(elsewhere) else ""
+    raise UsageError(
+        f"{second[nearest].file}: looks like {first[number].file}, and its partner is {first[nearest].file} (so do "
+        f"{len(elsewhere)} of {len(first)} images{how}). Give the files of a pair the same name, or list file, prompt "
+        "and seed in a prompts.csv in both folders"
+    )

@@ -1,0 +1,248 @@
+"""Holds the settings with which images were made against each other, whichever program names them.
+
+Programs call one thing by several names: `Steps`, `num_inference_steps`, `-s`. A row of `SETTINGS` has them all, and
+how its values are made alike.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sdopt.errors import UsageError
+
+_FILE = re.compile(r"\.(safetensors|ckpt|pt|pth|bin|gguf|sft|fp16)$")
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(str(value)):g}"
+    except ValueError:
+        return _word(value)
+
+
+def _layers(value: Any) -> str:
+    """Returns which of the last layers of CLIP counts; ComfyUI and SwarmUI count from the end, below zero."""
+    return _number(value).removeprefix("-")
+
+
+def _word(value: Any) -> str:
+    return " ".join(str(value).lower().split())
+
+
+def _weights(value: Any) -> str:
+    """Returns the name of a file of weights without its folders and its suffix."""
+    if isinstance(value, dict):
+        value = value.get("name") or value.get("model_name") or value.get("key") or ""
+    name = re.split(r"[/\\]", str(value).strip())[-1].lower()
+    return _FILE.sub("", _FILE.sub("", name))
+
+
+def _digest(value: Any) -> str:
+    return str(value).lower().rpartition(":")[2].removeprefix("0x")
+
+
+_SCHEDULES = ("karras", "exponential", "polyexponential", "sgm uniform", "simple", "beta", "ays")
+
+
+def _sampler(value: Any) -> str:
+    """Returns a sampler's name as the others write it: `k_dpmpp_2m`, `DPM++ 2M Karras` and `dpmpp_2m` are one."""
+    name = _word(value).replace("dpmpp", "dpm++").removeprefix("k_")
+    for schedule in _SCHEDULES:
+        name = name.removesuffix(f" {schedule}")
+    name = re.sub(r"[^a-z0-9+]", "", name).removesuffix("scheduler").removesuffix("discrete")
+    name = name.replace("ancestral", "a")
+    return _SAME_SAMPLERS.get(name, name)
+
+
+_SAME_SAMPLERS = {
+    "dpmsolvermultistep": "dpm++2m",
+    "dpm++2msdegpu": "dpm++2msde",
+    "dpm++sdegpu": "dpm++sde",
+    "unipcmultistep": "unipc",
+    "unipcbh2": "unipc",
+}
+
+_SAMPLERS = (
+    "euler", "eulera", "heun", "lms", "ddim", "ddpm", "plms", "pndm", "dpm2", "dpm2a", "dpm++2m", "dpm++sde",
+    "dpm++2msde", "dpm++2sa", "dpm++3msde", "unipc", "lcm",
+)  # fmt: skip
+"""Samplers that are called alike by all programs; of others nobody knows whether two names are one."""
+
+
+def _size(value: Any) -> str:
+    sides = re.findall(r"\d+", str(value))
+    return "×".join(sides[:2])
+
+
+def _loras(value: Any) -> str:
+    """Returns names and weights of LoRAs, sorted, from the forms in which programs list them."""
+    entries = value if isinstance(value, list) else str(value).split(",")
+    names = []
+    for entry in entries:
+        file: Any = entry
+        weight: Any = 1
+        if isinstance(entry, dict):
+            weight = entry.get("weight", entry.get("strength", 1))
+            file = entry.get("model") or entry.get("lora") or entry.get("name") or ""
+        elif isinstance(entry, str) and re.search(r":\s*-?[\d.]+\s*$", entry):
+            file, _, weight = entry.rpartition(":")
+        if name := _weights(file):
+            names.append(f"{name}:{_number(weight)}")
+    return ", ".join(sorted(names))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of an image.
+
+    Attributes:
+        name: in words.
+        keys: what programs call it, in lower case, letters and digits alone.
+        alike: makes its values alike.
+        default: the value of a program that leaves the setting out; None if each one names it.
+        known: the values that mean the same in each program; () if all do.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    alike: Callable[[Any], str] = _word
+    default: str | None = None
+    known: tuple[str, ...] = ()
+
+
+_MODELS = (
+    "model", "modelname", "basemodel", "usestablediffusionmodel", "stablediffusionmodel", "modelweights", "checkpoint",
+    "ckptname", "sdmodel", "modelid",
+)  # fmt: skip
+
+SETTINGS = (
+    Setting("steps", ("steps", "numinferencesteps", "inferencesteps", "numsteps"), _number),
+    Setting("sampler", ("sampler", "samplername", "comfyuisampler", "autowebuisampler"), _sampler, known=_SAMPLERS),
+    Setting(
+        "schedule",
+        ("scheduletype", "scheduler", "schedulername", "noiseschedule"),
+        default="automatic",
+        known=("karras", "exponential"),
+    ),
+    Setting("guidance scale", ("cfgscale", "cfg", "guidancescale", "guidance", "scale"), _number),
+    Setting("size", ("size", "resolution"), _size),
+    Setting("model", _MODELS, _weights),
+    Setting("model hash", ("modelhash", "basemodelhash", "sdmodelhash"), _digest),
+    Setting("clip skip", ("clipskip", "clipstopatlayer"), _layers, default="1"),
+    Setting(
+        "denoising strength",
+        ("denoisingstrength", "denoise", "strength", "promptstrength", "initimagecreativity"),
+        _number,
+    ),
+    Setting("VAE", ("vae", "vaemodel", "usevaemodel", "vaename"), _weights, default="automatic"),
+    Setting("LoRA", ("lora", "loras", "useloramodel", "loramodel"), _loras, default="none"),
+    Setting("hires upscale", ("hiresupscale", "refinerupscale"), _number, default="none"),
+    Setting("hires steps", ("hiressteps", "hiresteps"), _number, default="none"),
+    Setting("hires upscaler", ("hiresupscaler",), default="none"),
+    Setting("refiner", ("refiner", "refinermodel"), _weights, default="none"),
+    Setting("variation seed", ("variationseed",), _number, default="none"),
+    Setting("variation strength", ("variationseedstrength", "variationstrength"), _number, default="0"),
+    Setting("noise source", ("rng", "noisesource"), default="gpu", known=("cpu", "nv")),
+    Setting("noise seed delta", ("ensd", "etanoiseseeddelta"), _number, default="0"),
+)
+"""Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
+
+_BY_KEY = {key: setting for setting in SETTINGS for key in setting.keys}
+
+_NOT_SAID = ("", "none", "null", "automatic", "auto", "default", "0x0", "[]", "{}", "nan")
+"""What programs write where nothing was chosen."""
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the settings among the values that a program left, with values that are alike in every program."""
+    settings: dict[str, str] = {}
+    for key, value in values.items():
+        setting = _BY_KEY.get(plain_key(key))
+        if setting is None or value is None or isinstance(value, bool):
+            continue
+        if _word(value) not in _NOT_SAID and (text := setting.alike(value)):
+            settings.setdefault(setting.name, text)
+    sides = {plain_key(key): str(value) for key, value in values.items()}
+    if sides.get("width", "").isdigit() and sides.get("height", "").isdigit():
+        settings.setdefault("size", f"{sides['width']}×{sides['height']}")
+    # Programs had one name for both, as in "DPM++ 2M Karras".
+    for key, value in values.items():
+        if _BY_KEY.get(plain_key(key)) is _BY_KEY["sampler"]:
+            schedule = next((name for name in _SCHEDULES if _word(value).endswith(f" {name}")), None)
+            if schedule is not None:
+                settings.setdefault("schedule", schedule)
+    return settings
+
+
+def plain_key(key: str) -> str:
+    """Returns a key's letters and digits in lower case."""
+    return re.sub(r"[^a-z0-9]", "", str(key).lower())
+
+
+def differing(
+    pairs: Iterable[tuple[tuple[str, Mapping[str, str]], tuple[str, Mapping[str, str]]]], meant: Collection[str] = ()
+) -> list[str]:
+    """Returns in words which settings of two folders are not the same, as in `steps 20 (baseline 30)`.
+
+    Args:
+        pairs: of each image of the baseline and its partner: the program and its settings.
+        meant: names of the settings that the candidate changes on purpose.
+    """
+    counts: dict[str, Counter[tuple[str, str]]] = {}
+    total = 0
+    for (first_program, first), (second_program, second) in pairs:
+        total += 1
+        for name, values in _apart(first, second, first_program == second_program).items():
+            counts.setdefault(name, Counter())[values] += 1
+    words = []
+    for setting in SETTINGS:
+        if setting.name not in counts or setting.name in meant:
+            continue
+        (baseline, candidate), _ = counts[setting.name].most_common(1)[0]
+        several = counts[setting.name].total()
+        often = "" if several == total else f" in {several} of {total} images"
+        words.append(f"{setting.name} {candidate} (baseline {baseline}){often}")
+    return words
+
+
+def _apart(first: Mapping[str, str], second: Mapping[str, str], one_program: bool) -> dict[str, tuple[str, str]]:
+    """Returns the settings that differ between two images: those that both name, or that one program left out once."""
+    apart: dict[str, tuple[str, str]] = {}
+    for setting in SETTINGS:
+        values = first.get(setting.name), second.get(setting.name)
+        if one_program:
+            values = values[0] or setting.default, values[1] or setting.default
+        elif setting.known and not {*values} <= {*setting.known}:
+            continue
+        if values[0] is not None and values[1] is not None and values[0] != values[1]:
+            apart[setting.name] = values[0], values[1]
+    hashes = first.get("model hash"), second.get("model hash")
+    if None not in hashes:
+        if _one_digest(hashes[0] or "", hashes[1] or ""):
+            apart.pop("model", None)
+            apart.pop("model hash", None)
+        elif "model" in apart or not _of_one_kind(hashes[0] or "", hashes[1] or ""):
+            apart.pop("model hash", None)
+    return apart
+
+
+def _one_digest(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def _of_one_kind(one: str, other: str) -> bool:
+    """Returns whether two digests are comparable: the early ones of A1111, of 8 digits, are of a part of the file."""
+    return (len(one) == 8) == (len(other) == 8)
+
+
+def named_settings(text: str) -> list[str]:
+    """Returns the settings that a list with commas names. Raises UsageError if one of them is unknown."""
+    by_name = {plain_key(setting.name): setting.name for setting in SETTINGS}
+    names = []
+    for word in text.split(","):
+        if plain_key(word) not in by_name:
+            raise UsageError(f"--changes {word}: unknown setting; choose from {', '.join(by_name.values())}")
+        names.append(by_name[plain_key(word)])
+    return names

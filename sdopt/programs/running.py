@@ -1,0 +1,175 @@
+"""Runs the program of a variant in a process of its own, and compares its image with the measured one."""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdopt.errors import UsageError, os_problem
+from sdopt.hardware.device import Device
+from sdopt.pipelines.factory import Built, built, remember
+from sdopt.programs.code import Unwritable
+from sdopt.programs.writer import SAVING, written
+from sdopt.record.images import open_image
+from sdopt.record.programs import Program
+from sdopt.record.records import VariantResult
+from sdopt.variant import Variant
+from sdopt.worker.child import ChildDiedError, ChildTimeoutError, call_apart
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.host import variables
+
+_LEAST_S, _MOST_S = 120.0, 900.0
+"""Limits of the time that one program may take."""
+
+_TIMES = 5.0
+"""How many times as long as its worker took to load and for its first call."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Writes and runs the programs of a study's variants.
+
+    Attributes:
+        variants: the variants, by name.
+        device: the device that they were measured on.
+        folder: the study's folder, with its images.
+        scratch: a folder for compilers.
+        context: starts processes.
+    """
+
+    variants: Mapping[str, Variant]
+    device: Device
+    folder: Path
+    scratch: Path
+    context: StartContext
+
+    def run(
+        self,
+        rows: Sequence[VariantResult],
+        limit: Callable[[VariantResult], float],
+        budget_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """Runs the programs of variants in turn, and records them, until the time is spent.
+
+        Args:
+            rows: the variants; the first one has its own limit of time, whatever the others may take.
+            limit: returns the mean squared difference up to which two images of a variant are the same.
+            budget_s: time for all of them, in seconds.
+            say: is told the name of each.
+        """
+        begun = time.monotonic()
+        for number, row in enumerate(rows):
+            left = budget_s - (time.monotonic() - begun)
+            seconds = time_limit(row) if number == 0 else min(time_limit(row), left)
+            if seconds <= 0:
+                row.program = Program(reason=f"not run: the time for programs was spent ({budget_s:.0f} s)")
+                continue
+            say(row.name)
+            row.program = self._run(row, limit(row), seconds)
+
+    def _run(self, row: VariantResult, limit: float, seconds: float) -> Program:
+        first = row.image(0, 0)
+        if first is None:
+            return Program(reason="no image was made to compare its own with")
+        log = self.folder / "logs" / f"program-{list(self.variants).index(row.name):02d}.log"
+        variant = self.variants[row.name]
+        # What a function builds is known in this process alone.
+        arguments = variant, built(variant.model), self.device, self.folder / first.path, limit, log, self.scratch
+        try:
+            return call_apart(self.context, program_drawn, *arguments, timeout_s=seconds)
+        except ChildTimeoutError:
+            return Program(reason=f"it took longer than {seconds:.0f} s")
+        except ChildDiedError as died:
+            return Program(reason=f"its process {died}")
+        except (UsageError, OSError) as error:
+            return Program(reason=f"it could not be written or run: {error}")
+
+
+def time_limit(row: VariantResult) -> float:
+    """Returns the seconds that the program of a variant may take: its own start may be minutes of compiling."""
+    starts = [
+        measurement.load_s + measurement.shapes[0].cold_start_s
+        for measurement in row.measurements
+        if measurement.load_s is not None and measurement.shapes[0].cold_start_s is not None
+    ]
+    return min(_MOST_S, max(_LEAST_S, _TIMES * max(starts, default=0.0)))
+
+
+def program_drawn(
+    variant: Variant, made: Built | None, device: Device, measured: Path, limit: float, log: Path, scratch: Path
+) -> Program:
+    """Writes a variant's program, runs it, and compares its image with the measured one; prints to a log.
+
+    It changes the process in which it is called. `made` describes the model, if a function builds it.
+    """
+    _print_to(log)
+    if made is not None:
+        remember(variant.model, made)
+    os.environ |= variables(device, scratch)
+    _forget_the_working_folder()
+    program, started = Program(), time.monotonic()
+    tempfile.tempdir = str(scratch)  # removed even if this process is killed: weights may be offloaded there
+    try:
+        found = written(variant, device)
+        program = Program(found.text + SAVING if found.public else "", found.lines)
+        print(found.text, flush=True)
+        started = time.monotonic()
+        pixels = image_of(found.text)
+    except Unwritable as reason:
+        return Program(reason=str(reason))
+    except UsageError as error:
+        return replace(program, reason="; ".join(error.problems))
+    except (Exception, SystemExit) as error:  # whatever a model, an option or a function of a user's file raises
+        traceback.print_exc()
+        return replace(program, reason=f"it fails here ({type(error).__name__}: {_first_line(error)})")
+    return compared(replace(program, seconds=time.monotonic() - started), pixels, measured, limit)
+
+
+def image_of(text: str) -> np.ndarray:
+    """Runs a program in this process; returns its image as bytes, (height, width, 3)."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, "program.py", "exec"), names)
+    return np.asarray(names["image"].convert("RGB"))
+
+
+def compared(program: Program, pixels: np.ndarray, measured: Path, limit: float) -> Program:
+    """Returns what is recorded of a program whose image is `pixels`, uint8 (height, width, 3)."""
+    with open_image(measured) as image:
+        other = np.asarray(image.convert("RGB"))
+    if pixels.shape != other.shape:
+        sizes = " and ".join(f"{height}×{width}" for height, width, _ in (pixels.shape, other.shape))
+        return replace(program, limit=limit, reason=f"its image is of another size ({sizes})")
+    apart = np.abs(pixels.astype(float) - other)
+    error, levels = float(np.mean(np.square(apart / 255))), int(apart.max())
+    draws = error <= limit
+    reason = "" if draws else f"its image is {levels} of 255 levels off (mean squared error {error:.2g})"
+    return replace(program, draws=draws, error=error, limit=limit, levels=levels, reason=reason)
+
+
+def _print_to(log: Path) -> None:
+    try:
+        log.parent.mkdir(exist_ok=True)
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    except OSError as error:
+        raise UsageError(os_problem(error)) from error
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+
+
+def _forget_the_working_folder() -> None:
+    """Takes out of Python's path what only a command has: a program that is run from a file does not find it."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = str(Path.cwd())
+    sys.path[:] = [folder for folder in sys.path if folder in named or folder not in ("", here)]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")[:200]

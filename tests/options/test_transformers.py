@@ -1,0 +1,394 @@
+"""Options on transformers: what each does to a tiny pipeline with random weights, and what it is refused for.
+
+The pipelines are built in this process and called with two prompts of different lengths, as a study's quality pass
+calls them.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import PixArtSigmaPipeline, TaylorSeerCacheConfig
+from omegaconf import OmegaConf
+
+from runners.reference import axis_of, class_of
+from sdopt.assembly import Assembly
+from sdopt.config.groups import optimization_options
+from sdopt.config.paths import CONF
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace, trace_call
+from sdopt.options import Context, Finding, Optimization
+from sdopt.options.attention import Default, FusedProjections, Sdpa, Vanilla
+from sdopt.options.caching import (
+    DeepCaching,
+    FirstBlockCaching,
+    GuidanceInterval,
+    PyramidAttention,
+    SpectralForecast,
+    TaylorSeer,
+    TokenMerging,
+    WholeSteps,
+)
+from sdopt.options.lora import Loaded
+from sdopt.options.memory import PrecomputedEmbeddings, SequentialGuidance, TinyVae
+from sdopt.options.precision import Precision
+from sdopt.options.transformer import Calls, blocks_of
+from sdopt.pipelines.factory import configs_of
+from sdopt.pipelines.family import family_named
+from sdopt.pipelines.loading import LoadedModel, guidance_of
+from sdopt.schema import Scheduler, Workload
+from tests.fixtures import CPU
+from tests.pipelines.tiny import TINY, tiny
+
+PROMPTS = ("a red circle", "a much longer prompt about a blue house at dawn")
+
+STEPS = 6
+
+FAST = ("flux", "z_image")
+
+EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
+
+
+class Applied:
+    """A tiny pipeline with options, which draws images of 64×64 pixels in six steps."""
+
+    def __init__(self, name: str, options: Mapping[str, Optimization], scale: float = 4.0, **settings: Any) -> None:
+        self.pipe = tiny(name, **settings)
+        self.assembly = Assembly.of(self.pipe, options)
+        self.assembly.prepare_inputs(PROMPTS)
+        family = family_named(type(self.pipe).__name__)
+        guidance = guidance_of(model_of(self.pipe))
+        self._arguments = {guidance.argument: scale, **family.call, "height": 64, "width": 64, "output_type": "np"}
+        self._negative = guidance.needs_negative
+
+    def images(self, prompts: tuple[str, ...] = PROMPTS, **changes: Any) -> np.ndarray:
+        """Draws an image of each prompt, each from noise of its own."""
+        given = {**self._arguments, "num_inference_steps": STEPS, **changes, "prompt": list(prompts)}
+        given["generator"] = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
+        if self._negative:
+            given["negative_prompt"] = [""] * len(prompts)
+        with self.assembly.entered(), contextlib.redirect_stderr(io.StringIO()):
+            drawn: np.ndarray = self.pipe(**self.assembly.changed(given)).images
+        return drawn
+
+    def traced(self) -> tuple[np.ndarray, Finding, Trace]:
+        """Draws the images, and returns what the trace shows of the only option."""
+        images: list[np.ndarray] = []
+
+        def call() -> Any:
+            images.append(self.images())
+
+        with contextlib.redirect_stderr(io.StringIO()):
+            trace = trace_call(self.pipe, call, cuda=False)
+        [finding] = self.assembly.findings(trace).values()
+        return images[0], finding, trace
+
+
+def model_of(pipe: Any) -> LoadedModel:
+    name = type(pipe).__name__
+    return LoadedModel("pipeline", "path", size=64, class_name=name, configs=configs_of(pipe), guidance_scale=4.0)
+
+
+def context_of(pipe: Any, device: Device = CPU, **chosen: Any) -> Context:
+    workload = Workload(size=64, batch_size=1, guidance_scale=chosen.pop("guidance_scale", None))
+    return Context(device, model_of(pipe), workload, chosen, Scheduler("FlowMatchEulerDiscreteScheduler"))
+
+
+def far(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.abs(first - second).max())
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[str], np.ndarray]:
+    """Returns the images of a tiny pipeline without options, drawn once."""
+    drawn: dict[str, np.ndarray] = {}
+
+    def images(name: str) -> np.ndarray:
+        if name not in drawn:
+            drawn[name] = Applied(name, {"caching": WholeSteps()}).images()
+        return drawn[name]
+
+    return images
+
+
+class TestCalls:
+    def test_are_told_apart_by_step_and_branch(self) -> None:
+        pipe = tiny("chroma")
+        calls, seen = Calls(pipe), []
+        forward = pipe.transformer.forward
+
+        def noted(*args: Any, **others: Any) -> Any:
+            seen.append(calls.next())
+            return forward(*args, **others)
+
+        pipe.transformer.forward = noted
+        for _ in range(2):  # also of a second image
+            calls.begin()
+            seen.clear()
+            pipe(["a cat"], height=64, width=64, num_inference_steps=3, guidance_scale=4.0, output_type="np")
+            assert seen == [(step, branch) for step in range(3) for branch in range(2)]
+
+    def test_blocks_are_those_after_the_inputs_are_refined(self) -> None:
+        names = [name for name, _ in blocks_of(tiny("z_image").transformer)]
+        assert names == [f"layers.{number}" for number in range(4)]
+        names = [name for name, _ in blocks_of(tiny("flux").transformer)]
+        assert names[1:3] == ["transformer_blocks.1", "single_transformer_blocks.0"]
+
+
+class TestFirstBlock:
+    @pytest.mark.parametrize("name", EVERY)
+    def test_skips_the_later_blocks_for_each_image_and_branch(
+        self, name: str, plain: Callable[[str], np.ndarray]
+    ) -> None:
+        always = Applied(name, {"caching": FirstBlockCaching(threshold=10.0)})
+        images, finding, _ = always.traced()
+        assert finding.engaged, finding.summary
+        assert finding.facts["whole"] < sum(finding.facts[kind] for kind in ("whole", "outer"))
+        assert np.isfinite(images).all()
+        assert far(images, plain(name)) > 1e-3
+        assert far(always.images(PROMPTS[:1]), images[:1]) < 1e-3, "as alone"
+
+    def test_changes_nothing_where_every_step_needs_the_blocks(self, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, _ = Applied("flux", {"caching": FirstBlockCaching(threshold=1e-9)}).traced()
+        assert far(images, plain("flux")) == 0
+        assert not finding.engaged, "nothing was skipped"
+
+    def test_images_of_a_batch_decide_for_themselves(self) -> None:
+        applied = Applied("flux", {"caching": FirstBlockCaching(threshold=1.0)})
+        watching: Any = applied.pipe.transformer.forward
+        decisions = iter([[True, False], [False, False], [True, True], [False, True], [True, False]] * 2)
+        decide = watching._decide
+
+        def decided(added: torch.Tensor) -> None:
+            decide(added)
+            if watching._skips:
+                watching._skips = next(decisions)[: len(added)]
+
+        watching._decide = decided
+        together = applied.images()
+        assert watching.calls == {"whole": 2, "part": 3, "outer": 1}
+        for number in range(2):
+            decisions = iter(
+                [[row[number]] for row in [[True, False], [False, False], [True, True], [False, True], [True, False]]]
+            )
+            noise = torch.Generator().manual_seed(number)
+            given = {
+                "prompt": [PROMPTS[number]],
+                "generator": noise,
+                "guidance_scale": 4.0,
+                "num_inference_steps": STEPS,
+            }
+            with applied.assembly.entered():
+                alone = applied.pipe(**given, height=64, width=64, output_type="np").images
+            assert far(alone, together[number : number + 1]) < 1e-4
+
+    def test_without_its_functions_is_told(self) -> None:
+        applied = Applied("flux", {"caching": FirstBlockCaching(threshold=10.0)})
+        for module in applied.pipe.transformer.modules():
+            vars(module).pop("forward", None)
+        assert not applied.traced()[1].engaged
+
+
+class TestForecasts:
+    @pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n == "flux" else pytest.mark.slow) for n in TINY if n != "pixart"]
+    )
+    def test_run_no_layer_in_some_steps_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, trace = Applied(name, {"caching": SpectralForecast(warmup=2)}).traced()
+        assert finding.engaged, finding.summary
+        runs = SpectralForecast(warmup=2).runs(STEPS)
+        branches = trace.denoiser.calls // STEPS
+        assert finding.facts["whole"] == branches * sum(runs)
+        assert finding.facts["forecast"] == branches * runs.count(False)
+        assert far(images, plain(name)) > 1e-4
+        assert np.isfinite(images).all()
+
+    def test_that_cannot_be_counted_are_refused(self) -> None:
+        assert not hasattr(PixArtSigmaPipeline, "num_timesteps"), "diffusers says it now: run it in these tests"
+        [reason] = SpectralForecast().obstacles(context_of(tiny("pixart")))
+        assert "num_timesteps" in reason
+
+
+class TestTaylorSeer:
+    @pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n == "z_image" else pytest.mark.slow) for n in TINY if n != "pixart"]
+    )
+    def test_runs_attention_in_some_steps_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, trace = Applied(name, {"caching": TaylorSeer()}).traced()
+        assert finding.engaged, finding.summary
+        branches = trace.denoiser.calls // STEPS
+        assert finding.facts["expanded"] == branches * TaylorSeer().runs(STEPS).count(False)
+        assert far(images, plain(name)) > 1e-5
+        assert np.isfinite(images).all()
+
+    def test_expands_as_diffusers_does_where_a_step_is_one_call(self) -> None:
+        ours = Applied("flux", {"caching": TaylorSeer(order=2)}).images()
+        by_hand = Applied("flux", {"caching": WholeSteps()})
+        config = TaylorSeerCacheConfig(
+            cache_interval=3,
+            disable_cache_before_step=3,
+            max_order=2,
+            taylor_factors_dtype=torch.float32,
+            cache_identifiers=[r".*blocks\.\d+\.attn"],
+        )
+        by_hand.pipe.transformer.enable_cache(config)
+        assert far(ours, by_hand.images()) < 1e-4
+
+
+class TestGuidanceInterval:
+    def test_with_a_call_for_each_branch_leaves_the_second_out_as_a_pipeline_does(self) -> None:
+        interval = Applied("lumina2", {"caching": GuidanceInterval(start=0, stop=0.5)})
+        images, finding, trace = interval.traced()
+        assert finding.engaged, finding.summary
+        assert finding.facts["left out"] == STEPS // 2
+        assert trace.denoiser.runs == STEPS + STEPS // 2
+        by_hand = Applied("lumina2", {"caching": WholeSteps()}).images(cfg_trunc_ratio=0.5)
+        assert far(images, by_hand) == 0
+
+    def test_with_both_branches_in_a_list_runs_the_prompt_alone(self, plain: Callable[[str], np.ndarray]) -> None:
+        interval = Applied("z_image", {"caching": GuidanceInterval(start=0, stop=0.4)})
+        images, finding, trace = interval.traced()
+        assert finding.engaged, finding.summary
+        assert trace.denoiser.samples == [2, 4]
+        assert far(images, plain("z_image")) > 1e-3
+        # Its own truncation is at a timestep: between those of the third step and of the fourth one.
+        third, fourth = ((1000 - interval.pipe.scheduler.timesteps[2:4]) / 1000).tolist()
+        by_hand = Applied("z_image", {"caching": WholeSteps()}).images(cfg_truncation=(third + fourth) / 2)
+        assert far(images, by_hand) < 1e-4
+
+    @pytest.mark.slow
+    def test_is_refused_where_the_scale_is_an_input_or_nothing(self) -> None:
+        [embedded] = GuidanceInterval().obstacles(context_of(tiny("flux")))
+        assert "takes the guidance scale as an input" in embedded
+        [none] = GuidanceInterval().obstacles(context_of(tiny("flux2")))
+        assert "distilled into the model's weights" in none
+
+
+class TestSequentialGuidance:
+    @pytest.mark.parametrize(
+        "name", ["z_image", pytest.param("sd3", marks=pytest.mark.slow), pytest.param("sana", marks=pytest.mark.slow)]
+    )
+    def test_runs_each_branch_alone(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, trace = Applied(name, {"memory.sequential_guidance": SequentialGuidance()}).traced()
+        assert finding.engaged, finding.summary
+        assert max(trace.denoiser.samples) == len(PROMPTS)
+        assert far(images, plain(name)) < 1e-3
+
+    def test_has_nothing_to_do_where_each_branch_has_a_call(self) -> None:
+        reasons = SequentialGuidance().obstacles(context_of(tiny("chroma")))
+        assert any("for each branch anyway" in reason for reason in reasons)
+
+
+class TestEmbeddings:
+    @pytest.mark.parametrize("name", EVERY)
+    def test_are_what_the_pipeline_would_encode(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, _ = Applied(name, {"memory.precomputed_embeddings": PrecomputedEmbeddings()}).traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain(name)) < 2e-3
+
+
+class TestAttention:
+    def test_projections_are_fused_without_a_change(self, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, _ = Applied("flux", {"attention": FusedProjections()}).traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain("flux")) < 1e-4
+
+    def test_projections_whose_fusion_drops_a_norm_are_refused(self) -> None:
+        normed, plain_layers, dual = tiny("sd3"), tiny("sd3", qk_norm=None), tiny("sd3", dual=(0,))
+        [reason] = FusedProjections().obstacles(context_of(normed))
+        assert "leaves out the norm" in reason
+        assert FusedProjections().obstacles(context_of(plain_layers)) == []
+        [reason] = FusedProjections().obstacles(context_of(dual))
+        assert "second attention" in reason
+        before = Applied("sd3", {"caching": WholeSteps()}).images()
+        changed = Applied("sd3", {"caching": WholeSteps()})
+        changed.pipe.transformer.fuse_qkv_projections()
+        assert far(changed.images(), before) > 1e-3, "diffusers keeps the norm now: allow it"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["qwen_image", "sana"])
+    def test_projections_that_diffusers_does_not_fuse_are_told(self, name: str) -> None:
+        assert not Applied(name, {"attention": FusedProjections()}).traced()[1].engaged
+
+    def test_by_default_is_what_the_model_has(self) -> None:
+        applied = Applied("flux", {"attention": Default()})
+        assert applied.traced()[1].engaged
+        applied.pipe.transformer.set_attention_backend("_native_math")
+        assert not applied.traced()[1].engaged
+        from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+        _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
+
+    def test_by_one_kernel_is_seen_in_the_operators(self, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, _ = Applied("flux", {"attention": Sdpa("math")}).traced()
+        assert finding.engaged, finding.summary
+        assert far(images, plain("flux")) < 1e-3
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "option",
+        [DeepCaching(), TokenMerging(), PyramidAttention(), Vanilla(), Loaded(path="/nowhere.safetensors")],
+        ids=lambda option: type(option).__name__,
+    )
+    def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:
+        [reason] = option.obstacles(context_of(tiny("flux")))
+        assert reason == f"not for FLUX.1, whose denoiser is a transformer: {option.unet_only}"
+
+    def test_of_a_type_that_overflows(self) -> None:
+        assert any(
+            "choose precision=bf16" in reason for reason in Precision("float16").obstacles(context_of(tiny("z_image")))
+        )
+        assert Precision("float16").obstacles(context_of(tiny("flux"))) == []
+        assert Precision("bfloat16").obstacles(context_of(tiny("z_image"))) == []
+
+    @pytest.mark.slow
+    def test_of_a_tiny_autoencoder_for_other_latents(self) -> None:
+        [reason] = TinyVae().obstacles(context_of(tiny("sana")))
+        assert "set memory.tiny_vae.path" in reason
+
+
+def every_option() -> dict[str, tuple[str, Optimization]]:
+    """Returns the axis and the option of each yaml file, by what chooses it."""
+    found = {}
+    for group, name in optimization_options():
+        file = CONF / group / f"{name}.yaml"
+        cls = class_of(group, file)
+        node: Any = OmegaConf.to_container(OmegaConf.load(file))
+        assert cls is not None
+        keys = {key: value for key, value in node.items() if key != "_target_"}
+        found[f"{group}={name}"] = axis_of(file), cls(**keys)
+    return found
+
+
+class TestWalk:
+    @pytest.mark.parametrize("name", EVERY)
+    def test_every_option_says_whether_it_is_for_a_transformer(self, name: str) -> None:
+        ctx = context_of(tiny(name))
+        for chosen, (axis, option) in every_option().items():
+            reasons = option.obstacles(replace(ctx, chosen={axis: option}))
+            assert all(isinstance(reason, str) for reason in reasons), chosen
+            if option.unet_only is not None:
+                assert [reason.startswith("not for") for reason in reasons] == [True], chosen
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", list(TINY))
+    def test_every_option_takes_effect_or_is_refused(self, name: str) -> None:
+        ctx = replace(context_of(tiny(name)), shapes=())
+        without_effect = set()
+        for chosen, (axis, option) in every_option().items():
+            alone = replace(ctx, chosen={axis: option}, workload=replace(ctx.workload, batch_size=2, steps=STEPS))
+            left_to_others = axis.startswith(("compiler", "environment", "patch")) or option.load_kwargs()
+            if left_to_others or option.obstacles(alone) or option.ineffective(alone) or option.loads_on_host:
+                continue
+            images, finding, _ = Applied(name, {axis: option}).traced()
+            assert np.isfinite(images).all(), chosen
+            if not finding.engaged:
+                without_effect.add(chosen)
+        # With random weights, no two steps are alike enough; diffusers fuses nothing of some transformers.
+        assert without_effect <= {"caching=first_block", "attention=fused_qkv", "layout=channels_last"}
