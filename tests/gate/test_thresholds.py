@@ -73,7 +73,7 @@ def test_every_surface_follows_it(study: StudyResult) -> None:
     reconfigure(study, "protocol", smallest_speedup=0.2)
     assert said(study) == {"too close to call"}
     summary = summary_of(study)
-    assert "too small to count (protocol.smallest_speedup)" in summary.sentence
+    assert "protocol.smallest_speedup" in summary.candidates[0].because
     reconfigure(study, "protocol", smallest_speedup=0.01)
     study.comparisons[0].shapes[0].speedup = Interval(0.9, 0.88, 0.92, 0.95, 3, "process")
     assert said(study) == {"slower"}

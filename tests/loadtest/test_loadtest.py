@@ -233,6 +233,18 @@ class TestTheAnswer:
         assert answer_of(found).startswith("row 2 carries 1.10×")
         assert "| less than 1.75× |" in written(blocks_of(found))
 
+    def test_the_notes_say_no_more_than_what_was_done(self) -> None:
+        once, thrice = record([2.0], [4.0]), record([2.0, 4.0, 3.0])
+        assert "intervals" in written(blocks_of(thrice))
+        assert "two-sided" in written(blocks_of(thrice))
+        assert "two-sided" not in written(blocks_of(once))
+        assert "an empty, warm server" in written(blocks_of(once))
+        for row in once.rows:
+            row.service_s = {}  # a server that is only known by its address
+        text = written(blocks_of(once))
+        assert "empty" not in text
+        assert "no card whose own counter" not in text
+
     def test_is_shown_everywhere(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
         text = written(blocks_of(found))

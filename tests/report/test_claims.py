@@ -236,7 +236,6 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
         floor_range(result) is not None
     ),
     r"peak resident set|peak that PyTorch allocated": lambda result: not result.is_imported and has_times(result),
-    r"start from the same noise": lambda result: not result.is_imported,
     r"[Rr]andom weights": lambda result: result.config.random_weights,
     r"Disturbed by other work|Calls that other work disturbed|\"sdopt.disturbed\"": lambda result: (
         count_rounds(result) is not None
