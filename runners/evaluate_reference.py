@@ -49,10 +49,15 @@ def main(argv: list[str]) -> int:
     if arguments.write:
         for folder, figures in family.items():
             write_evaluation(figures, folder)
-            write_card(folder, "emoji" if folder == arguments.model else folder.name)
+            write_card(folder, _card_of(folder) if folder == arguments.model else folder.name)
             console.print(f"written: {folder / 'evaluation.json'}, {folder / 'README.md'}", soft_wrap=True)
     missed = any(figure.met is False for figures in family.values() for figure in figures)
     return UnavailableError.exit_code if missed else 0
+
+
+def _card_of(folder: Path) -> str:
+    """Returns the template of a pipeline's card."""
+    return "emoji_dit" if (folder / "transformer").is_dir() else "emoji"
 
 
 def _table(family: "dict[Path, list[Figure]]") -> "Table":

@@ -1,6 +1,7 @@
 """Writes `conf/README.md`: every group, option and key, from the yaml files and the docstrings of their classes.
 
-After them it says which options are proven, and which are impossible, with which model and task.
+After them it says which options are proven, and which are impossible, with which model and task. Beside the page it
+writes which speed-up a search expects of each option, from `outputs/records/`.
 `python -m runners.reference` writes the page of a checkout; `--check` fails if it is out of date.
 """
 
@@ -28,7 +29,10 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
 from sdopt.report.markdown import markdown
+from sdopt.search.expectation import RECORDED, medians
 from sdopt.study.designs import Design
 
 from . import Arguments, end_with_code
@@ -244,6 +248,21 @@ def _attribute_docs(cls: type) -> dict[str, str]:
     return found
 
 
+def expected_speedups() -> str:
+    """Returns the median speed-up of each option in the records, by kind of device, as a search expects it."""
+    by_kind: dict[str, list[StudyResult]] = {}
+    for file in sorted((CONF.parent / RECORDS).glob("**/result.json")):
+        result = read_result(file)
+        by_kind.setdefault(result.environment.device["type"], []).append(result)
+    expected = {kind: rounded(medians(results)) for kind, results in sorted(by_kind.items())}
+    return json.dumps(expected, indent=1) + "\n"
+
+
+def rounded(speedups: Mapping[str, float]) -> dict[str, float]:
+    """Returns speed-ups to two digits after the point: they order options, and no more."""
+    return {choice: round(speedup, 2) for choice, speedup in speedups.items()}
+
+
 @end_with_code
 def main(argv: list[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
@@ -252,11 +271,11 @@ def main(argv: list[str]) -> int:
     arguments = parser.parsed(argv)
     if not HEAD.is_file():
         raise UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel")
-    content = page()
-    if not arguments.check:
-        PAGE.write_text(content, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != content:
-        raise UsageError(f"{PAGE} is out of date; run python -m runners.reference")
+    for path, content in ((PAGE, page()), (RECORDED, expected_speedups())):
+        if not arguments.check:
+            path.write_text(content, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != content:
+            raise UsageError(f"{path} is out of date; run python -m runners.reference")
     return 0
 
 

@@ -20,7 +20,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
-from sdopt.foresight.plan import predict, predict_here, text_of
+from sdopt.foresight.plan import Prediction, predict, predict_here, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
 from sdopt.locks import reserve
 from sdopt.pipelines.components import require_parts
@@ -117,18 +117,25 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
 
 def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
     """Returns lines on what variants would take on a card with a data sheet or on this CPU, as `sdopt plan` says."""
-    sheet = machine.sheet
-    name = machine.device.name if sheet is None else sheet.name
     try:
-        if sheet is None:
-            found = in_process(context, predict_here, variants, what="the networks")
-        else:
-            card = next((key for key, other in data_sheets().items() if other == sheet), name)
-            found = in_process(context, predict, variants, {card: sheet}, what="the networks")
+        predictions = predicted(variants, machine, context)
     except UsageError as error:  # a model that was not fetched has no configuration here
         return [f"no prediction: {error}"]
-    told = [f"  {each.variant}, {each.shape}: {text_of(each)}" for each in found]
-    return [f"expected on {name} (80 % intervals):", *told]
+    name = machine.device.name if machine.sheet is None else machine.sheet.name
+    lines = [f"  {prediction.variant}, {prediction.shape}: {text_of(prediction)}" for prediction in predictions]
+    return [f"expected on {name} (80 % intervals):", *lines]
+
+
+def predicted(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[Prediction]:
+    """Returns what `sdopt plan` predicts of variants on a card with a data sheet, or on this CPU.
+
+    Raises UsageError if a model has no configuration here, because it was not fetched.
+    """
+    sheet = machine.sheet
+    if sheet is None:
+        return in_process(context, predict_here, variants, what="the networks")
+    card = next((key for key, other in data_sheets().items() if other == sheet), machine.device.name)
+    return in_process(context, predict, variants, {card: sheet}, what="the networks")
 
 
 @dataclass

@@ -74,6 +74,9 @@ class Model:
     """Whether the model itself was distilled to a few steps, so that such a scheduler needs no LoRA."""
     threads: int | None = bounded(None, ge=1, le=4096)
     """The default of `hardware.threads`."""
+    max_sequence_length: int | None = bounded(None, ge=1, le=1_000_000)
+    """For a diffusion transformer: tokens of a prompt that a call reads; null is the pipeline's own number.
+    CLIP's encoders read 77 beside it."""
 
     @property
     def source(self) -> str:
@@ -210,7 +213,9 @@ class Protocol:
     """Target half-width of every speed-up's interval, as a share such as 0.03; processes are added until it is reached.
     `replicates` is then the size of the pilot, whose standard deviation determines the number of processes."""
     budget_s: float | None = bounded(None, gt=0, le=31_536_000)
-    """Time limit for the measurements of a study with `precision`, in seconds; the pilot always completes."""
+    """Time limit for the whole of `sdopt run`, in seconds. Rounds and processes are spent where a verdict is open, then
+    on images; the answer says what was left out. One process of each variant, one round and a few images always
+    complete; with `precision`, its pilot."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """Summary statistic of a variant's latency. Speed-ups are always ratios of geometric means over the same rounds."""
     confidence: float = bounded(0.95, gt=0, lt=1)
@@ -234,9 +239,9 @@ class Protocol:
     null repeats none."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
     """Maximum number of extra rounds per process, for disturbed ones; null is half of `rounds`, rounded up."""
-    give_up: float | None = bounded(None, gt=1, le=1e6)
-    """A variant ends before it is timed if its warm calls take more than this many times the baseline's, per image;
-    null times all."""
+    give_up: float | None = bounded(3.0, gt=1, le=1e6)
+    """A variant whose first warm calls take more than this many times the baseline's, per image, is `slower`, and is
+    not timed further; one that claims memory alone still has its memory measured. Null times all."""
     programs_s: float | None = bounded(None, ge=0, le=86_400)
     """Seconds for running, after everything else, the program that reports hand out for each variant; null is a tenth
     of the time that the study took, but at least 180 s. The best variant's is run in any case, unless this is 0: then

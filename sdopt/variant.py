@@ -137,6 +137,15 @@ class Variant:
             for reason, shapes in found.items()
         ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device), *self._unsampled()]
 
+    def slow_here(self, device: Device) -> list[str]:
+        """Returns why options are expected to make calls slower on a device, each with the choice that causes it."""
+        ctx = self.context(device)
+        return [
+            f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
+            for axis, option in self.optimizations.items()
+            for reason in option.slow_here(ctx)
+        ]
+
     def _unsupported(self) -> list[str]:
         """Returns the conflicts of what diffusers does not have: AltDiffusion, or a task with this kind of pipeline."""
         family = family_of(self.model)
@@ -144,6 +153,8 @@ class Variant:
         found = [f"model={self.model.name}: {reason}" for reason in reasons]
         if self.task.kind not in family.tasks:
             found.append(no_task(family, self.task))
+        if family.is_unet and self.model.max_sequence_length is not None:
+            found.append(f"model.max_sequence_length={self.model.max_sequence_length}: is for diffusion transformers")
         step = family.latents.multiple * 8
         if not family.is_unet and any(shape.size % step for shape in self.shapes):
             found.append(f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares")

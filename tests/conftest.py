@@ -27,6 +27,23 @@ LONGEST = (
 The first two share no study: one process would wait for the other.
 """
 
+NUMERIC = (
+    "library/test_applying.py",
+    "options/test_attention.py",
+    "options/test_caching.py",
+    "options/test_lora.py",
+    "options/test_memory.py",
+    "options/test_precision.py",
+    "options/test_proofs.py",
+    "pipelines/test_models.py",
+    "pipelines/test_sampling.py",
+    "pipelines/test_tasks.py",
+    "quality/test_distances.py",
+    "quality/test_metrics.py",
+    "worker/test_calls.py",
+)
+"""Files whose tests compare numbers that networks compute, which other instructions of a processor round otherwise."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Imports the fixtures, and with them PyTorch, where tests run; what is shown is as wide for all who run them."""
@@ -40,6 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the tests by file, the longest first."""
+    """Sorts the tests by file, the longest first, and marks those on numerics."""
+    numeric = {Path(__file__).parent / name for name in NUMERIC}
+    for item in items:
+        if item.path in numeric:
+            item.add_marker("numeric")
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(LONGEST)))

@@ -295,10 +295,13 @@ def fake_study(
 
 
 def run_fake(
-    folder: Path, study: tuple[Plan, StudyResult, Machine], fakes: Fakes | None = None
+    folder: Path,
+    study: tuple[Plan, StudyResult, Machine],
+    fakes: Fakes | None = None,
+    timeline: Timeline | None = None,
 ) -> tuple[StudyResult, Fakes]:
-    """Measures what a study lacks with fake workers."""
-    (plan, result, machine), fakes = study, fakes or Fakes()
-    with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), Timeline()) as progress:
+    """Measures what a study lacks with fake workers; `timeline` is that of the command."""
+    (plan, result, machine), fakes, timeline = study, fakes or Fakes(), timeline or Timeline()
+    with (folder / "shown.txt").open("a") as shown, Progress(Console(file=shown, width=200), timeline) as progress:
         run_study(plan, result, machine, fakes, folder, progress)
     return result, fakes

@@ -93,7 +93,11 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
     ctx = variant.context(device)
-    needs = tuple(need for option in mine.values() for need in [*option.lacking(ctx), *option.ineffective(ctx)])
+    needs = tuple(
+        need
+        for option in mine.values()
+        for need in [*option.lacking(ctx), *option.ineffective(ctx), *option.slow_here(ctx)]
+    )
     if not alone:
         return Fit(True, reasons=needs)
     for (other_group, other_option), other in variants.items():

@@ -5,18 +5,27 @@ convolution of the denoiser, one of the decoder, a matrix product, attention, a 
 also how well a pass is told by its operations, bytes and kernels alone, without a published figure.
 """
 
+import hashlib
+import json
 import math
 import os
+import platform
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
+import sdopt
 from sdopt.foresight.latency import PARTS, Array, Costs
+from sdopt.hardware.probe import describe_cpu
+from sdopt.record.files import write_atomically
 from sdopt.schema import Hardware, Rates, Sheet
+from sdopt.scratch import cache_folder
 
 ARCHITECTURE = "cpu"
 
@@ -24,6 +33,9 @@ HALF_WIDTH = math.log(1.3)
 """Half-width of the interval (log), wider than the largest error that was seen; see README.md."""
 
 _SAMPLES = 5
+
+_RESTRICTING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+"""Environment variables that restrict which instructions libraries use."""
 
 _DENOISER, _DECODER = [(2, 320, 32), (2, 1280, 8)], [(1, 512, 64)]
 """Typical 3×3 convolutions: samples, channels, height and width."""
@@ -77,14 +89,47 @@ def seconds_of(parts: Array, steps: int) -> float:
 
 @lru_cache(maxsize=8)
 def measure_machine(threads: int) -> Machine:
-    """Times typical layers on this CPU, two seconds in all. Other work on the machine makes it look slower."""
+    """Times typical layers on this CPU, two seconds in all, and keeps the rates for `known_machine`.
+
+    Other work on the machine makes it look slower, so the highest rates that were ever measured count.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            return _measure()
+            found = _measure()
     finally:
         torch.set_num_threads(before)
+    if earlier := known_machine(threads):
+        pairs = zip(astuple(found), astuple(earlier), strict=True)
+        found = Machine(*map(max, pairs))
+    with suppress(OSError):  # a home that cannot be written
+        file = _rates_file(threads)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(asdict(found)).encode())
+    return found
+
+
+def known_machine(threads: int) -> Machine | None:
+    """Returns the rates that `measure_machine` kept; None where nothing measured this CPU with these versions."""
+    try:
+        rates = json.loads(_rates_file(threads).read_text(encoding="utf-8"))
+        return Machine(**{name: float(rate) for name, rate in rates.items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def machine_of(threads: int) -> Machine:
+    """Returns the rates of this machine, measured now where they are not known."""
+    return known_machine(threads) or measure_machine(threads)
+
+
+def _rates_file(threads: int) -> Path:
+    """Returns the file of this machine's rates, by processor, threads, versions and what restricts instructions."""
+    variables = [os.environ.get(name, "") for name in _RESTRICTING]
+    key = [describe_cpu(), platform.node(), threads, torch.__version__, sdopt.__version__, variables]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    return cache_folder() / "sdopt" / "rates" / f"{digest}.json"
 
 
 def _measure() -> Machine:
@@ -128,7 +173,7 @@ def threads_of(hardware: Hardware) -> int:
 def sheet_of_cpu(hardware: Hardware) -> Sheet:
     """Returns this machine as a data sheet; its memory is the machine's."""
     threads = threads_of(hardware)
-    found = measure_machine(threads)
+    found = machine_of(threads)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     plural = "" if threads == 1 else "s"
     return Sheet(

@@ -20,7 +20,15 @@ from sdopt.config.overrides import key_of, resembling, written_key
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line, require_texts
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
-from sdopt.foresight.cpu import HALF_WIDTH, measure_machine, seconds_of, sheet_of_cpu, threads_of
+from sdopt.foresight.cpu import (
+    HALF_WIDTH,
+    known_machine,
+    machine_of,
+    measure_machine,
+    seconds_of,
+    sheet_of_cpu,
+    threads_of,
+)
 from sdopt.foresight.fitting import EXTRAPOLATED, Z80, half_width, labels, relatives, state_of, why_not
 from sdopt.foresight.latency import NAMES, PARTS, Array, Case, Table, coefficients, generation_of
 from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, steps_of
@@ -149,7 +157,13 @@ def predict(
 
 
 def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
-    """Predicts each variant at each of its shapes on this machine's CPU, whose rates are measured first."""
+    """Predicts each variant at each of its shapes on this machine's CPU, from rates that were measured before.
+
+    Raises:
+        UsageError: they are not known yet.
+    """
+    if known_machine(threads_of(variants[0].hardware)) is None:
+        raise UsageError("this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them")
     return predict(variants, {"cpu": sheet_of_cpu(variants[0].hardware)})
 
 
@@ -234,7 +248,7 @@ def _why_not_here(software: Software) -> str:
 
 def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Prediction:
     """Adds the time on this machine's CPU, from the rates that it reaches."""
-    machine = measure_machine(threads_of(variant.hardware))
+    machine = machine_of(threads_of(variant.hardware))
     texts = sum(gib for name, gib in plan.weights.items() if name in TEXT_ENCODERS) * 2**30 / 4
     prompts = 2 if variant.guidance_scale > 1 else 1
     parts = machine.parts(case.denoiser, case.decoder, 2.0 * texts * _TOKENS * prompts)
@@ -246,7 +260,7 @@ def _here(made: Prediction, variant: Variant, plan: Blueprint, case: Case) -> Pr
         low=seconds * math.exp(-HALF_WIDTH),
         high=seconds * math.exp(HALF_WIDTH),
         shares=_shares(case, parts, 0.0),
-        evidence="rates of typical layers, measured here just now",
+        evidence="rates of typical layers, measured here",
         price=_price(variant, seconds / made.images),
     )
 
@@ -411,6 +425,7 @@ def _cards(composer: HydraComposer, names: Sequence[str], overrides: Sequence[st
         return {name: sheets[name] for name in dict.fromkeys(names)}
     sheet = composer.current.hardware.sheet
     if sheet is None and composer.current.hardware.device == "cpu":
+        measure_machine(threads_of(composer.current.hardware))  # again, since other work may have slowed it before
         return {"cpu": sheet_of_cpu(composer.current.hardware)}
     if sheet is None:
         raise UsageError(

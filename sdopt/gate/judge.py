@@ -54,6 +54,7 @@ from sdopt.record.verdicts import Judgement, Look, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.bounds import Bounds, subtract
 from sdopt.statistics.break_even import first_image_s
+from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
     FIRST_IMAGE,
     MEASURES,
@@ -192,6 +193,7 @@ def _contexts(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit,
             floors=result.floors.get("numerical", {}),
             memory_growth=spared_growth(gate, reference, result),
             protocol=result.config.protocol,
+            slower=at_least_slower(candidate) if reference.name == result.baseline else None,
         )
 
     return [at(shape_index) for shape_index in range(len(result.shapes))]
@@ -223,6 +225,8 @@ def rulings_of(contexts: Sequence["RuleContext"], gate: Gate, contract: Contract
     Does not rule on whether the candidate pays: that depends on all claims of the study.
     """
     first = contexts[0]
+    if first.candidate.status is Status.SLOWER:
+        return [first.too_slow(gate, contract)]
     rulings = comparable(first.candidate, first.reference)
     if rulings:
         return rulings
@@ -263,6 +267,7 @@ class RuleContext:
         sees_calls: whether sdopt made the calls, and saw what they did.
         memory_growth: the factor by which memory may grow without harm on this GPU.
         protocol: says which changes of speed and memory are too small to count.
+        slower: how many times as long as the baseline's its calls take at least, if its timing ended early for that.
     """
 
     candidate: VariantResult
@@ -279,6 +284,7 @@ class RuleContext:
     sees_calls: bool = True
     memory_growth: float = 1.0
     protocol: Protocol = field(default_factory=Protocol)
+    slower: float | None = None
 
     @property
     def promises(self) -> list[Promise]:
@@ -336,6 +342,17 @@ class RuleContext:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.doubt = f"{apart}: what a format loses counts as a difference"
         return ruling
+
+    def too_slow(self, gate: Gate, contract: Contract) -> Ruling:
+        """Rules on a candidate whose timing ended early: it fails if a rule or a claim asks for speed."""
+        if self.slower is None:
+            return unjudged("status", f"it was not timed to the end: {self.candidate.reason}")
+        reason = f"slower, at least {bound_text(self.slower)}"
+        limits = [rule.limit for rule in gate.rules.get(contract, []) if rule.metric == SPEEDUP.name]
+        exceeded = any(limit is not None and limit > 1 / self.slower for limit in limits)
+        if exceeded or (gate.must_pay and SPEEDUP.name in self.claimed):
+            return Ruling("speed", with_shape(SPEEDUP.name, self.shape), Verdict.FAIL, reason)
+        return unjudged("status", f"{reason}, and not timed to the end (protocol.give_up)")
 
     def _first_image(self, rule: Rule) -> Ruling:
         """Applies a limit to the seconds until the first image of the first process, which alone starts by itself."""
@@ -433,6 +450,8 @@ class RuleContext:
         """
         measured, limit, at_least = self.ratio(rule.metric), rule.limit, rule.test == "at_least"
         name = with_shape(rule.metric, self.shape)
+        if measured is None and self.slower is not None and rule.metric == SPEEDUP.name:
+            return self.too_slow(gate, self.contract)
         if measured is None:
             raise UnjudgedError(name, f"{rule.metric} was not measured")
         assert limit is not None

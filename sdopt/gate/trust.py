@@ -300,7 +300,7 @@ def _deciding(measurement: Measurement) -> Iterator[float]:
 def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     """Returns a ruling for each reason why two variants cannot be compared at all."""
     rulings = []
-    if not candidate.status.measured:
+    if not candidate.status.measured or candidate.status is Status.SLOWER:
         rulings.append(
             unjudged("status", f"the variant was not measured (status {candidate.status}): {candidate.reason}")
         )

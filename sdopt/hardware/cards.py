@@ -34,6 +34,9 @@ CUDNN_ATTENTION = Feature("the cudnn kernel", (8, 0))
 
 TF32 = Feature("TensorFloat-32", (8, 0))
 
+CPU_BFLOAT16 = "bfloat16"
+"""The attribute of a CPU that says whether oneDNN computes bfloat16 with its vector instructions."""
+
 BFLOAT16 = Feature("bfloat16 arithmetic", (8, 0))
 
 INT8 = Feature("8-bit integer products", (7, 5))

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,12 +13,14 @@ import torch
 from torch.backends.cuda import SDPAParams
 
 from sdopt.errors import UsageError
+from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.cgroups import MOUNT, memory_limits
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
 from sdopt.limits import limited_address_space
 
-"""Folder with the limits of a container (cgroup v2)."""
+_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
+"""Instruction sets, as `ONEDNN_MAX_CPU_ISA` names them, in which oneDNN has no kernels for bfloat16."""
 
 
 def probe_device(wanted: str) -> Device:
@@ -170,17 +172,30 @@ def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
 
 def describe_cpu() -> dict[str, Any]:
     """Returns the CPU's name, the cores that this process may use, and the vector units that PyTorch uses."""
-    info = Path("/proc/cpuinfo")
-    names = [
-        line.partition(":")[2].strip()
-        for line in info.read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "name": names[0] if names else platform.processor() or platform.machine(),
+    info: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        info.setdefault(key.strip(), value.strip())
+    found = {
+        "name": info.get("model name") or platform.processor() or platform.machine(),
         "cores": usable_cores(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
+    if platform.machine() == "x86_64":
+        found[CPU_BFLOAT16] = computes_bfloat16(info.get("flags", "").split(), os.environ)
+    return found
+
+
+def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> bool:
+    """Returns whether oneDNN computes bfloat16 with vector instructions on an x86-64 processor.
+
+    It does from AVX-512 on, and with those of AVX-NE-CONVERT; elsewhere it computes element by element. `flags` are
+    the processor's, and `variables` those of the environment, of which one may restrict oneDNN to fewer instructions.
+    """
+    limit = variables.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if limit in _WITHOUT_BFLOAT16:
+        return False
+    return {"avx512bw", "avx512dq", "avx512vl"} <= set(flags) or "avx_ne_convert" in flags
 
 
 def usable_cores(group: Path = MOUNT) -> int:

@@ -194,6 +194,10 @@ class Optimization:
         """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""
         return []
 
+    def slow_here(self, ctx: Context) -> list[str]:
+        """Returns why the option is expected to make calls slower on this device, on which it runs all the same."""
+        return []
+
     def files(self, model: Model, fetch: bool) -> list[Path]:
         """Returns the files that the option reads in addition to those of the model.
 

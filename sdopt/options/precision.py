@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
+from sdopt.hardware.cards import BFLOAT16, CPU_BFLOAT16, TF32, arithmetic, missing
 from sdopt.hardware.ceilings import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.measure.stages import VAE_DECODER
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
@@ -83,6 +83,12 @@ class Precision(Optimization):
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
             found += missing(ctx.device, BFLOAT16)
         return found
+
+    @override
+    def slow_here(self, ctx: Context) -> list[str]:
+        if "bfloat16" not in (self.weights, self.autocast) or ctx.device.attributes.get(CPU_BFLOAT16, True):
+            return []
+        return [f"{ctx.device.name} computes bfloat16 in software: expect it to be slower"]
 
     @override
     def broken(self, pipe: Pipeline) -> list[str]:

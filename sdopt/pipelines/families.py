@@ -175,7 +175,14 @@ def settings_of_folder(folder: Path) -> dict[str, Any]:
     """Returns the settings of the pipeline in a folder, as `settings_of`; `require_folder` says what is wrong."""
     index = _read(folder / "model_index.json")
     denoiser = _read(folder / family_in(index).denoiser / "config.json")
-    return settings_of(index, denoiser, _read(folder / "vae" / "config.json"))
+    return settings_of(index, denoiser, _read(folder / "vae" / "config.json")) | _length_of(folder, family_in(index))
+
+
+def _length_of(folder: Path, family: Family) -> dict[str, int]:
+    """Returns the number of tokens that a call must not exceed, if the tokenizer has fewer than calls usually read."""
+    usual = family.encoding.tokens[-1]
+    own = _read(folder / family.tokenizers[-1] / "tokenizer_config.json").get("model_max_length")
+    return {"max_sequence_length": own} if usual and isinstance(own, int) and own < usual else {}
 
 
 def family_of_folder(folder: Path) -> Family:

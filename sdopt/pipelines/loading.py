@@ -204,6 +204,12 @@ def family_of(model: Model) -> Family:
     return family_named(text_to_image(pipeline_of(model)))
 
 
+def call_arguments(model: Model) -> dict[str, Any]:
+    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
+    length = {} if model.max_sequence_length is None else {"max_sequence_length": model.max_sequence_length}
+    return {**family_of(model).call, **length}
+
+
 def denoiser_config(model: Model) -> dict[str, Any] | None:
     """Returns the configuration of a model's denoiser, without loading it; None if it is not local."""
     return part_config(model, family_of(model).denoiser)
@@ -212,11 +218,6 @@ def denoiser_config(model: Model) -> dict[str, Any] | None:
 def published_denoiser(model: Model) -> dict[str, Any]:
     """Returns the configuration of a model's denoiser, or its architecture's if it is not local; {} without both."""
     return denoiser_config(model) or architecture_config(model, family_of(model).denoiser) or {}
-
-
-def call_arguments(model: Model) -> dict[str, Any]:
-    """Returns the arguments that each call of a model's pipeline has, whatever the workload."""
-    return dict(family_of(model).call)
 
 
 def guidance_of(model: Model) -> Guidance:

@@ -291,6 +291,8 @@ def _tokenizers(model: Model) -> Iterator[tuple[Any, int | None]]:
     """Yields the tokenizers of a model, each with the number of tokens that a call reads if that is not its own."""
     folder, family = folder_of(model), family_of(model)
     tokens = dict(zip(family.tokenizers, family.encoding.tokens, strict=True))
+    if model.max_sequence_length is not None:
+        tokens[family.tokenizers[-1]] = model.max_sequence_length
     if model.weights == "path" and path_of(model).is_file():
         for part in sorted(folder.glob("tokenizer*")):
             yield load_tokenizer(part, model.tokenizer), tokens.get(part.name)

@@ -38,6 +38,8 @@ class Status(StrEnum):
     OK = "ok"
     NOT_ENGAGED = "not_engaged"
     """It ran, but an optimization left no evidence of having taken effect."""
+    SLOWER = "slower"
+    """Its first warm calls showed that it is clearly slower than the baseline, so that it was not timed further."""
     SKIPPED = "skipped"
     """It cannot run here, or its choices conflict; nothing was loaded."""
     FAILED = "failed"
@@ -50,7 +52,7 @@ class Status(StrEnum):
     @property
     def measured(self) -> bool:
         """Whether the variant's figures may be shown: an option without effect still has a latency."""
-        return self in (Status.OK, Status.NOT_ENGAGED)
+        return self in (Status.OK, Status.NOT_ENGAGED, Status.SLOWER)
 
     @property
     def failure(self) -> bool:
@@ -109,6 +111,9 @@ class VariantResult:
     """Of images of another program: how their files are written."""
     lossy_files: bool = False
     """Whether writing them so changed pixels."""
+    given_up: bool = False
+    """Whether it was not timed to the end, because its trial calls (`ShapeSamples.trial_s`) showed that it is clearly
+    slower. Its status is `slower`, unless it claims memory alone, which was then measured as usual."""
 
     def other_work(self, reference: "VariantResult") -> list[str]:
         """Returns in words what the two did differently and must not: work and hardware, and what images say of it."""
@@ -158,7 +163,7 @@ class VariantResult:
     @property
     def silent(self) -> set[int]:
         """The replicates that have shown no evidence at some shape; one that was killed before it is replaced."""
-        shown = {m.replicate for m in self.measurements if all(samples.evidence for samples in m.shapes)}
+        shown = {m.replicate for m in self.measurements if m.spared or all(samples.evidence for samples in m.shapes)}
         return {m.replicate for m in self.measurements} - shown
 
     @property
@@ -275,6 +280,31 @@ class Precision:
 
 
 @dataclass
+class Budget:
+    """What a study left out to end within `protocol.budget_s`; the defaults leave out nothing."""
+
+    spent_s: float = 0.0
+    """Seconds from the start of the command until the last measurement."""
+    rounds: int | None = None
+    """Rounds that were timed, where they are fewer than `protocol.rounds`."""
+    processes: dict[str, int] = field(default_factory=dict)
+    """Processes by variant, of those that have fewer than `protocol.replicates`."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """By variant that was shown to be faster or slower before the last round: the rounds that it was timed in."""
+    prompts: int | None = None
+    """Prompts of the quality pass, where there was no time for all."""
+    floor_prompts: int | None = None
+    """Prompts that the baseline drew again, where there was no time for all."""
+    evidence: bool = True
+    """Whether every process had time to show evidence, and not only the first one of each variant."""
+
+    @property
+    def spared(self) -> bool:
+        """Whether anything was left out that leaves a verdict open."""
+        return bool(self.rounds or self.processes or self.prompts or self.floor_prompts or not self.evidence)
+
+
+@dataclass
 class StudyResult:
     """Everything that one study found."""
 
@@ -314,6 +344,8 @@ class StudyResult:
     beforehand, and never made into one."""
     precision: Precision | None = None
     """The course of a study with `protocol.precision`; None without it."""
+    budget: Budget | None = None
+    """What a study with `protocol.budget_s` left out; None without it."""
     status: str = "running"
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
@@ -372,7 +404,8 @@ class StudyResult:
     def replicates_of(self, variant: str) -> int:
         """Returns how many processes a variant needs so far: by the protocol, or for its precision."""
         if self.precision is None:
-            return self.config.replicates
+            fewer = self.budget.processes if self.budget else {}
+            return fewer.get(variant, self.config.replicates)
         return max(self.config.replicates, min(self.precision.granted, self.precision.needed.get(variant, 0)))
 
     @property

@@ -160,6 +160,12 @@ class ShapeSamples:
     discarded_s: list[Seconds] = field(default_factory=list)
     """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
     have been idle for long."""
+    trial_s: list[Seconds] = field(default_factory=list)
+    """Further warm calls of a variant whose first call was slow, to find out whether it is clearly slower;
+    less the share of each that other work took."""
+    trial_beside_s: list[Seconds] = field(default_factory=list)
+    """The baseline's calls that these are compared with: before, between and after them, less what other
+    work took, and for as many images as the variant's call makes; in blocks, those of its warm-up as they are."""
     calls: list[Call] = field(default_factory=list)
     """Its timed calls, in their order."""
     timed_images: list[TimedImage] = field(default_factory=list)
@@ -209,6 +215,8 @@ class Measurement:
     the first process of a variant alone."""
     pass_held_gib: list[float] = field(default_factory=list)
     """Memory held after each of these calls, as in `Call.held_gib`."""
+    spared: bool = False
+    """Whether it showed no evidence because `protocol.budget_s` left no time: the first process did."""
     complete: bool = False
     """Whether evidence, stages and images were taken after its rounds."""
 

@@ -60,7 +60,8 @@ class Candidate:
     `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on.
     `worst` has, by metric, the prompts that lost most. `latency_s` is the time of a call, which makes
     `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
-    run and drew the measured image, of which `program_run` says more.
+    run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as
+    the baseline's its calls take at least, where that was clear so early that they were not timed further.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Candidate:
     command: str
     program: str | None
     program_run: str
+    at_least_slower: float | None = None
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         row.command,
         program_of(result, row.variant) or None,
         said_of(row.variant.program),
+        row.at_least_slower,
     )
 
 

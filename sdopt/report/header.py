@@ -49,7 +49,12 @@ def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> No
     planned = environment.sheet is not None and environment.device["driver"] is None
     where = f" on {environment.device['name']}, by its data sheet" if planned else ""
     variants = [
-        (row.name, listed(difference(row.choices, baseline)), row.contract, "no" if row.reason else "yes")
+        (
+            row.name,
+            listed(difference(row.choices, baseline)),
+            row.contract,
+            "no" if row.status is Status.SKIPPED else "yes",
+        )
         for row in result.variants
     ]
     compared = [
@@ -63,7 +68,8 @@ def show_plan(result: StudyResult, expected: "Forecast", console: Console) -> No
     told = [work_of(result.config)]
     if len(result.shapes) > 1:
         told.append(f"each process is timed at {'; '.join(map(str, result.shapes))}")
-    told += [f"{row.name}: no: {row.reason}" for row in result.variants if row.reason]
+    would = {row.name: "no" if row.status is Status.SKIPPED else "yes" for row in result.variants}
+    told += [f"{row.name}: {would[row.name]}: {row.reason}" for row in result.variants if row.reason]
     time = "unknown" if expected.seconds is None else f"about {_duration(expected.seconds)}"
     memory = "unknown" if expected.memory_gib is None else f"about {gib_text(expected.memory_gib)} per process"
     effort = [

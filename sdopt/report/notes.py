@@ -48,6 +48,12 @@ def notes_of(summary: Summary) -> Iterator[str]:
     if reached := _reached(summary):
         yield reached
     yield from gpu_notes(result)
+    untimed = [variant.name for variant in result.variants if variant.given_up]
+    if result.effects and untimed:
+        yield (
+            f"Effects without {'; '.join(untimed)}, which were clearly slower and not timed further "
+            "(protocol.give_up=null times them): what the others cannot tell apart is aliased, and has no figure."
+        )
     if result.effects:
         yield (
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
@@ -149,7 +155,7 @@ def _rounds_note(result: StudyResult) -> str:
     named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
     uses = [f"{counts.left_out} left out"] if counts.left_out else []
     if counts.undecided:
-        anyway = "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"
+        anyway = "used anyway, because too few were undisturbed"
         uses.append(f"{counts.undecided} {anyway}")
     return (
         f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "

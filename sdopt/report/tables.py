@@ -55,6 +55,12 @@ def ratio_cell(ratio: Interval | None) -> Cell:
     return Cell(f"{ratio.estimate:.2f}×", bounds_text(ratio)) if ratio else Cell()
 
 
+def slower_cell(figures: Figures) -> Cell:
+    """Returns a cell with the bound of a speed-up whose timing ended early, as in `≤ 0.14×`."""
+    times = figures.at_least_slower
+    return Cell(f"≤ {1 / times:.2f}×") if times is not None else Cell()
+
+
 def word(verdict: StrEnum | None) -> Cell:
     """Returns a cell with a verdict or a status, in its tone; an empty one for None."""
     return Cell(str(verdict), tone=TONES[verdict]) if verdict is not None else Cell()
@@ -87,6 +93,8 @@ def _time(row: Row) -> Cell:
 
 def _speedups(row: Row) -> list[Cell]:
     """Returns the speed-up at each shape."""
+    if row.variant.given_up:
+        return [slower_cell(at) for at in row.figures.shapes]
     ratios = [at.overall.get(SPEEDUP.name) if row.speedup else None for at in row.figures.shapes]
     return [ratio_cell(ratio.interval if ratio else None) for ratio in ratios]
 

@@ -41,6 +41,7 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
     ),
     Tone.BAD: (
         Status.NOT_ENGAGED,
+        Status.SLOWER,
         Status.FAILED,
         Status.OUT_OF_MEMORY,
         Status.KILLED,

@@ -57,6 +57,8 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     best = _fastest(entries, Fate.OPEN)
     fastest = f"; the fastest so far, not judged: {best.name}, about {best.speedup:.2f}×" if best else ""
     so_far = f"The search has not ended; {len(entries)} combinations were proposed so far{fastest}."
+    if search.unjudged is not None and best is not None:
+        so_far = _unjudged(best, search)
     started = search.trials.started
     shown = next(iter(search.results("screen-")), judged)
     return SearchRecord(
@@ -66,7 +68,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, undecided, passed, summary, last, entries) if ended else so_far,
+        sentence=_sentence(winner, undecided, passed, summary, last, entries)
+        if ended and search.unjudged is None
+        else so_far,
         entries=sorted(entries, key=lambda entry: (list(Fate).index(entry.fate), -(entry.speedup or 0.0))),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
@@ -75,6 +79,16 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         undecided=undecided,
         lines=list(answers[winner].lines) if winner else [],
         program_run=said_of(answers[winner].variant.program) if winner else "",
+    )
+
+
+def _unjudged(best: Entry, search: Search) -> str:
+    """Returns what a search says of its best candidate if the budget left no time to judge it."""
+    needed_s = search.config.budget_s - search.budget.left_s + (search.unjudged or 0.0)
+    return (
+        f"Undecided: {best.name} was about {best.speedup:.2f}× faster in a first look; the budget of "
+        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
+        f"{math.ceil(needed_s / 60)} min goes on, and judges them."
     )
 
 

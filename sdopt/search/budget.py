@@ -54,6 +54,11 @@ class Budget:
         return self.deadline - self.clock()
 
     @property
+    def least_s(self) -> float:
+        """Seconds that it takes to screen one candidate; 0 where nothing is known yet."""
+        return 0.0 if self.baseline is None else self.seconds("screen", [self._usual()])
+
+    @property
     def missing_s(self) -> float:
         """Seconds that the least search, which screens and judges one candidate, takes beyond what is left."""
         if self.baseline is None:  # without a study, there is no estimate

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
-from sdopt.experiment import awaits_clip, fetch_clip, foreseen
+from sdopt.experiment import awaits_clip, fetch_clip, foreseen, predicted
 from sdopt.locks import lock_folder
 from sdopt.record.files import inside, write_atomically
 from sdopt.record.records import StudyResult
@@ -21,6 +22,7 @@ from sdopt.report.blocks import Chart
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.config import SearchConfig, search_config, split
+from sdopt.search.expectation import Expectation
 from sdopt.search.record import PAGE, PLOT, RECORD, TABLES, Entry, SearchRecord, markdown_of, page_of
 from sdopt.search.run import Search
 from sdopt.search.space import Space
@@ -35,6 +37,9 @@ from sdopt.worker.machine import Machine, find_machine
 
 _MANY = 10_000
 """Combinations that a dry run counts."""
+
+RESULTS = Path("outputs")
+"""Folder of the results that this machine has measured."""
 
 _HOW_LONG = ("budget_s", "trials", "folder", "storage")
 """Keys that another call of the same search may change."""
@@ -71,6 +76,15 @@ class Prepared:
             *foreseen(self.space.variants(alone), self.machine, self.context),
         ]
 
+    def expected_call_s(self) -> float | None:
+        """Returns the seconds that `sdopt plan` expects of a call of the baseline; None where it expects none."""
+        try:
+            predictions = predicted(self.space.variants([]), self.machine, self.context)
+        except UsageError:
+            return None
+        seconds = [prediction.seconds for prediction in predictions]
+        return None if any(map(math.isnan, seconds)) else sum(seconds) / len(seconds)
+
 
 def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False) -> Prepared:
     """Reads a command line: `search.…` overrides, and those of the studies; `dry` measures and downloads nothing.
@@ -86,7 +100,8 @@ def prepare(overrides: Sequence[str], config_dir: Path | None, dry: bool = False
             fetch_clip(composer)
         run = composer.current
         machine, context = find_machine(start_fork_server(), run.hardware, data_sheets)
-        space = Space.of(config, composer, machine.device, config_dir)
+        expectation = Expectation.of(machine.device, RESULTS)
+        space = Space.of(config, composer, machine.device, config_dir, expectation)
         return Prepared(config, given, config_dir, run, space, machine, context)
 
 
@@ -116,7 +131,16 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None], brief: b
             where = f"search.storage={config.storage} and {folder} do not belong together"
             raise UsageError(f"{where}: one of them was removed; begin another search with search.title=…")
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
-        yield Search(config, prepared.space, studies, trials, began + config.budget_s, say, brief)
+        yield Search(
+            config,
+            prepared.space,
+            studies,
+            trials,
+            began + config.budget_s,
+            say,
+            brief,
+            expected_call_s=prepared.expected_call_s,
+        )
 
 
 def _identity(prepared: Prepared) -> str:

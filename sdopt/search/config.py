@@ -44,7 +44,8 @@ class SearchConfig:
     """A limit for that distance, in the unit of the metric."""
     budget_s: float = bounded(gt=0, le=31_536_000)
     """Time that this call takes, in seconds, unless everything is tried earlier. Each option is tried alone first; then
-    combinations are screened, and raced if needed, while enough time is left to judge. The judging runs to its end."""
+    combinations are screened, and raced if needed, while enough time is left to judge. What cannot be judged in that
+    time stays undecided, and the same call with more time goes on."""
     trials: int | None = bounded(None, ge=1, le=1_000_000)
     """Maximum number of combinations to measure; null measures as many as exist and the budget allows."""
     side_by_side: int = bounded(ge=1, le=100)

@@ -12,6 +12,7 @@ from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
 from sdopt.statistics.summary import broken_because
 
@@ -152,6 +153,8 @@ def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
+    if (times := at_least_slower(variant)) is not None and "latency" in config.objectives:
+        return f"slower, at least {bound_text(times)}"
     if not variant.status.timed:
         return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
     if unknown:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
@@ -31,6 +32,12 @@ from sdopt.statistics.words import gib_text, shortened
 from sdopt.study.forecast import calls_ahead
 from sdopt.study.timeline import waited_s
 
+_LOADING_S = 2.0
+"""Seconds to expect of loading a model, before any was measured."""
+
+_SLACK = 1.1
+"""How far a step may exceed what is left of the budget: no estimate is better than this."""
+
 
 @dataclass
 class Search:
@@ -41,6 +48,9 @@ class Search:
         deadline: the end of the budget, in seconds of the monotonic clock.
         say: prints a line of progress.
         brief: whether the judged study is not shown, because the caller answers in other words.
+        expected_call_s: returns the seconds to expect of the baseline's call before anything is measured; None where
+            nothing is expected.
+        unjudged: the seconds that judging the best candidate takes; set if the budget does not leave them.
         dropped: the fate of each candidate that is out of the search, with the reason, by name.
     """
 
@@ -51,6 +61,8 @@ class Search:
     deadline: float
     say: Callable[[str], None]
     brief: bool = False
+    expected_call_s: Callable[[], float | None] = lambda: None
+    unjudged: float | None = None
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
     _cut: bool = False
@@ -68,43 +80,83 @@ class Search:
             work[stage] = Work(processes, calls)
         budget = Budget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
-        for result in [*self.finished(CALIBRATE), *self.finished("screen-")]:
+        for result in self.finished("screen-"):
             budget.baseline, costs = costs_of(result)
             budget.costs |= costs
+        self._learn_baseline(budget)
+        if budget.baseline is None and (call_s := self.expected_call_s()) is not None:
+            budget.baseline = Cost(_LOADING_S + call_s, call_s)
         return budget
 
+    def _learn_baseline(self, budget: Budget) -> None:
+        """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
+        if not budget.costs:
+            for result in self.finished(CALIBRATE):
+                budget.baseline, _ = costs_of(result)
+
     def run(self) -> StudyResult | None:
-        """Takes all steps; returns the judged study, or None if no candidate reaches the final."""
+        """Takes all steps; returns the judged study, or None if no candidate was judged.
+
+        Raises UsageError if the budget is too short to try a single option.
+        """
         judged = next(self.results(FINAL), None)
-        if judged is not None:
-            finalists = self.race()
-        else:
-            for reasons in self.space.left_out:
-                self.say(f"left out: {shortened(reasons)}")
-            self.studies.require_final(self.space.candidates(self.space.alone()))
-            self.studies.calibrate(self.say)
-            if more_s := self.budget.missing_s:
-                needed = math.ceil((self.budget.left_s + more_s) / 60)
-                self.say(
-                    f"to screen and to judge one combination takes about {needed} min here: this search takes longer "
-                    f"than search.budget_s={self.config.budget_s:g}"
-                )
-            finalists = []
-            # A race that ends early, or that nobody needs any more, leaves time to screen more.
-            while self.screen() or not finalists:
-                finalists = self.race()
-                if not finalists:
-                    break
+        finalists = self.race() if judged is not None else self._selected()
         if not finalists:
             return None
         names = [candidate.name for candidate in finalists]
+        if judged is not None and judged.status == "finished":
+            self.say(
+                "this search was judged before, and more time does not extend it: search.title=… begins another one"
+            )
+            return self.studies.measure(FINAL, finalists, brief=self.brief)
+        needed_s = self.budget.seconds_of(FINAL, names)
+        if needed_s > _SLACK * self.budget.left_s:
+            self.unjudged = needed_s
+            return None
         self.say(
-            "this search was judged before, and more time does not extend it: search.title=… begins another one"
-            if judged is not None and judged.status == "finished"
-            else f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
+            f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
             f"{'; '.join(names)}"
         )
-        return self.studies.measure(FINAL, finalists, brief=self.brief)
+        result = self.studies.measure(FINAL, finalists, brief=self.brief, limit_s=_SLACK * self.budget.left_s)
+        if result.status == "finished":
+            return result
+        self.unjudged = needed_s
+        return None
+
+    def _selected(self) -> list[Candidate]:
+        """Screens and races; returns the finalists, ranked."""
+        for reasons in self.space.left_out:
+            self.say(f"left out: {shortened(reasons)}")
+        self.studies.require_final(self.space.candidates(self.space.alone()))
+        self._require_time()
+        self.studies.calibrate(self.say, self.budget.left_s)
+        self._learn_baseline(self.budget)
+        self._require_time()
+        if more_s := self.budget.missing_s:
+            needed = math.ceil((self.budget.left_s + more_s) / 60)
+            self.say(
+                f"to screen and to judge one combination takes about {needed} min here: with "
+                f"search.budget_s={self.config.budget_s:g}, what is faster will not be judged"
+            )
+        finalists: list[Candidate] = []
+        # A race that ends early, or that nobody needs any more, leaves time to screen more.
+        while self.screen() or not finalists:
+            finalists = self.race()
+            if not finalists:
+                break
+        return finalists
+
+    def _require_time(self) -> None:
+        """Raises UsageError if not even one option can be tried; what was measured serves another call."""
+        least_s = self.budget.least_s
+        if self.budget.costs or least_s <= _SLACK * self.budget.left_s:
+            return
+        used_s = self.config.budget_s - self.budget.left_s
+        raise UsageError(
+            f"search.budget_s={self.config.budget_s:g}: to try one option takes about "
+            f"{math.ceil((used_s + least_s) / 60)} min here, and to judge it about "
+            f"{math.ceil((used_s + self.budget.left_s + self.budget.missing_s) / 60)} min"
+        )
 
     # ---------------------------------------------------------------------------------------------------- screening
 

@@ -17,6 +17,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.record.choices import NONE
 from sdopt.search.config import SearchConfig
+from sdopt.search.expectation import Expectation
 from sdopt.variant import Variant
 
 BASELINE = "baseline"
@@ -76,32 +77,42 @@ class Space:
         left_out: one line for each option that cannot run here even alone, with all its reasons.
         composer: composes the baseline and each combination.
         device: the device that they run on.
+        expectation: which options promise most, and so come first.
     """
 
     variables: tuple[Variable, ...]
     left_out: tuple[str, ...]
     composer: HydraComposer
     device: Device
+    expectation: Expectation = field(default_factory=Expectation, compare=False)
     _composed: dict[tuple[str, ...], Variant | UsageError] = field(default_factory=dict, init=False, compare=False)
 
     @classmethod
     def of(
-        cls, config: SearchConfig, composer: HydraComposer, device: Device, config_dir: Path | None = None
+        cls,
+        config: SearchConfig,
+        composer: HydraComposer,
+        device: Device,
+        config_dir: Path | None = None,
+        expectation: Expectation | None = None,
     ) -> "Space":
         """Returns the space that a configuration describes. Raises UsageError if none of its options can run here."""
-        whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device)
+        expected = expectation or Expectation()
+        whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device, expected)
         groups = [variable for variable in whole.variables if not variable.is_key]
         baseline = {variable.name: variable.plain for variable in groups}
         kept, reasons = [], list[str]()
         for variable in groups:
             alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
+            if config.objectives == ["latency"]:
+                alone = {value: whole.slow_here(found) or found for value, found in alone.items()}
             reasons += ["; ".join(found) for found in alone.values() if isinstance(found, list)]
             fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
             if fit not in ((), (variable.plain,)):
                 kept.append(replace(variable, values=fit))
         if not kept and config.groups:
             raise UsageError(["search.groups: no option of them can run here", *dict.fromkeys(reasons)])
-        return cls((*kept, *_keys(config)), tuple(dict.fromkeys(reasons)), composer, device)
+        return cls((*kept, *_keys(config)), tuple(dict.fromkeys(reasons)), composer, device, expected)
 
     def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
@@ -131,6 +142,11 @@ class Space:
         return Candidate(
             re.sub("['\"]", "", ", ".join(override.lstrip("+") for override in overrides)), tuple(overrides)
         )
+
+    def slow_here(self, found: Candidate | list[str] | None) -> list[str]:
+        """Returns why a candidate is expected to be slower than the baseline on this device; [] if it is not."""
+        composed = self._variant(list(found.overrides)) if isinstance(found, Candidate) else None
+        return composed.slow_here(self.device) if isinstance(composed, Variant) else []
 
     def candidates(self, points: Iterable[Point]) -> list[Candidate]:
         """Returns the candidates of those points that have one."""
@@ -174,7 +190,10 @@ class Space:
                 yield chosen | dict(zip((key.name for key in keys), settings, strict=True))
 
     def alone(self) -> Iterator[dict[str, Any]]:
-        """Yields the points that differ from the baseline in one option; those that compile come last."""
+        """Yields the points that differ from the baseline in one option.
+
+        Those that promise the largest speed-up come first, those that compile last: compiling may take minutes.
+        """
         groups = [variable for variable in self.variables if not variable.is_key]
         plain = {
             variable.name: variable.plain if variable.plain in variable.values else variable.values[0]
@@ -186,7 +205,14 @@ class Space:
             for value in variable.values
             if value != plain[variable.name]
         ]
-        yield from sorted(points, key=self.compiles)
+        yield from sorted(points, key=lambda point: (self.compiles(point), -self.expected_speedup(point)))
+
+    def expected_speedup(self, point: Point) -> float:
+        """Returns the speed-up to expect of a point by earlier measurements; 1 where nothing is known of it."""
+        composed, baseline = self._variant(self.overrides(point)), self._variant([])
+        if isinstance(composed, UsageError) or isinstance(baseline, UsageError):
+            return 1.0
+        return self.expectation.speedup(composed.choices, baseline.choices)
 
     def compiles(self, point: Point) -> bool:
         """Returns whether a point compiles, and not as the baseline does: that may take minutes."""

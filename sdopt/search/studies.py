@@ -36,9 +36,6 @@ _DESIGN = ("study=explicit", "study.skip_conflicts=true")
 
 _UNTRACKED = ("gate=none", "tracking=none", "protocol.programs_s=0")
 
-_GIVE_UP = 4
-"""What takes so many times the baseline's time cannot be the fastest, and would take the time of all others."""
-
 
 class _TimeUpError(KeyboardInterrupt):
     """Ends a study whose time is up as Ctrl-C does: what was measured is kept and compared."""
@@ -74,10 +71,10 @@ class Studies:
     def overrides(self, stage: str) -> list[str]:
         """Returns the overrides, without its variants, of the study in a folder: `screen-00`, `race-0`, `final`."""
         design = [*_DESIGN, f"study.name={quoted(self.config.title)}"]
+        if self.config.objectives != ["latency"]:  # else what is clearly slower cannot be the best
+            design.insert(0, "protocol.give_up=null")
         if stage != FINAL:
             own = [*map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)]
-            if self.config.objectives == ["latency"]:
-                own.insert(0, f"protocol.give_up={_GIVE_UP}")
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
         return [*self.judged(merge_overrides(self.given, design)), *self._fresh()]
 
@@ -125,10 +122,11 @@ class Studies:
                 f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
             )
 
-    def calibrate(self, say: Callable[[str], None]) -> None:
+    def calibrate(self, say: Callable[[str], None], limit_s: float | None = None) -> None:
         """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
 
-        On the prompts and noise that the search may see, and not on those that the finalists are judged by.
+        On the prompts and noise that the search may see, and not on those that the finalists are judged by. Raises
+        UsageError if that takes more than `limit_s` seconds; another call goes on.
         """
         run, _ = self.composed(FINAL)
         shares = (rule for rules in run.gate.rules.values() for rule in rules if rule.of_seeds or rule.deviations)
@@ -142,7 +140,12 @@ class Studies:
         own = [f"quality.{key}={self._seen}" for key in ("prompt_count", "floor_prompts")]
         once = ["protocol=smoke", "protocol.rounds=1", *_UNTRACKED, *own]
         overrides = [*merge_overrides(self.given, once), *_DESIGN, "study.name=calibrate", "study.edges=[]"]
-        result = self._measured(CALIBRATE, [*overrides, _variants([])], brief=True)
+        result = self._within(limit_s, CALIBRATE, [*overrides, _variants([])], brief=True)
+        if result.status == "interrupted":
+            raise UsageError(
+                f"search.budget_s={self.config.budget_s:g}: is too short to measure how much images differ by chance, "
+                "without which no image can be judged; the same command with more time goes on"
+            )
         write_calibration(calibration_of(result), self._calibration)
 
     @property
@@ -161,9 +164,13 @@ class Studies:
             UnavailableError: the study broke off.
             InterruptedStudy: the user pressed Ctrl-C.
         """
+        return self._within(limit_s, stage, [*self.overrides(stage), _variants(candidates)], brief)
+
+    def _within(self, limit_s: float | None, stage: str, overrides: Sequence[str], brief: bool) -> StudyResult:
+        """Measures a study; after `limit_s` seconds it ends with what is measured, as `interrupted`."""
         try:
             with _no_longer_than(limit_s):
-                return self._measured(stage, [*self.overrides(stage), _variants(candidates)], brief)
+                return self._measured(stage, overrides, brief)
         except InterruptedStudy as interrupt:
             if not isinstance(interrupt.__cause__, _TimeUpError) or not (self.folder / stage / "result.json").is_file():
                 raise

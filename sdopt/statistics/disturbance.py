@@ -24,9 +24,15 @@ def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
     return [max((call.disturbed for call in calls if call.disturbed is not None), default=0.0) for calls in rounds]
 
 
-def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
-    """Returns whether `rounds` of the rounds are clean, within the limit of disturbance; without a limit, all are."""
-    return limit is None or sum(share <= limit for share in worst) >= rounds
+def another_may_help(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
+    """Returns whether an extra round is worth its time: fewer than `rounds` are clean, and the last extra one was.
+
+    A round is clean within the limit of disturbance; without a limit, all are.
+    """
+    if limit is None or sum(share <= limit for share in worst) >= rounds:
+        return False
+    extra = worst[rounds:]
+    return not extra or extra[-1] <= limit
 
 
 def rounds_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:

@@ -16,6 +16,7 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.schema import Shape
+from sdopt.statistics.giving_up import at_least_slower
 from sdopt.statistics.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.statistics.ratios import exceeds, latency, log_images, peak_memory_gib, ratios_between
 
@@ -177,6 +178,11 @@ class Figures:
         return self.ratios.get(SPEEDUP.name)
 
     @property
+    def at_least_slower(self) -> float | None:
+        """How many times as long as the baseline's its calls take at least, if its timing ended early for that."""
+        return at_least_slower(self.variant)
+
+    @property
     def break_even(self) -> BreakEven | None:
         """The start-up cost, and after how many images it is repaid."""
         return self.comparison.break_even if self.comparison else None
@@ -188,6 +194,8 @@ class Figures:
         steps = {f"step/{name}": ratio for name, ratio in self.ratios.items()} if self.is_step else {}
         for name, ratio in (self.overall | steps).items():
             found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
+        if self.at_least_slower is not None:
+            found[f"{SPEEDUP.name}_high"] = 1 / self.at_least_slower
         return found
 
     @property

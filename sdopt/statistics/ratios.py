@@ -149,9 +149,16 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     if _beside_their_own(flat):
         return _one_sample(np.array([values.mean() for values in logs]), "process")
     in_blocks = any(m.shapes[0].latency_before_s for m, _ in flat)
-    mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
-    other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
+    sides = [_same_rounds(log_times(m, in_blocks), log_times(r, in_blocks)) for m, r in flat]
+    mine = np.array([times.mean() for times, _ in sides])
+    other = np.array([times.mean() for _, times in sides])
     return two_samples(other, mine)
+
+
+def _same_rounds(mine: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rounds that both sides have: a budget may time one of them in fewer."""
+    rounds = min(mine.size, other.size)
+    return mine[:rounds], other[:rounds]
 
 
 def logs_by_replicate(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> dict[int, np.ndarray]:
@@ -289,7 +296,7 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     comparison.break_even = uncounted(found) if found and close else found
     work = candidate.other_work(reference)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
-    if speed is None:
+    if speed is None and not (candidate.given_up or reference.given_up):
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 
@@ -369,18 +376,13 @@ def speedup_drift(
 
 
 def require_precision(protocol: Protocol, gate: Gate) -> None:
-    """Raises UsageError if no number of processes could reach the precision, or if there is a budget without one."""
+    """Raises UsageError if no number of processes could reach the precision."""
     problems = []
     pilot = gate.replicates if protocol.replicates is None else protocol.replicates
     if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
         problems.append(
             f"protocol.precision={protocol.precision:g}: needs protocol.replicates={MINIMUM_PROCESSES} or more, not "
             f"{pilot}: their deviation decides how many processes are added"
-        )
-    if protocol.budget_s is not None and protocol.precision is None:
-        problems.append(
-            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not set; "
-            "set both or neither"
         )
     if problems:
         raise UsageError(problems)

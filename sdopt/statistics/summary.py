@@ -12,6 +12,7 @@ from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
@@ -116,6 +117,11 @@ class Row:
         return self.figures.overall.get(SPEEDUP.name) if self.status.timed else None
 
     @property
+    def at_least_slower(self) -> float | None:
+        """How many times as long as the baseline's its calls take at least, if its timing ended early for that."""
+        return self.figures.at_least_slower
+
+    @property
     def memory(self) -> Ratio | None:
         """Its memory over that of the baseline, at the main shape; None where it was not measured."""
         return self.figures.overall.get(MEMORY_RATIO.name) if self.status.timed else None
@@ -213,13 +219,16 @@ def summary_of(result: StudyResult) -> Summary:
     rows = sorted((_with_chain(row, known) for row in rows), key=rank_of)
     best = next((row for row in rows if row.recommended), None)
     sentence = f"{_reservations(result)}{_sentence(rows, best)}"
-    return Summary(result, tuple(figures), tuple(rows), best, sentence, tuple(_notes(result)))
+    notes = [*_budget_notes(result, rows), *_notes(result)]
+    return Summary(result, tuple(figures), tuple(rows), best, sentence, tuple(notes))
 
 
 def rank_of(row: Row) -> tuple[bool, float]:
     """Returns the order of rows: the largest speed-up over the baseline first, and what has none last."""
     if row.is_baseline:
         return row.figures.latency is None, -1.0
+    if row.at_least_slower is not None:
+        return False, -1 / row.at_least_slower
     return row.speedup is None, -(row.speedup.interval.estimate if row.speedup else 0.0)
 
 
@@ -238,11 +247,14 @@ def _row(result: StudyResult, figures: Sequence[Figures]) -> Row:
         figures=first,
         option=credit if credit not in ("", "nothing") else variant.name,
         is_baseline=False,
-        images=worst_of(map(images_of, figures)) if variant.status.measured else None,
+        images=worst_of(map(images_of, figures)) if variant.status in (Status.OK, Status.NOT_ENGAGED) else None,
         decision=worst_of(decision_of(one.judgement.verdict) for one in figures if one.judgement),
         steps=tuple(steps),
     )
-    row = replace(row, speed=speed_over(row.speeds) if variant.status.measured else None)
+    if variant.given_up:
+        row = replace(row, speed=Speed.SLOWER)
+    elif variant.status.measured:
+        row = replace(row, speed=speed_over(row.speeds))
     because = next(filter(None, _objections(result, row, direct)), "")
     return replace(row, because=because, pays=not because)
 
@@ -296,6 +308,10 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
         refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
         yield "; ".join(dict.fromkeys(map(_refusal, refused)))
     if not row.gains:
+        if row.at_least_slower is not None:
+            yield f"slower, at least {bound_text(row.at_least_slower)}"
+        if row.speed is Speed.FEW and result.budget is not None and row.name in result.budget.processes:
+            yield "no interval: protocol.budget_s left no time for more processes"
         yield _why_open(row.speedup, result.is_imported) if row.speed is not Speed.SLOWER else "slower"
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     if not judged and claims and all(measure_named(name) is SPEEDUP for name in row.gains):
@@ -312,7 +328,7 @@ def broken_because(variant: VariantResult) -> str:
         return ""
     if variant.status is Status.NOT_ENGAGED:
         return f"no evidence that it took effect: {variant.reason}"
-    if variant.status is not Status.OK:
+    if variant.status not in (Status.OK, Status.SLOWER):
         return f"{variant.status}: {variant.reason}"
     if variant.trips:
         share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
@@ -420,6 +436,10 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     A trade is said as one: what it gains first, then what it costs. `name` is the variant's where it is not the row's.
     """
     ratio, name = row.speedup, name or row.name
+    if row.at_least_slower is not None:
+        slower = f"at least {bound_text(row.at_least_slower)} slower"
+        details = "; ".join(filter(None, [_memory_text(row), _images_text(row)]))
+        return f"{name} is {slower}" + (f", {details}" if details else "")
     if ratio is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     runs = "one run" if (count := len(row.variant.samples)) == 1 else f"{count} runs"
@@ -483,6 +503,29 @@ def _images_text(row: Row) -> str:
         return f"images not judged ({metric} {figure})"
     alike = next(word for least, word in _ALIKE if (math.inf if score is None else score) >= least)
     return f"images {alike}" + (f" ({figure} dB), not judged" if score is not None else "")
+
+
+def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> list[str]:
+    """Returns what a study left out to end within its budget, and which verdicts that leaves open."""
+    budget = result.budget
+    if budget is None or not budget.spared:
+        return []
+    left_out = []
+    if budget.rounds:
+        left_out.append(f"{result.config.protocol.rounds - budget.rounds} of {result.config.protocol.rounds} rounds")
+    for name, count in budget.processes.items():
+        left_out.append(f"{result.config.replicates - count} of {result.config.replicates} processes of {name}")
+    if budget.prompts:
+        left_out.append(f"the images of all but {budget.prompts} prompts")
+    if not budget.evidence:
+        left_out.append("the evidence of all but the first process of each variant")
+    text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {', '.join(left_out) or 'repeated images'}"
+    undecided = [
+        row.name for row in rows if row.speed in (Speed.CLOSE, Speed.FEW) or row.decision is Decision.UNDECIDED
+    ]
+    if undecided:
+        text += f"; it may be why these are not decided: {', '.join(undecided)}"
+    return [f"{text}. Resuming with a larger one measures the rest."]
 
 
 def _notes(result: StudyResult) -> list[str]:

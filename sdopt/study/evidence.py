@@ -78,15 +78,20 @@ class Inspection:
             self._study.progress.advance()
 
     def _take_evidence(self) -> None:
+        group = self._group
+        if (budget := self._study.result.budget) and not budget.evidence:
+            group = [process for process in group if process.first]
+            for process in self._group:
+                process.measurement.spared = not process.first
         for shape_index in self._study.shapes:
-            for part in batched(self._group, self._study.sharing.calls):
+            for part in batched(group, self._study.sharing.calls):
                 for process, found in self._ask(part, "evidence", PipelineHost.prove, shape_index):
                     samples = process.measurement.shapes[shape_index]
                     samples.evidence, samples.denoiser_busy_s = found.evidence, found.denoiser_busy_s
                     samples.traced = found.counts if process.first else {}
                     left_set = [f"it leaves {setting}" for setting in found.left_set]
                     process.row.reason = append_reason(process.row, *left_set)
-            self._study.progress.advance(len(self._group))
+            self._study.progress.advance(len(group))
 
     def _take_totals(self, process: VariantProcess) -> None:
         """Notes the energy of a call, and the TFLOP of one image, counted once for all variants of the same work."""
@@ -173,7 +178,9 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
 
 
 def _draw(study: Study, process: VariantProcess) -> Draw:
-    return draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
+    draw = draw_of(process.variant, study.drawing_batch, study.sharing.drawing_threads)
+    budget = study.result.budget
+    return draw if budget is None else replace(draw, prompts=draw.prompts[: budget.prompts])
 
 
 def draw_floors(session: Session, process: VariantProcess) -> None:
@@ -183,6 +190,8 @@ def draw_floors(session: Session, process: VariantProcess) -> None:
     """
     study = session.study
     prompts, threads = study.quality.floor_prompts, study.sharing.threads
+    if (budget := study.result.budget) and budget.floor_prompts is not None:
+        prompts = budget.floor_prompts
     floors = floor_draws(_draw(study, process), process.variant, prompts, threads)
     for kind, draws in floors.items():
         problems = []

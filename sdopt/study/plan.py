@@ -103,6 +103,8 @@ def plan_result(
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)
         variants.append(_row(variant, variant.name, "variant", conflicts))
+        if not conflicts:
+            variants[-1].reason = "; ".join(variant.slow_here(machine.device))
         variants[-1].inputs = inputs_of(variant, model)
         if variant.other_work(plan.baseline):
             # Another scheduler or number of steps changes the images, and no option's contract covers that.

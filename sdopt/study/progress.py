@@ -2,10 +2,10 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
@@ -29,13 +29,17 @@ def _in_words(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-class _TimeLeft(TimeRemainingColumn):
+class _TimeLeft(ProgressColumn):
     """The remaining time, in words; empty while it is unknown."""
+
+    def __init__(self, left_s: Callable[[], float | None]) -> None:
+        super().__init__()
+        self._left_s = left_s
 
     @override
     def render(self, task: Task) -> Text:
-        found = super().render(task)
-        return Text.assemble(found, " left", style=found.style) if found.plain.strip("-: ") else Text()
+        left_s = self._left_s()
+        return Text("" if left_s is None else f"{_in_words(left_s)} left", style="progress.remaining")
 
 
 class Progress:
@@ -49,6 +53,7 @@ class Progress:
         self._last = ""
         self._line = "starting"
         self._begun = self._said = time.monotonic()
+        self._ends: float | None = None
         self._bar = RichProgress(
             SpinnerColumn(),
             # A line too long for the terminal is cut here, so that the remaining time always shows.
@@ -59,7 +64,7 @@ class Progress:
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("calls"),
-            _TimeLeft(),
+            _TimeLeft(self._left_s),
             console=console,
             expand=True,
             disable=not console.is_terminal,
@@ -83,6 +88,19 @@ class Progress:
         """Sets how many calls of the pipeline are still to come, and how many rounds."""
         self._rounds = rounds
         self._bar.update(self._task, total=self._bar.tasks[self._task].completed + calls)
+
+    def expect(self, seconds: float) -> None:
+        """Sets in how many seconds the command is expected to end."""
+        self._ends = time.monotonic() + seconds
+
+    def _left_s(self) -> float | None:
+        """Returns the seconds that are expected to be left; None while they are unknown."""
+        if self._ends is not None:
+            return max(0.0, self._ends - time.monotonic())
+        task = self._bar.tasks[self._task]
+        if not task.total or not task.completed:
+            return None
+        return (time.monotonic() - self._begun) / task.completed * (task.total - task.completed)
 
     def more(self, calls: int) -> None:
         """Adds calls to those still to come."""
@@ -112,9 +130,9 @@ class Progress:
         self._last, self._said = self._line, time.monotonic()
         task, seconds = self._bar.tasks[self._task], self._said - self._begun
         done = ""
-        if task.total and task.completed:
-            left = seconds / task.completed * (task.total - task.completed)
-            done = f" ({task.completed:.0f} of {task.total:.0f} calls, about {_in_words(left)} left)"
+        left_s = self._left_s()
+        if task.total and task.completed and left_s is not None:
+            done = f" ({task.completed:.0f} of {task.total:.0f} calls, about {_in_words(left_s)} left)"
         if self._overwrites:
             full = round(12 * task.completed / task.total) if task.total else 0
             line = f"{'█' * full}{'░' * (12 - full)} {self._line}{done}"

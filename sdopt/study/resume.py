@@ -106,12 +106,17 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
 
 def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     """Applies the extended configuration, and marks all measured variants as incomplete."""
+    budget, previous.budget = previous.budget, None
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
+    more_prompts |= budget is not None and budget.prompts is not None
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         old.config, old.inputs = _with_extensions(old.config, new.config), new.inputs
-        if not old.status.measured:
+        if not old.status.measured or old.status is Status.SLOWER:
             continue
         old.status, old.reason = Status.PENDING, ""
+        for measurement in old.measurements:
+            if measurement.spared:
+                measurement.spared = measurement.complete = False
         if more_prompts:
             # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
             old.images, old.quality, old.trips = [], {}, []
@@ -213,9 +218,15 @@ class Missing:
 
 def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
-    rounds = result.config.protocol.rounds
+    rounds, settled = result.config.protocol.rounds, dict[str, int]()
+    if result.budget is not None:
+        rounds, settled = result.budget.rounds or rounds, result.budget.settled
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
-    usable = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
+    usable = {
+        row.name
+        for row in result.variants
+        if (row.status is Status.PENDING or row.status.measured) and not row.given_up
+    }
     lacking: dict[tuple[str, int], int] = {}
     pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
     for pair in [*pairs, *((name, result.baseline) for name in pending - {result.baseline})]:
@@ -226,9 +237,10 @@ def missing_of(result: StudyResult) -> Missing:
             ]
             for replicate in range(result.replicates_of(candidate.name)):
                 there = min(paired_rounds(*sides, replicate) for sides in at_shapes)
-                if there < rounds:
+                lacks = settled.get(candidate.name, rounds) - there
+                if lacks > 0:
                     for name in pair:
-                        lacking[name, replicate] = max(rounds - there, lacking.get((name, replicate), 0))
+                        lacking[name, replicate] = max(lacks, lacking.get((name, replicate), 0))
     # Processes of different sessions are not comparable: each has a baseline and a floor of its own.
     baselines = [row.name for row in result.variants if row.name == result.baseline or row is result.control]
     for replicate in {replicate for _, replicate in lacking}:

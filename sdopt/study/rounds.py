@@ -9,7 +9,8 @@ import numpy as np
 
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.samples import Call, ShapeSamples
-from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
+from sdopt.statistics.disturbance import another_may_help, rounds_left_out, worst_by_round
+from sdopt.study.budget import Spending
 from sdopt.study.evidence import Inspection
 from sdopt.study.session import Session, VariantProcess, batched
 from sdopt.worker.host import PipelineHost
@@ -27,6 +28,7 @@ class _Timing:
 
     def __init__(self, session: Session) -> None:
         self._session, self._study = session, session.study
+        self._spending = Spending(session)
 
     def _time(self, process: VariantProcess, shape_index: int, number: int) -> None:
         """Times one call at a shape; a number beyond the rounds of the session is an extra round.
@@ -59,19 +61,23 @@ class _Timing:
         A round is clean if other work took no more than `protocol.interference` of any of its calls
         (`Call.disturbed`: shares of the processor and the GPU). An extra round follows while fewer rounds are clean
         than are configured, at most `Session.extra_rounds` times: `protocol.extra_rounds`, or half as many, rounded up.
+        One that is disturbed itself is the last: the machine stays as it is, and the intervals show what that costs.
         Without `protocol.interference` there is none. `start` is how many calls the samples had before the first round.
         """
         session, rounds = self._session, self._session.rounds
         yield from range(1, rounds + 1)
         for number in range(rounds + 1, rounds + session.extra_rounds + 1 if rounds else 0):
             samples = timed()
-            if enough_clean(worst_by_round(samples)[start:], rounds, session.protocol.interference):
+            worst = worst_by_round(samples)[start:]
+            if not another_may_help(worst, rounds, session.protocol.interference):
                 return
             session.progress.more(len(samples))
             yield number
 
     def _leave_out(self, timed: Sequence[ShapeSamples], start: int = 0) -> None:
         """Records, for all samples alike, which of the rounds so far are left out: the most disturbed, if too many."""
+        if self._spending.limited:
+            return  # there are no extra rounds, and settled variants have fewer
         worst = worst_by_round(timed)[start:]
         left_out = rounds_left_out(worst, self._session.rounds, self._session.protocol.interference)
         for samples in timed:
@@ -107,7 +113,10 @@ class Rounds(_Timing):
         if session.rounds:
             self._discarded_round()
         for number in self._round_numbers(self._timed_samples):
-            calls = list(product(session.timed, study.shapes))
+            if not self._spending.another_round(number):
+                break
+            is_open = [process for process in session.timed if process.row.name not in session.settled]
+            calls = list(product(is_open, study.shapes))
             self._shuffle.shuffle(calls)
             for process, shape_index in calls:
                 if process.active:
@@ -115,11 +124,14 @@ class Rounds(_Timing):
                         self._time(process, shape_index, number)
                     session.require_fit(f", in round {number}")
             self._leave_out(self._timed_samples())
+            self._spending.settle(number)
+            self._spending.foretell()
             study.checkpoint()
         for process in session.timed:
             if process.active:  # else another process of its variant has failed meanwhile
                 with session.noting_failure(process):
                     process.measurement.memory_after = process.worker.ask(PipelineHost.memory_so_far)
+        self._spending.choose_images()
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
         waiting = sorted(
             (process for process in session.processes if process.active),
@@ -127,11 +139,13 @@ class Rounds(_Timing):
         )
         for group in batched(waiting, study.sharing.processes):
             Inspection(session, group).take()
+            self._spending.foretell()
             study.checkpoint()
             with session.progress.timeline.during("ending workers"):
                 for process in group:
                     session.retire(process)
         session.require_fit()
+        self._spending.note_spent()
 
     def _timed_samples(self) -> list[ShapeSamples]:
         return [samples for process in self._session.timed for samples in process.measurement.shapes]
@@ -149,7 +163,6 @@ class Rounds(_Timing):
                 process.measurement.shapes[shape_index].discarded_s.append(call.seconds)
                 session.note_call(process, shape_index, call)
             session.require_fit(", in the discarded round")
-        session.give_up_slow(lambda samples: samples.discarded_s)
         self._study.checkpoint()
 
 
@@ -166,6 +179,8 @@ class Blocks(_Timing):
     def measure(self) -> None:
         """Times and inspects all processes."""
         session, shapes = self._session, len(self._study.shapes)
+        session.rounds = self._spending.rounds_that_fit()
+        self._spending.choose_images()
         for process in session.processes:
             if not process.timed:
                 self._block(process)
@@ -188,6 +203,8 @@ class Blocks(_Timing):
             _set_baseline_times(process, before, after)
             session.result.schedule.drift[process.slug] = math.exp(_mean_log(after) - _mean_log(before))
             before = after
+            self._spending.note_spent()
+            self._spending.foretell()
             self._study.checkpoint()
 
     def _block(self, process: VariantProcess) -> list[list[float]]:

@@ -44,6 +44,7 @@ def run_study(
     try:
         with scratch_folder("study") as scratch:
             study = Study(plan, result, machine, start_worker, folder, scratch, progress)
+            study.begun_after_s = progress.timeline.elapsed_s
             before_s = result.precision.spent_s if result.precision else 0.0
             measure_missing(study, first_schedule(protocol, machine))
             while more_processes(result, before_s + time.monotonic() - begun):
@@ -112,7 +113,11 @@ def more_processes(result: StudyResult, spent_s: float) -> bool:
         return False
     result.precision = precision = result.precision or Precision(granted=result.config.replicates)
     precision.needed, precision.spent_s = precision.needed or processes_needed(result), spent_s
-    running = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
+    running = {
+        row.name
+        for row in result.variants
+        if (row.status is Status.PENDING or row.status.measured) and not row.given_up
+    }
     needed = max((n for name, n in precision.needed.items() if name in running), default=0)
     if needed <= precision.granted:
         return False
@@ -131,7 +136,7 @@ def more_processes(result: StudyResult, spent_s: float) -> bool:
 def set_final_statuses(result: StudyResult) -> None:
     """Sets the final status of each fully measured variant."""
     for row in result.variants:
-        if row.status is Status.PENDING or row.status.measured:
+        if row.status in (Status.PENDING, Status.OK, Status.NOT_ENGAGED):
             row.status, row.reason = _status_by_evidence(row)
 
 

@@ -33,6 +33,9 @@ from sdopt.worker.protocol import SampledImage, TimedCall, WorkerError
 
 T = TypeVar("T")
 
+TRIALS = 5
+"""How many trial calls of a process get prompts and noise of their own."""
+
 _SIDE_BY_SIDE = 2
 """Number of processes that work at once on a CPU: one process does not use all of it."""
 
@@ -86,6 +89,8 @@ class Study:
     progress: Progress
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
+    begun_after_s: float = 0.0
+    """Seconds from the start of the command to that of its first session."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
 
@@ -170,6 +175,8 @@ class VariantProcess:
     """A sample of the images of its timed calls at the first shape."""
     compiled_packages: int = 0
     """Packages that its worker compiled to disk; 0 once it is replaced by one that loads them."""
+    trials: int = 0
+    """Trial calls so far, by which `study.giving_up` decides."""
     given: set[tuple[int, int]] = field(default_factory=set)
     """The calls of its worker so far, each as the index of the shape and the number of the batch."""
 
@@ -226,6 +233,8 @@ class Session:
     def __init__(self, study: Study, missing: Missing, schedule: Schedule) -> None:
         self.study, self.result, self.protocol, self.progress = study, study.result, study.protocol, study.progress
         self.rounds = missing.rounds
+        self.settled: set[str] = set()
+        """The variants that were shown to be faster or slower, and on which no further round is spent."""
         self._starved: list[tuple[VariantProcess, str]] = []
         self._number = len(self.result.sessions)
         self.record = MeasurementSession(now())
@@ -271,7 +280,7 @@ class Session:
     @property
     def extra_rounds(self) -> int:
         """How many extra rounds may be timed because other work disturbed some."""
-        if self.protocol.interference is None:
+        if self.protocol.interference is None or self.result.budget is not None:
             return 0
         allowed = self.protocol.extra_rounds
         return math.ceil(self.rounds / 2) if allowed is None else allowed
@@ -371,11 +380,17 @@ class Session:
         While there are enough prompts, no two calls of a variant, in one process or in several, get the same prompts
         and noise: an option must not gain by remembering earlier calls.
         """
-        calls_per_process = 2 + self.study.warmup + self.rounds + self.extra_rounds
+        trials = TRIALS if self.protocol.give_up is not None else 0
+        calls_per_process = self.first_trial + trials
         number = process.measurement.replicate * calls_per_process + call
         number %= timed_draw(process.variant, shape_index).calls
         process.given.add((shape_index, number))
         return number
+
+    @property
+    def first_trial(self) -> int:
+        """The index, for `next_batch`, of the first call that is not timed in any round."""
+        return 2 + self.study.warmup + self.rounds + self.extra_rounds
 
     def note_call(self, process: VariantProcess, shape_index: int, call: TimedCall) -> None:
         """Records the figures of a call at a shape, except its time."""
@@ -433,30 +448,17 @@ class Session:
         else:
             # It was fully measured before, and was only timed again beside the missing variants.
             row.reason = append_reason(row, f"when timed again: {error.reason}")
-        for other in self.processes:
-            if other.row is row:
-                other.active = False
-                other.kill()
-                self.retire(other)
+        self.end(row)
         if row.name == self.result.baseline and any(other.active for other in self.processes):
             raise BaselineFailedError
 
-    def give_up_slow(self, warm: Callable[[ShapeSamples], Sequence[float]]) -> None:
-        """Ends the variants whose last `warm` calls take over `protocol.give_up` times the baseline's, per image."""
-        limit = self.protocol.give_up
-        if limit is None:
-            return
-        taken = {
-            p: sum(warm(samples)[-1] for samples in p.measurement.shapes) / p.row.config.images_per_call
-            for p in self.timed
-            if all(map(warm, p.measurement.shapes))
-        }
-        baseline_s = [seconds for process, seconds in taken.items() if process.row.name == self.result.baseline]
-        for process, seconds in taken.items():
-            is_candidate = process.row.name != self.result.baseline and not process.row.is_control
-            if baseline_s and is_candidate and process.active and (times := seconds / max(baseline_s)) > limit:
-                reason = f"an image takes {times:.1f} times the baseline's: protocol.give_up={limit:g}"
-                self.fail(process, WorkerError(Status.TIMEOUT, reason))
+    def end(self, row: VariantResult) -> None:
+        """Ends all processes of a variant."""
+        for process in self.processes:
+            if process.row is row:
+                process.active = False
+                process.kill()
+                self.retire(process)
 
     def require_fit(self, when: str = "") -> None:
         """Raises DoesNotFitError if processes ran out of memory beside others; `when` is added to the reasons."""

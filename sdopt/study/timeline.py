@@ -59,6 +59,12 @@ class Timeline:
         self._open.in_calls_s += seconds
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start, without those in which the study waited for another one."""
+        waited = sum(span.seconds for span in self.spans if span.phase == WAITING)
+        return time.monotonic() - self._begun - waited
+
+    @property
     def spans(self) -> list[Span]:
         """All phases so far, in the order in which they were first entered."""
         self._book()

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
+from sdopt.study.budget import Spending
+from sdopt.study.giving_up import GivingUp
 from sdopt.study.session import Session, VariantProcess
 from sdopt.worker.host import PipelineHost
 
@@ -17,21 +19,31 @@ class Warmup:
 
     def __init__(self, session: Session) -> None:
         self._session, self._study = session, session.study
+        self._giving_up, self._spending = GivingUp(session), Spending(session)
 
     def prepare(self) -> None:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""
+        everyone = self._session.processes
+        first = min((process.measurement.replicate for process in everyone), default=0)
+        self._prepare_all([process for process in everyone if process.measurement.replicate == first], trials=True)
+        self._giving_up.settle()
+        self._spending.choose_processes()
+        self._prepare_all([process for process in everyone if process.measurement.replicate != first])
+        self._session.require_fit()
+
+    def _prepare_all(self, waiting: Sequence[VariantProcess], trials: bool = False) -> None:
+        """Prepares some of the processes; with `trials`, finds out which of them are clearly slower."""
         budget_gib = memory_budget_gib(self._study.machine.device, self._study.protocol.memory_fraction)
-        waiting = list(self._session.processes)
         while waiting := [process for process in waiting if process.active]:
             group = self._next_group(waiting, budget_gib)
             waiting = waiting[len(group) :]
             self._prepare(group)
+            for process in group if trials else ():
+                self._giving_up.consider(process)
             if not self._session.interleaved:
                 self._session.stop_all()
             self._study.checkpoint()
-        self._session.require_fit()
-        if not self._session.interleaved:  # others are judged by their discarded round
-            self._session.give_up_slow(lambda samples: samples.warmup_s)
+            self._spending.foretell()
 
     def _next_group(self, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]) -> Sequence[VariantProcess]:
         """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""

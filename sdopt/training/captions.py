@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import DiffusionPipeline, FluxPipeline
 from PIL import Image, ImageDraw, ImageFont
 
 from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record
+from sdopt.training.networks import LENGTH
 
 INTRODUCTION_CHANCE = 0.2
 """Probability that a caption begins with an article or with `a picture of`."""
@@ -162,7 +163,7 @@ ENLARGEMENT, COLUMNS, TITLE_HEIGHT, MARGIN = 3, 6, 40, 12
 """Of a contact sheet; heights and margins in pixels."""
 
 
-def generate(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> np.ndarray:
+def generate(pipeline: DiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> np.ndarray:
     """Generates one picture per caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
     pictures = [
         call(pipeline, captions[start : start + AT_ONCE], seed=seed + start, output_type="np", **options)
@@ -171,11 +172,15 @@ def generate(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed
     return (np.concatenate(pictures) * 255).round().astype(np.uint8)
 
 
-def call(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> Any:
+def call(pipeline: DiffusionPipeline, captions: Sequence[str], *, seed: int, **options: Any) -> Any:
     """Calls the pipeline once, with the family's steps and guidance unless `options` has others; returns the images."""
     pipeline.set_progress_bar_config(disable=True)
     noise = [torch.Generator().manual_seed(seed + i) for i in range(len(captions))]
-    usual = {"num_inference_steps": STEPS, "guidance_scale": GUIDANCE, "generator": noise}
+    guided: dict[str, Any] = {"guidance_scale": GUIDANCE}
+    if isinstance(pipeline, FluxPipeline):
+        guided = {"true_cfg_scale": GUIDANCE, "negative_prompt": [""] * len(captions), "max_sequence_length": LENGTH}
+        guided |= {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    usual = {"num_inference_steps": STEPS, "generator": noise} | guided
     return pipeline(list(captions), **usual | options).images
 
 

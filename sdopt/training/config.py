@@ -6,7 +6,18 @@ from dataclasses import dataclass
 
 from sdopt.schema import SEEDS, bounded
 
-STAGES = ("data", "tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "few_steps", "clip", "export")
+STAGES = (
+    "data",
+    "tokenizer",
+    "autoencoder",
+    "tiny_autoencoder",
+    "denoiser",
+    "transformer",
+    "loras",
+    "few_steps",
+    "clip",
+    "export",
+)
 """The stages in order. Each stage writes to the folder of its name."""
 
 
@@ -59,13 +70,19 @@ class TinyAutoencoderConfig(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusionConfig(TrainingConfig):
+class CaptionedConfig(TrainingConfig):
+    """Settings common to all stages that learn from captioned pictures."""
+
+    caption_dropout: float = bounded(ge=0, le=1)
+    """Share of captions replaced by the empty caption, for classifier-free guidance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig(CaptionedConfig):
     """Settings common to all stages with the diffusion loss."""
 
     snr_gamma: float = bounded(gt=0, le=1e6)
     """Signal-to-noise ratio at which the weight of the loss is clipped."""
-    caption_dropout: float = bounded(ge=0, le=1)
-    """Share of captions replaced by the empty caption, for classifier-free guidance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +91,22 @@ class DenoiserConfig(DiffusionConfig):
 
     flat_weight: float = bounded(gt=0, le=1e6)
     """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(CaptionedConfig):
+    """The stage of the diffusion transformer, which learns from the pictures and from the denoiser of `start_from`."""
+
+    flat_weight: float = bounded(gt=0, le=1e6)
+    """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
+    shift: float = bounded(gt=0, le=100)
+    """How far noise levels are shifted towards noise, which decides the layout; 1 draws all levels alike."""
+    teacher_share: float = bounded(ge=0, le=1)
+    """Share of the loss towards the velocity that the denoiser predicts; the rest is towards the true one."""
+    target: str
+    """Output folder for a `FluxPipeline`."""
+    contact_sheet: str
+    """Output PNG file of its contact sheet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +192,7 @@ class TrainReferenceConfig:
     autoencoder: AutoencoderConfig
     tiny_autoencoder: TinyAutoencoderConfig
     denoiser: DenoiserConfig
+    transformer: TransformerConfig
     loras: LorasConfig
     few_steps: FewStepsConfig
     clip: ClipConfig

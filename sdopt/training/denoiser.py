@@ -1,6 +1,7 @@
 """The denoiser stage: trains the UNet and the text encoder together on cached latents."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import CLIPTextModel, CLIPTokenizer
 
 from sdopt.training.autoencoder import encode_all
 from sdopt.training.captions import caption, draw_background
-from sdopt.training.config import DiffusionConfig, TrainReferenceConfig
+from sdopt.training.config import CaptionedConfig, DiffusionConfig, TrainReferenceConfig
 from sdopt.training.data import BACKGROUNDS, Dataset, Record
 from sdopt.training.loop import STREAMS, generator, in_precision, on_device, pick_device, train
 from sdopt.training.networks import build_denoiser, build_scheduler, build_text_encoder
@@ -57,6 +58,83 @@ def picture_chances(dataset: Dataset, flat_weight: float) -> tuple[np.ndarray, n
     return chosen, chances / chances.sum()
 
 
+@dataclass(frozen=True)
+class CaptionedLatents:
+    """The pictures of one step.
+
+    Attributes:
+        captions: of each picture; "" where it was dropped.
+        clean: scaled latents, float32 (n, 8, 8, 8).
+        noise: standard normal, likewise.
+        random: the step's random stream, for what else is drawn.
+    """
+
+    captions: list[str]
+    clean: Tensor
+    noise: Tensor
+    random: np.random.Generator
+
+
+def captioned_latents(
+    config: TrainReferenceConfig,
+    stage: str,
+    dataset: Dataset,
+    autoencoder: AutoencoderKL,
+    chances: np.ndarray,
+    part: tuple[int, ...] = (),
+    caption: Callable[[Record, np.random.Generator, str | None], str] = caption,
+    avoided: str | None = None,
+) -> Callable[[int], CaptionedLatents]:
+    """Computes all latents once, and returns what draws the pictures of a step.
+
+    Args:
+        config: the whole configuration.
+        stage: the stage, whose section of the configuration holds.
+        dataset: the pictures, of which the held-out ones are left out.
+        autoencoder: its `scaling_factor` must be set.
+        chances: probability of each training picture, (n,), with sum 1.
+        part: number of this training among several of the stage.
+        caption: draws a caption of a picture on a background; None is white.
+        avoided: a background that becomes white.
+    """
+    device, path = pick_device(config.device), (STREAMS[stage], *part)
+    options: CaptionedConfig = getattr(config, stage)
+    chosen = dataset.indices(held_out=False)
+    records = [dataset.records[i] for i in chosen]
+    # Encodes each picture on white, and then on each background.
+    backgrounds = {name: place for place, name in enumerate((None, *BACKGROUNDS))}
+    encoded = [encode_all(autoencoder, dataset.on_named(chosen, [name] * len(records))) for name in backgrounds]
+    means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
+    scale = autoencoder.config.scaling_factor
+
+    def draw(step: int) -> CaptionedLatents:
+        # Two random streams per step: NumPy's supports weighted choices, and PyTorch's draws the noise.
+        random = np.random.default_rng([config.seed, *path, step])
+        picked = random.choice(len(records), size=options.batch_size, p=chances)
+        drawn = [draw_background(records[index], random, options.background_share) for index in picked]
+        behind = [None if background == avoided else background for background in drawn]
+        texts = [
+            "" if random.random() < options.caption_dropout else caption(records[index], random, background)
+            for index, background in zip(picked, behind, strict=True)
+        ]
+        places = [backgrounds[background] for background in behind]
+        shape = (2, options.batch_size, *means.shape[2:])
+        spread, noise = torch.randn(shape, generator=generator(config.seed, *path, step)).to(device)
+        clean = scale * (means[places, picked] + deviations[places, picked] * spread)
+        return CaptionedLatents(texts, clean, noise, random)
+
+    return draw
+
+
+def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
+    """Returns the token ids of captions, (n, 24)."""
+    tokens = tokenizer(
+        captions, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+    )
+    ids: Tensor = tokens.input_ids
+    return ids
+
+
 def diffusion_loss(
     config: TrainReferenceConfig,
     stage: str,
@@ -68,58 +146,35 @@ def diffusion_loss(
     caption: Callable[[Record, np.random.Generator, str | None], str] = caption,
     avoided: str | None = None,
 ) -> Callable[[int], Tensor]:
-    """Computes all latents once, and returns the weighted v-prediction loss as a function of the step, for `train`.
+    """Returns the weighted v-prediction loss as a function of the step, for `train`.
 
     Args:
         config: the whole configuration.
         stage: the stage, whose section of the configuration holds.
         dataset: the pictures, of which the held-out ones are left out.
-        networks: `denoiser` and `text_encoder`, of which what requires gradients is trained; and `vae`, whose
-            `scaling_factor` must be set.
+        networks: `denoiser` and `text_encoder`, of which what requires gradients is trained; and `vae`.
         tokenizer: the tokenizer for captions.
-        chances: probability of each training picture, (n,), with sum 1.
+        chances: as for `captioned_latents`, and so are `part`, `caption` and `avoided`.
         part: number of this training among several of the stage.
-        caption: draws a caption of a picture on a background; None is white.
+        caption: draws a caption.
         avoided: a background that becomes white.
     """
-    device, path = pick_device(config.device), (STREAMS[stage], *part)
+    device = pick_device(config.device)
     options: DiffusionConfig = getattr(config, stage)
     alphas = build_scheduler().alphas_cumprod.to(device)
     weights = loss_weights(alphas, options.snr_gamma)
-    chosen = dataset.indices(held_out=False)
-    records = [dataset.records[i] for i in chosen]
-    # Encodes each picture on white, and then on each background.
-    backgrounds = {name: place for place, name in enumerate((None, *BACKGROUNDS))}
-    encoded = [encode_all(networks["vae"], dataset.on_named(chosen, [name] * len(records))) for name in backgrounds]
-    means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
-    scale = networks["vae"].config.scaling_factor
+    draw = captioned_latents(config, stage, dataset, networks["vae"], chances, part, caption, avoided)
 
     def loss(step: int) -> Tensor:
-        # Two random streams per step: NumPy's supports weighted choices, and PyTorch's draws the noise.
-        random = np.random.default_rng([config.seed, *path, step])
-        picked = random.choice(len(records), size=options.batch_size, p=chances)
-        drawn = [draw_background(records[index], random, options.background_share) for index in picked]
-        behind = [None if background == avoided else background for background in drawn]
-        texts = [
-            "" if random.random() < options.caption_dropout else caption(records[index], random, background)
-            for index, background in zip(picked, behind, strict=True)
-        ]
-        places = [backgrounds[background] for background in behind]
-        tokens = tokenizer(
-            texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
-        )
-        timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
-        torch_random = generator(config.seed, *path, step)
-        shape = (2, options.batch_size, *means.shape[2:])
-        spread, noise = torch.randn(shape, generator=torch_random).to(device)
-        clean = scale * (means[places, picked] + deviations[places, picked] * spread)
+        batch = draw(step)
+        timesteps = torch.from_numpy(spread_timesteps(len(batch.captions), len(alphas), batch.random)).to(device)
         signal = alphas[timesteps, None, None, None].sqrt()
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
-        noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
+        noisy = (signal * batch.clean + sigma * batch.noise).contiguous(memory_format=torch.channels_last)
         with in_precision(config.arithmetic, device):
-            states = networks["text_encoder"](tokens.input_ids.to(device)).last_hidden_state
+            states = networks["text_encoder"](token_ids(tokenizer, batch.captions).to(device)).last_hidden_state
             predicted = networks["denoiser"](noisy, timesteps, states).sample
-        error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
+        error = (predicted.float() - (signal * batch.noise - sigma * batch.clean)).square().mean(dim=(1, 2, 3))
         weighted: Tensor = (weights[timesteps] * error).mean()
         return weighted
 

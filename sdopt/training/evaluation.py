@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, AutoencoderTiny, LCMScheduler, StableDiffusionPipeline
+from diffusers import AutoencoderKL, AutoencoderTiny, DiffusionPipeline, FluxPipeline, LCMScheduler
 from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
@@ -76,10 +76,12 @@ def evaluate_family(model: Path, work: Path, note: Note) -> dict[Path, list[Figu
         held_out = recipe["data"]["held_out_concepts"]
         build(work / "packages", held_out_concepts=held_out, seed=recipe["seed"]).save(work / "data")
     dataset = Dataset.load(work / "data")
-    pipeline = StableDiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
+    pipeline = DiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
     prompts = json.loads(model.with_name("prompts.json").read_text(encoding="utf-8"))
     of_pipeline = Evaluation(pipeline, dataset, prompts, feature_extractor(JUDGE), recipe["seed"], note)
     figures = {model: of_pipeline.generator()}
+    if isinstance(pipeline, FluxPipeline):
+        return figures  # the companions are those of the other pipeline
     companions: dict[str, Callable[[Path], list[Figure]]] = {
         "clip": lambda folder: evaluate_clip(folder, dataset),
         "tiny_autoencoder": of_pipeline.tiny_autoencoder,
@@ -106,7 +108,7 @@ class Evaluation:
         note: called before each step.
     """
 
-    pipeline: StableDiffusionPipeline
+    pipeline: DiffusionPipeline
     dataset: Dataset
     prompts: dict[str, list[str]]
     extractor: FeatureExtractor

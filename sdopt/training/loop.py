@@ -25,7 +25,7 @@ from sdopt.training.config import TrainingConfig, TrainReferenceConfig
 LINE_SECONDS = 30.0
 """Seconds between progress lines."""
 
-NOT_SETTINGS = ("share", "steps", "target")
+NOT_SETTINGS = ("share", "steps", "target", "contact_sheet")
 """Keys of a stage that do not say how the weights came about, or that the number of steps done says better."""
 
 
@@ -224,7 +224,15 @@ def reporter(title: str, schedule: Schedule, start: Progress, log: Path) -> Call
 
 # ---- device, precision, random streams -------------------------------------------------------------------------------
 
-STREAMS = {"autoencoder": 1, "denoiser": 2, "clip": 3, "tiny_autoencoder": 4, "loras": 5, "few_steps": 6}
+STREAMS = {
+    "autoencoder": 1,
+    "denoiser": 2,
+    "clip": 3,
+    "tiny_autoencoder": 4,
+    "loras": 5,
+    "few_steps": 6,
+    "transformer": 7,
+}
 """Number of each stage in the path of a random seed."""
 
 

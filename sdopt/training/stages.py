@@ -38,6 +38,7 @@ from sdopt.training.networks import (
     train_tokenizer,
 )
 from sdopt.training.packages import STYLES
+from sdopt.training.transformer import assemble_flux, train_transformer
 
 CAPTIONS_PER_PICTURE = 3
 """Number of random captions per training picture from which the tokenizer learns."""
@@ -76,12 +77,7 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     # Before anything else, so that an error names the earliest missing stage.
     dataset = Dataset.load(work / "data")
     if stage == "tokenizer":
-        shutil.rmtree(work / stage, ignore_errors=True)
-        if config.start_from is not None:
-            # The text encoder's weights are only valid for the same tokens.
-            load_tokenizer(Path(config.start_from) / "tokenizer").save_pretrained(work / stage)
-        else:
-            train_tokenizer(training_captions(dataset, config), work / stage)
+        make_tokenizer(config, dataset, work / stage)
     elif stage == "autoencoder":
         train_autoencoder(config, dataset)
     elif stage == "tiny_autoencoder":
@@ -89,6 +85,9 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
     elif stage == "denoiser":
         tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
         train_denoiser(config, dataset, tokenizer, autoencoder)
+    elif stage == "transformer":
+        train_transformer(config, dataset, find_pipeline(config))
+        export_transformer(config, dataset)
     elif stage in ("loras", "few_steps"):
         train = train_loras if stage == "loras" else train_few_steps
         train(config, dataset, find_pipeline(config))
@@ -101,6 +100,16 @@ def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
         export_loras(config, dataset, "loras")
         export_loras(config, dataset, "few_steps")
         export_pipeline(config, dataset)
+        export_transformer(config, dataset)
+
+
+def make_tokenizer(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> None:
+    """Learns a tokenizer in a folder, or copies that of `start_from`: its text encoder fits no other tokens."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if config.start_from is not None:
+        load_tokenizer(Path(config.start_from) / "tokenizer").save_pretrained(folder)
+    else:
+        train_tokenizer(training_captions(dataset, config), folder)
 
 
 def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterator[str]:
@@ -184,6 +193,26 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
     write_references(dataset, prompts["gate"], target.parent)
     captions = prompts["contact_sheet"]
     draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
+
+
+def export_transformer(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Exports the pipeline of the transformer, and its contact sheet.
+
+    The transformer is in bfloat16, the usual type of its kind, and the networks of the other pipeline are in the type
+    of their files. The sheet uses the released weights, with arithmetic in single precision.
+    """
+    folder, options = Path(config.folder) / "transformer", config.transformer
+    pipeline = assemble_flux(folder, find_pipeline(config))
+    for name, network in pipeline.components.items():
+        if isinstance(network, torch.nn.Module):
+            network.to(torch.bfloat16 if name == "transformer" else torch.float16)
+    with exported(Path(options.target), "emoji_dit", config, dataset, {"transformer": folder}) as fresh:
+        pipeline.save_pretrained(fresh)
+        for name in ("text_encoder", "text_encoder_2"):
+            load_in_single_precision(fresh / name)
+    pipeline.to(dtype=torch.float32)
+    captions = choose_prompts(dataset, config.seed)["contact_sheet"]
+    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(options.contact_sheet))
 
 
 def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:

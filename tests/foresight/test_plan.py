@@ -12,8 +12,9 @@ from runners.plan import main
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.errors import UsageError
+from sdopt.foresight import cpu
 from sdopt.foresight.memory import Footprint
-from sdopt.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, ranks, text_of
+from sdopt.foresight.plan import Prediction, learn, names_of, plan, plan_of, predict, predict_here, ranks, text_of
 from sdopt.foresight.software import software_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.reference import MODEL
@@ -244,7 +245,10 @@ class TestAMeasurementOfOnesOwn:
         assert told["low"] < seconds < told["high"]
 
 
-def test_this_machine_more_work_takes_longer_and_compilers_are_refused() -> None:
+def test_this_machine_more_work_takes_longer_and_compilers_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = plan("hardware=cpu", "hardware.threads=1", "study=one_at_a_time", "study.options=[compiler:inductor]")
     told = found.set_index("variant")
     assert 0.01 < told.loc["baseline", "seconds"] < 100
@@ -254,3 +258,20 @@ def test_this_machine_more_work_takes_longer_and_compilers_are_refused() -> None
     assert "compiler" in told.loc["compiler=inductor", "reason"]
     [half] = plan("hardware=cpu", "precision=bf16")["reason"]
     assert "half types" in half
+
+
+def test_rates_of_this_machine_are_kept_and_the_highest_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates = iter([cpu.Machine(1, 2, 3, 4, 5, 6), cpu.Machine(2, 1, 3, 5, 4, 6)])
+    monkeypatch.setattr(cpu, "_measure", lambda: next(rates))
+    measure = cpu.measure_machine.__wrapped__
+    with composer_of(["tracking=none", "hardware.threads=1"]) as composer:
+        here = composer.variant(None)
+    assert cpu.known_machine(1) is None
+    with pytest.raises(UsageError, match="rates are not known yet"):
+        predict_here([here])
+    measure(1)
+    assert measure(1) == cpu.known_machine(1) == cpu.Machine(2, 2, 3, 5, 5, 6)
+    # With other instructions the machine is another one.
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert cpu.known_machine(1) is None

@@ -38,7 +38,7 @@ from sdopt.hardware.ceilings import (
     tf32,
 )
 from sdopt.hardware.device import Device
-from sdopt.hardware.probe import runs_on, usable_cores
+from sdopt.hardware.probe import computes_bfloat16, runs_on, usable_cores
 from sdopt.measure.memory import cap_memory
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.notes import notes_of
@@ -373,3 +373,17 @@ def test_convolutions_that_are_rounded_where_the_settings_allow_it_are_seen(monk
     for allowed in (True, False):
         with tf32(allowed=allowed):
             assert convolutions_are_rounded(cpu) is allowed
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "expected"),
+    [
+        ("avx2 fma f16c", {}, False),
+        ("avx2 avx512f avx512bw avx512dq avx512vl", {}, True),
+        ("avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16 amx_bf16", {"ONEDNN_MAX_CPU_ISA": "avx2"}, False),
+        ("avx2 avx512f avx512bw avx512dq avx512vl", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, True),
+        ("avx2 avx_vnni avx_ne_convert", {}, True),
+    ],
+)
+def test_which_processors_compute_bfloat16(flags: str, variables: dict[str, str], expected: bool) -> None:
+    assert computes_bfloat16(flags.split(), variables) is expected

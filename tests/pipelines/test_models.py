@@ -82,9 +82,9 @@ class TestArchitectures:
 
     def test_each_has_an_option_and_each_option_its_architecture(self) -> None:
         options = {path.stem for path in (CONF / "model").glob("*.yaml")}
-        options -= {"emoji", "folder", "factory", "altdiffusion"}
+        options -= {"emoji", "emoji_dit", "folder", "factory", "altdiffusion"}
         options -= {"sd_turbo", "sdxl_turbo"}  # distilled from others, whose architecture they have
-        assert options == set(FULL) == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")}
+        assert options == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")} > set(FULL)
 
 
 class TestTokenizer:

@@ -156,9 +156,9 @@ class TestFolder:
 class TestDryRun:
     @pytest.fixture(autouse=True)
     def known_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its rates, which take two seconds to measure, are those of no machine."""
+        """Its rates, which `sdopt plan` has kept, are those of no machine."""
         for module in ("cpu", "plan"):
-            monkeypatch.setattr(f"sdopt.foresight.{module}.measure_machine", lambda _threads: Machine(*[1e11] * 6))
+            monkeypatch.setattr(f"sdopt.foresight.{module}.known_machine", lambda _threads: Machine(*[1e11] * 6))
 
     def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
         finished = sdopt(
@@ -171,7 +171,7 @@ class TestDryRun:
         assert "choose precision=fp16" in reason, "a reason is one line, from which one copies"
         for shown in ("half", "lossy", "repeated baseline", "no:", "needs a CUDA", "what would be compared"):
             assert shown in finished.out
-        assert "rates of typical layers, measured here just now" in finished.shown
+        assert "rates of typical layers, measured here" in finished.shown
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
         assert list(tmp_path.iterdir()) == []
 

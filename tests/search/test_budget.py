@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sdopt.contract import Contract
+from sdopt.errors import UsageError
 from sdopt.launching import InterruptedStudy, Launched
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
@@ -74,8 +75,15 @@ class Simulated(Search):
         self.now, self.log = 0.0, list[tuple[str, list[str]]]()
         budget = Budget(WORK, self.deadline, self.config.finalists, clock=lambda: self.now)
         self.__dict__["budget"] = budget
-        measure: Any = lambda stage, candidates, brief=True: self.measured(stage, [c.name for c in candidates])  # noqa: E731
-        self.studies = SimpleNamespace(measure=measure, require_final=lambda _: None, calibrate=lambda _: None)  # type: ignore[assignment]
+
+        def measure(
+            stage: str, candidates: Sequence[Candidate], brief: bool = True, limit_s: float | None = None
+        ) -> Any:
+            self.measured(stage, [candidate.name for candidate in candidates])
+            late = limit_s is not None and self.now > self.deadline + limit_s
+            return SimpleNamespace(status="interrupted" if late else "finished")
+
+        self.studies = SimpleNamespace(measure=measure, require_final=lambda _: None, calibrate=lambda *_: None)  # type: ignore[assignment]
         self.space = SimpleNamespace(  # type: ignore[assignment]
             left_out=(), alone=lambda: (), candidates=list, contract=lambda candidate: Contract.LOSSY
         )
@@ -154,12 +162,30 @@ def test_ends_early_where_everything_is_tried() -> None:
     assert search.log[-1][0] == FINAL
 
 
-def test_judges_at_least_one_where_little_time_is_left_and_names_what_was_not_tried() -> None:
-    search = searched(45, options=12, slow=2)
+def test_judges_one_where_little_time_is_left_and_names_what_was_not_tried() -> None:
+    search = searched(70, options=12, slow=2)
     stage, judged = search.log[-1]
     assert stage == FINAL
     assert len(judged) == 1
+    assert search.unjudged is None
     assert "Not even tried on their own: option" in search.trials.ended
+
+
+def test_judges_none_where_that_would_take_longer_than_the_budget_and_says_how_long() -> None:
+    search = searched(45, options=12, slow=2)
+    assert search.log[-1][0].startswith("screen-")
+    assert search.now <= 1.1 * 45
+    assert search.unjudged == pytest.approx(search.budget.seconds_of(FINAL, search._order()[0][:1]))
+
+
+def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> None:
+    config, trials = replace(search_file(), budget_s=2.0), Options(["one", "two"], [])
+    search = Simulated(config, None, None, trials, 2.0, lambda line: None)  # type: ignore[arg-type]
+    search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
+    search.budget.baseline = BASELINE
+    with pytest.raises(UsageError, match=r"search\.budget_s=2: to try one option takes about 1 min"):
+        search.run()
+    assert not search.log
 
 
 def test_a_study_whose_time_was_up_is_left_to_the_next_call() -> None:
@@ -180,12 +206,12 @@ def slow_one(tmp_path: Path, **protocol: Any) -> StudyResult:
 def test_a_study_ends_early_what_is_many_times_slower_and_times_the_rest(tmp_path: Path) -> None:
     result = slow_one(tmp_path, give_up=4)
     slow = result.variant("slow")
-    assert slow.status is Status.TIMEOUT
-    assert "times the baseline's: protocol.give_up=4" in slow.reason
+    assert slow.status is Status.SLOWER
+    assert "the baseline's (protocol.give_up=4)" in slow.reason
     assert not slow.measurements[0].shapes[0].calls
     assert result.variant("quick").status is Status.OK
     (tmp_path / "all").mkdir()
-    assert slow_one(tmp_path / "all").variant("slow").status is Status.OK
+    assert slow_one(tmp_path / "all", give_up=None).variant("slow").status is Status.OK
 
 
 def test_a_study_whose_time_is_up_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

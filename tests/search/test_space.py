@@ -8,6 +8,7 @@ import pytest
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
+from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.search.config import search_config
 from sdopt.search.findings import Finding
@@ -41,6 +42,16 @@ class TestSpace:
         assert "bf16" in precision.values
         assert "tf32" not in precision.values
         assert sum("precision=tf32" in reasons for reasons in space.left_out) == 1
+
+    @pytest.mark.parametrize(("objective", "tried"), [("latency", False), ("memory", True)])
+    def test_leaves_out_what_is_computed_in_software_where_speed_is_sought(
+        self, composer: HydraComposer, objective: str, tried: bool
+    ) -> None:
+        slow = Device("cpu", name="a desktop", attributes={CPU_BFLOAT16: False})
+        given = ("search.groups=[layout,precision]", f"search.objectives=[{objective}]")
+        space = space_of(composer, *given, device=slow)
+        assert ("bf16" in space.variables[1].values) is tried
+        assert any("a desktop computes bfloat16 in software" in why for why in space.left_out) is not tried
 
     def test_tries_what_compiles_last(self, composer: HydraComposer) -> None:
         given = ("search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}")

@@ -87,7 +87,6 @@ def test_a_note_names_what_kept_the_study_going_and_what_did_not_reach_it(study:
     [
         (Protocol(replicates=2, precision=0.03), Gate(), "precision=0.03: needs protocol.replicates=3 or more"),
         (Protocol(precision=0.03), Gate(replicates=1), "or more, not 1"),
-        (Protocol(budget_s=60), Gate(), "protocol.budget_s=60: limits the time for protocol.precision"),
     ],
 )
 def test_what_cannot_be_reached_is_refused(protocol: Protocol, gate: Gate, problem: str) -> None:

@@ -481,14 +481,23 @@ class TestDisturbedRounds:
         assert result.comparisons[0].shapes[0].speedup is not None
         assert result.comparisons[0].shapes[0].speedup.n == 2
 
-    def test_are_timed_again_no_more_often_than_allowed(self, tmp_path: Path, meter: type[Meter]) -> None:
+    @pytest.mark.parametrize(("clean", "extra"), [({4, 5, 6}, 1), ({1, 2, 3, 7, 8, 9}, 1), ({7, 8, 9}, 2)])
+    def test_are_timed_again_until_one_is_disturbed_again_and_no_more_often_than_allowed(
+        self, tmp_path: Path, meter: type[Meter], clean: set[int], extra: int
+    ) -> None:
+        """`clean` are calls: of three processes, one round each."""
+        meter.disturbed = frozenset(range(100)) - clean
+        result, _ = run_fake(tmp_path, fake_study(rounds=2, interference=0.02, extra_rounds=2))
+        for name in ("baseline", "it", CONTROL):
+            assert calls_of(result)[name] == [(0, 0, 2 + extra)]
+
+    def test_that_decide_anyway_are_counted(self, tmp_path: Path, meter: type[Meter]) -> None:
         meter.disturbed = frozenset(range(100)) - {4, 5, 6}  # only the second round is clean
         result, _ = run_fake(tmp_path, fake_study(rounds=2, interference=0.02, extra_rounds=2))
         for name in ("baseline", "it", CONTROL):
-            assert calls_of(result)[name] == [(0, 0, 4)]
-            assert self.left_out(result, name) == [2, 3]
+            assert self.left_out(result, name) == [2]
         counts = known(count_rounds(result))
-        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (4, 3, 2, 1)
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (3, 2, 1, 1)
         assert study_tags(summary_of(result))["sdopt.disturbed"] == "true"
 
     def test_of_a_block_are_its_own(self, tmp_path: Path, meter: type[Meter]) -> None:

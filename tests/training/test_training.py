@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import FluxPipeline, StableDiffusionPipeline
 from torch import Tensor, nn
 
 from runners.train_reference import main, training_config
@@ -19,6 +19,7 @@ from sdopt.errors import UsageError
 from sdopt.reference import MODEL
 from sdopt.training import autoencoder
 from sdopt.training.autoencoder import encode_all, load_autoencoder, normalise_latents, pixels
+from sdopt.training.captions import generate
 from sdopt.training.config import STAGES
 from sdopt.training.data import Dataset, Record, draw_style, icon_key
 from sdopt.training.denoiser import join, loss_weights
@@ -191,12 +192,13 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.usefixtures("styles")
 def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    small = {"autoencoder": 5, "denoiser": 5, "tiny_autoencoder": 5, "loras": None}
+    small = {"autoencoder": 5, "denoiser": 5, "transformer": 5, "tiny_autoencoder": 5, "loras": None}
     common = [f"folder={work_folder}", "device=cpu", "arithmetic=fp32", "loras.held_out_concepts=2"]
     common += [f"{stage}.batch_size=8" for stage in small]
     common += [f"{stage}.warmup_steps={steps}" for stage, steps in small.items() if steps]
     places = {"target": "emoji", "companions": "companions", "contact_sheet": "sheet.png"}
     common += [f"export.{key}={work_folder}/{place}" for key, place in places.items()]
+    common += [f"transformer.target={work_folder}/emoji_dit", f"transformer.contact_sheet={work_folder}/sheet_dit.png"]
 
     def train_stage(stage: str, *overrides: str) -> None:
         run(training_config([*common, f"stage={stage}", *overrides]))
@@ -210,6 +212,15 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     train_stage("denoiser", "denoiser.steps=45")
     assert json.loads((work_folder / "denoiser/checkpoint/state.json").read_text())["steps"] == 45
     assert len(losses(work_folder / "denoiser")) == 45
+
+    train_stage("transformer", "transformer.steps=40")
+    assert losses(work_folder / "transformer")[-1] < 0.9 * losses(work_folder / "transformer")[0]
+    train_stage("transformer", "transformer.steps=42")
+    assert len(losses(work_folder / "transformer")) == 42
+    assert (work_folder / "sheet_dit.png").exists()
+    assert "42 steps of 8 latents" in (work_folder / "emoji_dit/README.md").read_text()
+    flux = FluxPipeline.from_pretrained(work_folder / "emoji_dit", local_files_only=True)
+    assert generate(flux, ["red square"], seed=0, num_inference_steps=2).shape == (1, 64, 64, 3)
 
     with pytest.raises(UsageError, match="stage=loras"):
         train_stage("export")
@@ -273,7 +284,10 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
         ("nonsense=1", "nonsense: unknown key; `sdopt train-reference --help` lists all"),
         ("denoiser.batchsize=1", "denoiser.batchsize: unknown key; did you mean denoiser.batch_size"),
         ("~clip.target", "clip.target: must be given"),
-        ("stage=nonsense", "tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, few_steps, clip, export"),
+        (
+            "stage=nonsense",
+            "tokenizer, autoencoder, tiny_autoencoder, denoiser, transformer, loras, few_steps, clip, export",
+        ),
         ("clip=3", "clip: must be a group of keys, not 3"),
         ("tiny_autoencoder.latent_noise=-1", "tiny_autoencoder.latent_noise=-1.0: must be at least 0"),
         ("export.companions=${folder}", "must be another folder than `folder`"),

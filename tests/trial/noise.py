@@ -13,7 +13,7 @@ import numpy as np
 
 from sdopt.record.samples import Call, Interference, Measurement
 from sdopt.schema import Protocol
-from sdopt.statistics.disturbance import enough_clean, rounds_left_out, worst_by_round
+from sdopt.statistics.disturbance import another_may_help, rounds_left_out, worst_by_round
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup, processes_needed
 from tests.records import retime
 from tests.trial.simulation import ROUND_DEVIATION, Scenario, blank_study, measure_session, percent
@@ -91,9 +91,8 @@ def _beside(neighbour: Neighbour, protocol: Protocol, gain: float, random: np.ra
         processes += [measurement.shapes[0] for measurement in side.measurements]
     extra = 0 if protocol.interference is None else protocol.extra_rounds or math.ceil(protocol.rounds / 2)
     for number in range(protocol.rounds + extra):
-        if number >= protocol.rounds and enough_clean(
-            worst_by_round(processes), protocol.rounds, protocol.interference
-        ):
+        worst = worst_by_round(processes)
+        if number >= protocol.rounds and not another_may_help(worst, protocol.rounds, protocol.interference):
             break
         for process, level in zip(processes, levels, strict=True):
             clean = level * math.exp(ROUND_DEVIATION * random.standard_normal())

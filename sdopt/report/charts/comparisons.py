@@ -22,7 +22,7 @@ from sdopt.report.charts.parts import (
     zoom,
 )
 from sdopt.report.charts.spec import Spec, study_picture
-from sdopt.report.tables import images_cell, memory_cell
+from sdopt.report.tables import images_cell, memory_cell, slower_cell
 from sdopt.report.tones import BLUE, GREY, INK, MUTED, VERMILION
 from sdopt.statistics.figures import Figures, Ratio, floor_range, ratio_text
 from sdopt.statistics.measures import SPEEDUP
@@ -46,12 +46,15 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
     result, several = summary.result, len(summary.result.shapes) > 1
     judged = any(row.decision for row in summary.rows)
     data: list[dict[str, Any]] = []
-    for row in [row for row in summary.candidates if row.speedup]:
+    for row in [row for row in summary.candidates if row.speedup or row.variant.given_up]:
         told = {
             "memory": str(memory_cell(row)),
             "images": str(images_cell(row, judged)),
             "gate": str(row.decision or ""),
         }
+        if row.variant.given_up:
+            data += [_arrow(at, several) | told for at in row.figures.shapes if at.at_least_slower]
+            continue
         for at, speed in zip(row.figures.shapes, row.speeds, strict=False):
             data.append(_point(at, at.overall[SPEEDUP.name], speed, several) | told)
     data.sort(key=lambda each: -each["estimate"])
@@ -88,6 +91,25 @@ def _point(at: Figures, ratio: Ratio, speed: Speed, several: bool) -> dict[str, 
         "speed": str(speed),
         "figure": ratio.text,
         "latency": f"{seconds_text(at.time)}{unit_text(at.per_image)}" if at.time else "",
+    }
+
+
+_ARROW = 1.3
+"""Length of the arrow at a bound, as a factor on the log scale."""
+
+
+def _arrow(at: Figures, several: bool) -> dict[str, Any]:
+    """Returns the record of a variant that is slower than a bound: an arrow from there to the left."""
+    assert at.at_least_slower is not None
+    bound = 1 / at.at_least_slower
+    return {
+        "name": f"{at.variant.name}{f', {at.shape}' if several else ''}",
+        "estimate": bound / _ARROW,
+        "low": bound / _ARROW,
+        "high": bound,
+        "speed": str(Speed.SLOWER),
+        "figure": str(slower_cell(at)),
+        "latency": "",
     }
 
 

@@ -1,0 +1,133 @@
+"""Tells which options to try first: those that earlier measurements promise most of.
+
+The order decides what a short search finds, and nothing else: each option is measured all the same. What this machine
+has measured itself counts before what sdopt's own records show of other machines; an option that nothing is known of
+stands between those that were faster and those that were slower.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
+from sdopt.record.choices import difference, option_name
+from sdopt.record.files import read_result
+from sdopt.record.records import StudyResult
+from sdopt.statistics.figures import figures_of
+from sdopt.statistics.measures import SPEEDUP
+
+RECORDED = Path(__file__).parent / "expected.json"
+"""Median speed-ups in sdopt's own records, by kind of device and option; `python -m runners.reference` writes it."""
+
+_NEWEST = 30
+"""Most results of this machine that are read: reading one takes some hundredths of a second."""
+
+_UNKNOWN = 1.0
+"""The speed-up of an option that nothing is known of."""
+
+_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
+"""Flags in /proc/cpuinfo of processors that multiply in bfloat16; others compute it in software."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Speed-ups to expect of single options on one device.
+
+    Attributes:
+        here: medians of this machine's own results, by choice, as in `caching=deepcache`.
+        recorded: medians of sdopt's records of such devices, likewise.
+    """
+
+    here: Mapping[str, float] = field(default_factory=dict)
+    recorded: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, device: Device, results: Path) -> "Expectation":
+        """Returns what a device promises, by the results of the same device below a folder and by sdopt's records."""
+        return cls(medians(results_of(device, results)), recorded_for(device))
+
+    def speedup(self, choices: Mapping[str, str], baseline: Mapping[str, str]) -> float:
+        """Returns the product of what is expected of each option that the baseline does not have."""
+        product = _UNKNOWN
+        for choice in changed_choices(choices, baseline):
+            product *= self.here.get(choice, self.recorded.get(choice, _UNKNOWN))
+        return product
+
+
+def recorded_for(device: Device) -> dict[str, float]:
+    """Returns the recorded speed-ups for a kind of device; an option without one there has that of another kind."""
+    recorded = _recorded()
+    expected: dict[str, float] = {}
+    for kind, speedups in recorded.items():
+        if kind != device.type:
+            expected.update(speedups)
+    expected.update(recorded.get(device.type, {}))
+    if not device.is_cuda and has_bfloat16_products():
+        expected.pop("precision=bf16", None)
+    return expected
+
+
+@cache
+def _recorded() -> dict[str, dict[str, float]]:
+    speedups: dict[str, dict[str, float]] = json.loads(RECORDED.read_text())
+    return speedups
+
+
+@cache
+def has_bfloat16_products() -> bool:
+    """Returns whether this processor multiplies in bfloat16; true where the kernel does not say."""
+    try:
+        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return True
+    return not set(flags.split()).isdisjoint(_BFLOAT16)
+
+
+def results_of(device: Device, folder: Path) -> list[StudyResult]:
+    """Returns the newest results of a device below a folder; those that cannot be read are passed over."""
+    files = sorted(folder.glob("**/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    results = []
+    for file in files[:_NEWEST]:
+        try:
+            result = read_result(file)
+        except UsageError:
+            continue
+        if result.environment.device["name"] == device.name:
+            results.append(result)
+    return results
+
+
+def medians(results: Iterable[StudyResult]) -> dict[str, float]:
+    """Returns the median speed-up of each option that some results measured alone, by choice."""
+    measured: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for choice, speedup in single_speedups(result):
+            measured[choice].append(speedup)
+    return {choice: median(speedups) for choice, speedups in sorted(measured.items())}
+
+
+def single_speedups(result: StudyResult) -> list[tuple[str, float]]:
+    """Returns the speed-up of each variant that differs from its reference in one option, and in nothing else."""
+    if result.is_imported:
+        return []
+    speedups = []
+    for row in figures_of(result):
+        ratio = row.ratios.get(SPEEDUP.name)
+        if ratio is None or row.comparison is None or row.variant.is_control:
+            continue
+        reference = result.variant(row.comparison.reference)
+        choices = changed_choices(row.variant.choices, reference.choices)
+        same_work = row.variant.config.workload == reference.config.workload
+        if len(choices) == 1 and same_work:
+            speedups.append((choices[0], ratio.interval.estimate))
+    return speedups
+
+
+def changed_choices(choices: Mapping[str, str], baseline: Mapping[str, str]) -> list[str]:
+    """Returns the options that one variant has and the other has not, by axis, as in `caching=deepcache`."""
+    return [f"{axis}={option_name(option)}" for axis, option in difference(choices, baseline).items()]

@@ -1,0 +1,148 @@
+"""Estimates the seconds that a session still takes, from what its calls and its images have taken so far.
+
+The display of progress and `protocol.budget_s` follow the same estimate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdopt.record.samples import ShapeSamples
+from sdopt.study.session import Session, VariantProcess
+from sdopt.worker.draws import draw_of
+
+_PROFILED = 2.0
+"""Calls that the evidence of a process takes as long as: one is traced."""
+
+_BATCHED, _BATCH = 0.6, 4
+"""Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`."""
+
+_LEAST_REPORT_S = 4.0
+"""Seconds of scoring and of reports at least."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of its work a session does.
+
+    Attributes:
+        rounds: timed rounds in all.
+        prompts: prompts of the quality pass; None for all of them.
+        floor_prompts: prompts that the baseline draws again.
+        evidence: whether every process shows evidence, and not only the first one of each variant.
+    """
+
+    rounds: int
+    prompts: int | None = None
+    floor_prompts: int | None = None
+    evidence: bool = True
+
+
+class Ahead:
+    """Estimates for one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._study = session, session.study
+
+    def call_s(self, process: VariantProcess) -> float | None:
+        """Returns the seconds of a warm call at all shapes together; None while no call is known."""
+        row = process.row
+        own = [m for m in row.measurements if m is process.measurement]
+        for measurement in [*own, *row.measurements]:
+            latest = [_latest_s(samples) for samples in measurement.shapes]
+            if None not in latest:
+                return float(sum(seconds for seconds in latest if seconds is not None))
+        return None
+
+    def round_s(self, processes: Sequence[VariantProcess]) -> float:
+        """Returns the seconds of one round of some processes."""
+        return sum(self._call_or_baseline_s(process) for process in processes)
+
+    def seconds(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> float | None:
+        """Returns the seconds until the command ends; None while nothing is known.
+
+        Args:
+            extent: how much is still to be done.
+            without: processes that are left out.
+        """
+        processes = [p for p in self._session.processes if p.active and not any(p is other for other in without)]
+        if not any(self.call_s(process) for process in self._session.processes):
+            return None
+        found = self.report_s
+        for process in processes:
+            found += self._preparing_s(process)
+            rounds = max(0, extent.rounds - len(process.measurement.shapes[0].calls))
+            if process.timed and process.row.name not in self._session.settled:
+                found += rounds * self._call_or_baseline_s(process)
+            found += self._inspecting_s(process, extent)
+        if not self._session.interleaved:
+            found += self._blocks_s(processes, extent.rounds)
+        return found
+
+    def _blocks_s(self, processes: Sequence[VariantProcess], rounds: int) -> float:
+        """Returns the seconds of loading each process again, and of the passes of the baseline between blocks."""
+        calls = 1 + self._study.warmup
+        waiting = [process for process in processes if process.timed and not process.measurement.complete]
+        baseline_s = next((self._call_or_baseline_s(p) for p in processes if self._is_baseline(p)), 0.0)
+        load_s = max((m.load_s or 0.0 for p in processes for m in p.row.measurements), default=0.0)
+        again_s = sum(calls * self._call_or_baseline_s(process) + load_s for process in waiting)
+        return again_s + len(waiting) * ((calls + rounds) * baseline_s + load_s)
+
+    def _is_baseline(self, process: VariantProcess) -> bool:
+        return process.row.name == self._session.result.baseline
+
+    @property
+    def report_s(self) -> float:
+        """The seconds of scoring and of reports: they import about as much as the command did before it measured."""
+        return max(_LEAST_REPORT_S, self._study.begun_after_s)
+
+    def _call_or_baseline_s(self, process: VariantProcess) -> float:
+        own = self.call_s(process)
+        if own is not None:
+            return own
+        return next((s for p in self._session.processes if (s := self.call_s(p)) is not None), 0.0)
+
+    def _preparing_s(self, process: VariantProcess) -> float:
+        """Returns the seconds of loading, the first call, the warm-up and the discarded round, as far as ahead."""
+        samples, call_s = process.measurement.shapes[0], self._call_or_baseline_s(process)
+        together = 1 if process.first else self._study.sharing.processes
+        calls_together = 1 if process.first else self._study.sharing.calls
+        found = 0.0
+        if process.running is None and not samples.calls and not process.measurement.complete:
+            loads = [m.load_s for row in self._session.result.variants for m in row.measurements if m.load_s]
+            own = [m.load_s for m in process.row.measurements if m.load_s]
+            load_s = (own or [sum(loads) / len(loads)] if loads else [0.0])[0]
+            found += load_s / together + max(1, self._study.warmup) * call_s / calls_together
+        if process.timed and not samples.calls and not samples.discarded_s and self._session.interleaved:
+            found += call_s / self._study.sharing.calls
+        return found
+
+    def _inspecting_s(self, process: VariantProcess, extent: Extent) -> float:
+        """Returns the seconds of evidence, stages and images of a process, as far as they are ahead."""
+        if process.measurement.complete:
+            return 0.0
+        study, call_s = self._study, self._call_or_baseline_s(process)
+        found = 0.0
+        if process.first or extent.evidence:
+            found += _PROFILED * call_s / study.sharing.calls
+        if not process.first:
+            return found
+        found += max(study.protocol.stage_calls, int(study.quality.metrics)) * call_s
+        main_s = call_s / len(study.shapes)
+        draw = draw_of(process.variant, study.drawing_batch)
+        image_s = main_s * (_BATCHED if draw.batch_size >= _BATCH else 1.0)
+        if process.row.is_control and study.quality.metrics:
+            floors = study.quality.floor_prompts if extent.floor_prompts is None else extent.floor_prompts
+            # In the other batch and number of threads, then from other noise.
+            return found + floors * (main_s + image_s)
+        prompts = len(draw.prompts) if extent.prompts is None else min(extent.prompts, len(draw.prompts))
+        return found + prompts * image_s / study.sharing.processes
+
+
+def _latest_s(samples: ShapeSamples) -> float | None:
+    """Returns the seconds of the last warm call, or else of the first one without its compile time."""
+    times = samples.latency_s or samples.discarded_s or samples.warmup_s or samples.trial_s
+    if times:
+        return times[-1]
+    if samples.cold_start_s is None:
+        return None
+    return max(samples.cold_start_s - (samples.compile_s or 0.0), 1e-6)

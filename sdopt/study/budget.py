@@ -1,0 +1,143 @@
+"""Spends `protocol.budget_s`: what a whole study may take is used where a verdict is still open.
+
+In the order in which time is found for it: one process of each variant, three of each whose verdict matters, the
+fastest first; a round; a few images; a second round; then all rounds, images and evidence. What is left out is recorded
+(`Budget`), and `resume=… protocol.budget_s=…` measures it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sdopt.record.records import Budget
+from sdopt.statistics.settling import is_settled
+from sdopt.study.ahead import Ahead, Extent
+from sdopt.study.session import Session, VariantProcess
+
+_FEW_PROMPTS, _FEW_FLOORS = 8, 4
+"""Prompts that are drawn, and drawn again by the baseline, where there is no time for all."""
+
+_FIRST_ROUNDS = 2
+"""Rounds that come before the rest of the images and of the evidence."""
+
+
+class Spending:
+    """Decides what a session leaves out, so that the command ends in time.
+
+    Without a budget, and in a study with `protocol.precision`, whose pilot is always measured whole, nothing is.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._study, self._ahead = session, session.study, Ahead(session)
+        protocol = session.protocol
+        self._limit_s = protocol.budget_s if protocol.precision is None else None
+        if self._limit_s is not None and session.result.budget is None:
+            session.result.budget = Budget()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a budget to keep."""
+        return self._limit_s is not None
+
+    @property
+    def _left_s(self) -> float:
+        assert self._limit_s is not None
+        return self._limit_s - self._study.progress.timeline.elapsed_s
+
+    @property
+    def _record(self) -> Budget:
+        found = self._session.result.budget
+        assert found is not None
+        return found
+
+    @property
+    def _whole(self) -> Extent:
+        return Extent(self._session.rounds)
+
+    @property
+    def _least(self) -> Extent:
+        """The least of a study; a gate judges no images of fewer prompts than it asks for."""
+        if self._session.result.config.gate.judges:
+            return replace(self._whole, rounds=1, evidence=True)
+        return Extent(1, _FEW_PROMPTS, min(_FEW_FLOORS, self._study.quality.floor_prompts), evidence=False)
+
+    def _fits(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> bool:
+        seconds = self._ahead.seconds(extent, without)
+        return seconds is None or seconds <= self._left_s
+
+    def choose_processes(self) -> None:
+        """Leaves out further processes of the slowest variants, until the others fit; first processes are ready."""
+        if not self.limited or self._fits(self._least):
+            return
+        session = self._session
+        first = min(process.measurement.replicate for process in session.processes)
+        rows = {id(p.row): p.row for p in session.processes if p.active and p.row in session.result.candidates}
+        calls_s = {
+            p.row.name: self._ahead.call_s(p) or 0.0 for p in session.processes if p.measurement.replicate == first
+        }
+        without: list[VariantProcess] = []
+        for row in sorted(rows.values(), key=lambda row: -calls_s.get(row.name, 0.0)):
+            further = [p for p in session.processes if p.row is row and p.measurement.replicate != first]
+            without += further
+            for process in further:
+                process.active = False
+            left_out = [process.measurement for process in further]
+            row.measurements = [m for m in row.measurements if not any(m is other for other in left_out)]
+            self._record.processes[row.name] = len({m.replicate for m in row.measurements})
+            if self._fits(self._least):
+                return
+
+    def another_round(self, number: int) -> bool:
+        """Returns whether there is time for a round; the first one is always timed."""
+        if not self.limited or number == 1:
+            return True
+        extent = self._least if number <= _FIRST_ROUNDS else self._whole
+        if self._fits(replace(extent, rounds=number)):
+            return True
+        self._record.rounds = number - 1
+        return False
+
+    def rounds_that_fit(self) -> int:
+        """Returns how many rounds there is time for, at least one, where all rounds of a process follow each other."""
+        rounds = self._session.rounds
+        while self.limited and rounds > 1 and not self._fits(replace(self._least, rounds=rounds)):
+            rounds -= 1
+        if rounds < self._session.rounds:
+            self._record.rounds = rounds
+        return rounds
+
+    def settle(self, number: int) -> None:
+        """Notes which variants are shown to be faster or slower: no further round is spent on them."""
+        if not self.limited or number >= self._session.rounds or self._session.study.plan.factors:
+            return
+        result, settled = self._session.result, self._session.settled
+        for row in result.candidates:
+            is_open = row.name not in settled and any(p.row is row for p in self._session.timed)
+            if is_open and is_settled(result, row):
+                settled.add(row.name)
+                self._record.settled[row.name] = number
+
+    def choose_images(self) -> None:
+        """Leaves out images, and the evidence of further processes, as far as there is no time for them."""
+        if not self.limited or self._fits(self._whole):
+            return
+        least, whole = self._least, self._whole
+        steps = [replace(whole, evidence=least.evidence), replace(least, prompts=None)]
+        most = max((len(p.variant.pictured) for p in self._session.processes), default=0)
+        if least.prompts is not None:
+            steps += [replace(least, prompts=prompts) for prompts in range(most, least.prompts, -1)]
+        extent = next(filter(self._fits, steps), least)
+        record = self._record
+        record.prompts, record.floor_prompts, record.evidence = extent.prompts, extent.floor_prompts, extent.evidence
+
+    def foretell(self) -> None:
+        """Tells the display when the command ends: with the whole study, or with its budget if that is earlier."""
+        seconds = self._ahead.seconds(self._whole)
+        if self._limit_s is not None:
+            seconds = max(0.0, self._left_s) if seconds is None else min(seconds, max(0.0, self._left_s))
+        if seconds is not None:
+            self._study.progress.expect(seconds)
+
+    def note_spent(self) -> None:
+        """Records what the command took so far."""
+        if self.limited:
+            self._record.spent_s = self._study.progress.timeline.elapsed_s

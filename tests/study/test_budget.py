@@ -1,0 +1,127 @@
+"""A study ends within its budget, and says what that left open; on workers whose calls take simulated time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typing_extensions import override
+
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.records import Status, StudyResult
+from sdopt.statistics.ratios import two_samples
+from sdopt.statistics.scale import Speed
+from sdopt.statistics.summary import summary_of
+from sdopt.study.resume import merge_resumed, missing_of
+from sdopt.study.timeline import Timeline
+from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
+
+START_S, LOAD_S = 8.0, 0.5
+
+
+class SimulatedTime(Timeline):
+    """A timeline whose time is what the requests to fake workers would take, one after the other."""
+
+    spent_s = START_S
+
+    @property
+    @override
+    def elapsed_s(self) -> float:
+        return self.spent_s
+
+
+def measured(
+    folder: Path, budget_s: float | None, seconds: dict[str, float], of: Any = None, pace: float = 1.0, **protocol: Any
+) -> tuple[StudyResult, float, Any]:
+    """Returns a study's result, what it took, and its plan; two processes draw and prove at once."""
+    timeline = SimulatedTime()
+    seconds = {name: pace * call_s for name, call_s in {"baseline": 1.0, **seconds}.items()}
+    keys = {"rounds": 4, "warmup": 1, "replicates": 3, "interference": None, "budget_s": budget_s, **protocol}
+    plan, planned, machine = fake_study([name for name in seconds if name != "baseline"], of, **keys)
+    if of is not None:
+        pictured = tuple(f"number {number}" for number in range(of["quality"]["prompt_count"]))
+        plan = replace(plan, variants=tuple(replace(variant, pictured=pictured) for variant in plan.variants))
+    study = plan, planned, machine
+
+    def costs(worker: FakeWorker, request: str) -> None:
+        call_s = seconds[worker.variant.name]
+        took_s = {
+            "prepare": LOAD_S,
+            "time_once": call_s,
+            "prove": 2 * call_s / 2,
+            "time_stages": call_s,
+            "generate": 0.4 * call_s * (worker.draw.batch_size if worker.draw else 1) / 2,
+        }
+        timeline.spent_s += took_s.get(request, 0.0)
+
+    fakes = Fakes(dict.fromkeys(("baseline", *seconds), costs), seconds)
+    result, _ = run_fake(folder, study, fakes, timeline)
+    return result, timeline.spent_s + START_S, study
+
+
+SIX = {"same": 1.0, "also same": 1.0, "fast": 0.5, "little": 0.97, "slow": 1.6}
+METRICS = {"quality": {"metrics": True, "prompt_count": 24, "floor_prompts": 12}}
+
+
+def test_with_enough_time_leaves_out_nothing(tmp_path: Path) -> None:
+    result, took_s, _ = measured(tmp_path, 2000, {"same": 1.0, "also same": 1.0}, METRICS)
+    assert result.budget is not None
+    assert not result.budget.spared
+    assert {len(m.shapes[0].calls) for row in result.variants for m in row.measurements} == {4}
+    assert {len(row.images) for row in result.variants if not row.is_control} == {24}
+    assert took_s < 2000
+    assert not any("budget" in note for note in summary_of(result).notes)
+
+
+@pytest.mark.parametrize(("budget_s", "pace"), [(150.0, 1.0), (200.0, 1.0), (200.0, 1.5), (260.0, 2.0)])
+def test_ends_within_its_budget_with_intervals_for_what_matters(tmp_path: Path, budget_s: float, pace: float) -> None:
+    whole, needed_s, _ = measured(tmp_path, None, SIX, METRICS, pace)
+    assert needed_s > budget_s
+    (tmp_path / "short").mkdir()
+    result, took_s, _ = measured(tmp_path / "short", budget_s, SIX, METRICS, pace)
+    assert took_s <= 1.1 * budget_s
+    assert took_s >= 0.7 * budget_s
+    assert all(row.status is Status.OK for row in result.variants)
+    assert len(result.variant("fast").samples) == len(whole.variant("fast").samples) == 3
+    row = summary_of(result).row("fast")
+    assert row is not None
+    assert row.speed is Speed.FASTER
+    assert min(len(row.images) for row in result.variants if not row.is_control) >= 8
+    [note] = [note for note in summary_of(result).notes if "budget" in note]
+    assert "same" in note
+    assert not missing_of(parse_result(to_json(result))).variants
+
+
+def test_spends_no_round_on_what_is_settled_and_pairs_the_rounds_of_both(tmp_path: Path) -> None:
+    result, _, _ = measured(tmp_path, 2000, {"fast": 0.5, "same": 1.0})
+    assert {len(m.shapes[0].calls) for m in result.variant("fast").measurements} == {1}
+    assert {len(m.shapes[0].calls) for m in result.variant("same").measurements} == {4}
+    [edge] = [edge for edge in result.comparisons if edge.candidate == "fast"]
+    mine, other = (
+        np.log([m.shapes[0].latency_s[0] for m in result.variant(name).measurements]) for name in ("fast", "baseline")
+    )
+    assert edge.shapes[0].speedup is not None
+    assert edge.shapes[0].speedup.estimate == pytest.approx(two_samples(other, mine).ratio)
+
+
+def test_goes_on_with_a_larger_budget(tmp_path: Path) -> None:
+    result, _, (plan, *_) = measured(tmp_path, 60, {"same": 1.0, "fast": 0.5})
+    assert result.budget is not None
+    assert result.budget.rounds
+    _, fresh, _ = fake_study(("same", "fast"), rounds=4, warmup=1, replicates=3, interference=None, budget_s=5000)
+    fresh.environment = result.environment
+    again = merge_resumed(result, fresh, plan, tmp_path, retry_failed=False)
+    assert missing_of(again).rounds == 4 - (again.budget.rounds if again.budget and again.budget.rounds else 1)
+    assert {name for name, _ in missing_of(again).timed} >= {"same", "baseline"}
+    assert again.budget is None
+    # The evidence that was left out is shown then.
+    assert {name for name, _ in missing_of(again).unfinished} >= {"same", "fast", "baseline"}
+
+
+@pytest.mark.parametrize("schedule", ["blocks"])
+def test_of_a_study_in_blocks(tmp_path: Path, schedule: str) -> None:
+    result, took_s, _ = measured(tmp_path, 150, {"same": 1.0, "fast": 0.5}, schedule=schedule)
+    assert took_s <= 1.25 * 150
+    assert all(row.status is Status.OK for row in result.variants)
+    assert all(m.shapes[0].calls for row in result.variants for m in row.measurements)

@@ -1,0 +1,183 @@
+"""A variant that is clearly slower is not timed further, and is a result like any other, on every surface."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.contract import Contract
+from sdopt.gate.calibration import Fit
+from sdopt.gate.judge import exit_code, judge
+from sdopt.record.files import parse_result, to_json
+from sdopt.record.records import Promise, Status, StudyResult
+from sdopt.record.verdicts import Verdict
+from sdopt.report.answer_json import answer_of
+from sdopt.report.answer_json import to_json as answer_json
+from sdopt.report.charts.comparisons import forest
+from sdopt.report.tables import ranking, to_csv
+from sdopt.schema import Gate, Rule
+from sdopt.statistics.effects import effects_of
+from sdopt.statistics.ratios import compare
+from sdopt.statistics.scale import Speed
+from sdopt.statistics.summary import summary_of
+from sdopt.study.resume import missing_of
+from sdopt.tracking.runs import logged_metrics, variant_run
+from tests.fakes import Fakes, failing, fake_study, run_fake
+
+
+class NoMeter:
+    """Counts nothing: the calls of fake workers take other times than they say."""
+
+    def __init__(self, pid: int) -> None:
+        del pid
+
+    def stop(self, seconds: float) -> None:
+        del seconds
+
+
+@pytest.fixture(autouse=True)
+def meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.study.giving_up.InterferenceMeter", NoMeter)
+
+
+SECONDS = {"quick": 0.05, "slow": 2.0}
+
+
+def measured(
+    folder: Path, names: tuple[str, ...] = ("quick", "slow"), claims: Any = None, **protocol: Any
+) -> tuple[StudyResult, Fakes]:
+    study = fake_study(names, **{"rounds": 3, "warmup": 1, "replicates": 3, "interference": None, **protocol})
+    for row in study[1].variants:
+        row.promises = {"attention": Promise(Contract.EXACT, claims)} if claims and row.name in names else {}
+    return run_fake(folder, study, Fakes(seconds=SECONDS))
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "blocks"])
+def test_is_not_timed_further_and_all_others_are(tmp_path: Path, schedule: str) -> None:
+    result, fakes = measured(tmp_path, schedule=schedule)
+    slow = result.variant("slow")
+    assert slow.status is Status.SLOWER
+    assert len(slow.measurements) == 1
+    assert sum(worker.variant.name == "slow" for worker in fakes.started) == 1
+    assert not slow.images
+    for name in ("baseline", "quick"):
+        assert all(len(m.shapes[0].deciding_s) >= 3 for m in result.variant(name).measurements)
+    assert {len(m.shapes[0].trial_s) for m in result.variant("quick").measurements} == {0}
+    # What is decided lacks nothing, also after it was written and read.
+    assert not missing_of(parse_result(to_json(result))).variants
+
+
+def test_is_shown_on_every_surface(tmp_path: Path) -> None:
+    result, _ = measured(tmp_path)
+    summary = summary_of(result)
+    row = summary.row("slow")
+    assert row is not None
+    assert row.speed is Speed.SLOWER
+    assert row.at_least_slower is not None
+    assert row.at_least_slower == pytest.approx(20 / 1.2, rel=0.05)
+    assert [other.name for other in summary.rows] == ["quick", "baseline", "slow"]
+    [cells] = [cells for cells in ranking(summary).rows if str(cells[0]) == "slow"]
+    assert "≤ 0.06×" in [str(cell) for cell in cells]
+    spec = json.dumps(forest(summary), ensure_ascii=False)
+    assert "≤ 0.06×" in spec
+    [candidate] = [c for c in answer_json(answer_of(summary, tmp_path))["candidates"] if c["name"] == "slow"]
+    assert candidate["speed"] == "slower"
+    assert candidate["at_least_slower"] == row.at_least_slower
+    header, *lines = (line.split(",") for line in to_csv(summary).splitlines())
+    [line] = [line for line in lines if line[0] == "slow"]
+    assert float(line[header.index("speedup_high")]) == pytest.approx(1 / row.at_least_slower)
+    assert line[header.index("speed")] == "slower"
+    assert logged_metrics(summary, row.variant)["speedup_high"] == pytest.approx(1 / row.at_least_slower)
+    assert variant_run(summary, row.variant, tmp_path, images=False).status == "FINISHED"
+    alone, _ = measured(tmp_path, ("slow",))
+    assert "slow is at least 16." in summary_of(alone).sentence
+
+
+def test_of_memory_alone_still_has_its_memory_and_its_images(tmp_path: Path) -> None:
+    result, _ = measured(tmp_path, claims=["memory"])
+    slow = result.variant("slow")
+    assert slow.status is Status.OK
+    assert slow.given_up
+    assert len(slow.peaks_gib) == 3
+    assert slow.images
+    assert not slow.samples
+    assert not missing_of(result).variants
+    row = summary_of(result).row("slow")
+    assert row is not None
+    assert row.speed is Speed.SLOWER
+    assert row.memory is not None
+    assert row.memory.interval.low is not None
+
+
+def test_a_variant_that_others_are_compared_with_is_timed(tmp_path: Path) -> None:
+    study = fake_study(("slow", "quick"), rounds=2, warmup=1, replicates=3, interference=None)
+    [edge] = [edge for edge in study[1].comparisons if edge.candidate == "quick"]
+    edge.reference = "slow"
+    result, _ = run_fake(tmp_path, study, Fakes(seconds=SECONDS))
+    assert result.variant("slow").status is Status.OK
+    assert edge.shapes[0].speedup is not None
+    # But not for one that is as slow.
+    (tmp_path / "both").mkdir()
+    study = fake_study(("slow", "slower"), rounds=2, warmup=1, replicates=3, interference=None)
+    [edge] = [edge for edge in study[1].comparisons if edge.candidate == "slower"]
+    edge.reference = "slow"
+    result, _ = run_fake(tmp_path / "both", study, Fakes(seconds=SECONDS | {"slower": 3.0}))
+    assert {result.variant(name).status for name in ("slow", "slower")} == {Status.SLOWER}
+
+
+def test_a_baseline_that_fails_in_a_trial_ends_the_study(tmp_path: Path) -> None:
+    study = fake_study(("slow",), rounds=2, warmup=1, replicates=1, interference=None)
+    fakes = Fakes({"baseline": failing(Status.KILLED, "time_once", call=2)}, SECONDS)
+    result, _ = run_fake(tmp_path, study, fakes)
+    assert result.variant("baseline").status is Status.KILLED
+    assert result.variant("slow").status is Status.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("claims", "rules", "verdict", "code"),
+    [
+        (["latency"], {}, Verdict.FAIL, 1),
+        ([], {Contract.EXACT: [Rule("speedup", "at_least", limit=0.95)]}, Verdict.FAIL, 1),
+        ([], {Contract.EXACT: [Rule("speedup", "at_least", limit=0.01)]}, Verdict.NOT_COMPARABLE, 3),
+        ([], {Contract.EXACT: [Rule("mse", "exact")]}, Verdict.NOT_COMPARABLE, 3),
+    ],
+)
+def test_a_gate_fails_it_where_speed_is_asked_for(
+    tmp_path: Path, claims: list[str], rules: Any, verdict: Verdict, code: int
+) -> None:
+    result, _ = measured(tmp_path, ("slow",), claims=claims)
+    result.variant("slow").choices["attention"] = "other"
+    gate = Gate("mine", must_pay=True, rules=rules)
+    judge(result, gate, Fit())
+    [judged] = result.judgements
+    assert judged.verdict is verdict
+    assert exit_code(result.judgements, gate) == code
+
+
+def test_cells_of_a_factorial_study_that_were_given_up_leave_only_effects_that_can_be_told_apart(
+    tmp_path: Path,
+) -> None:
+    """With one of four cells missing, neither main effect can be told from the interaction."""
+    names = ("a", "b", "a, b")
+    study = fake_study(names, rounds=2, warmup=1, replicates=3, interference=None)
+    fakes = Fakes(seconds={"a": 0.08, "b": 0.09, "a, b": 2.0})
+    result, _ = run_fake(tmp_path, study, fakes)
+    for row in result.variants:
+        row.choices = {
+            "x": "a" if "a" in row.name.split(", ") else "n",
+            "y": "b" if "b" in row.name.split(", ") else "n",
+        }
+    effects = effects_of(result, ["x=a", "y=b"])
+    assert all(effect.speedup is None and effect.aliased_with for effect in effects)
+    # If all cells of an option were given up, the other one is estimated without them.
+    for name in ("b", "a, b"):
+        row = result.variant(name)
+        row.given_up, row.status = True, Status.SLOWER
+        row.measurements = result.variant("a, b").measurements
+    compare(result)
+    first, second, both = effects_of(result, ["x=a", "y=b"])
+    assert first.speedup is not None
+    assert first.speedup.estimate == pytest.approx(1.25, rel=0.05)
+    assert second.aliased_with
+    assert both.aliased_with
