@@ -3,16 +3,16 @@
 Options that keep weights off the device until they are used are in `offload`.
 """
 
+from __future__ import annotations
+
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -43,8 +43,11 @@ from sdopt.pipelines.parts import (
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model
 
-Embeddings = torch.Tensor | list[torch.Tensor]
-"""What an encoder makes of prompts: a batch, or a tensor for each of them."""
+if TYPE_CHECKING:
+    import torch
+
+    Embeddings = torch.Tensor | list[torch.Tensor]
+    """What an encoder makes of prompts: a batch, or a tensor for each of them."""
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
@@ -307,6 +310,8 @@ class PrecomputedEmbeddings(Optimization):
 
     @override
     def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+        import torch
+
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         guidance = guidance_of_pipe(pipe)
         both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
@@ -373,6 +378,9 @@ def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Emb
 
     What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens.
     """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
     takes, call = signature(pipe.encode_prompt).parameters, signature(type(pipe).__call__).parameters
     given: dict[str, Any] = {}
     for name, parameter in takes.items():
@@ -403,6 +411,8 @@ def _in_a_batch(rows: Sequence[Embeddings | None], like: Any) -> Embeddings:
 
     A row without a mask reads all its tokens.
     """
+    import torch
+
     if any(isinstance(row, list) for row in rows):
         return [tensor.to(like) for row in rows if isinstance(row, list) for tensor in row]
     tensors = [row for row in rows if isinstance(row, torch.Tensor)]
@@ -491,6 +501,8 @@ class LayerwiseCasting(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         denoiser = denoiser_of(pipe)
         compute, storage = denoiser.dtype, getattr(torch, self.storage)
         denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)

@@ -1,5 +1,7 @@
 """memory: keeps weights in host memory or on disk until they are used. These options exclude each other."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 import weakref
@@ -7,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
@@ -21,6 +22,9 @@ from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
 from sdopt.scratch import own_folder
+
+if TYPE_CHECKING:
+    import torch
 
 _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
 """The blocks that diffusers' `AutoencoderKL` declares; an `AutoencoderTiny` has only the last two."""
@@ -167,6 +171,7 @@ class GroupOffload(Offload):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
         from diffusers.hooks import apply_group_offloading
 
         device = device_of(pipe)

@@ -1,8 +1,13 @@
 """Lays latents out as each family's pipeline takes them, and back: (n, C, h, w) everywhere else in sdopt."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from sdopt.pipelines.family import Latents
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def laid_out(latents: Tensor, form: Latents) -> Tensor:

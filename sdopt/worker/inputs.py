@@ -1,9 +1,9 @@
 """Makes the inputs of one call of the pipeline: prompts, and the noise that its images start from."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from sdopt.options.base import Inputs
 from sdopt.pipelines.families import latent_channels_of
@@ -16,11 +16,12 @@ from sdopt.variant import Variant
 from sdopt.worker.draws import Draw
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 
 def prompts_and_noise(
-    variant: Variant, pipe: "DiffusionPipeline", device: str, given: torch.Tensor | None, index: int, draw: Draw
+    variant: Variant, pipe: DiffusionPipeline, device: str, given: torch.Tensor | None, index: int, draw: Draw
 ) -> Inputs:
     """Returns the prompts and the initial noise of one call; a last, short batch is filled up from the start.
 
@@ -44,7 +45,7 @@ def prompts_and_noise(
 
 def asked_inputs(
     variant: Variant,
-    pipe: "DiffusionPipeline",
+    pipe: DiffusionPipeline,
     device: str,
     size: int,
     prompts: Sequence[str],
@@ -57,6 +58,8 @@ def asked_inputs(
     `seeds` has one for each image, of which each prompt has one or more. `given` returns what replaces the noise, given
     the shape of one image's latents.
     """
+    import torch
+
     family, guidance = family_of(variant.model), guidance_of(variant.model)
     inputs = inputs_of(variant.task, variant.model, size, len(seeds), with_size=not family.is_unet)
     inputs["prompt"] = list(prompts)

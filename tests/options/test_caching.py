@@ -21,7 +21,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.options.caching import SpectralForecast, _branches
 from sdopt.options.compiler.aot import digest
-from sdopt.options.compiler.base import Tensors
+from sdopt.options.compiler.graphs import Tensors
 from sdopt.options.skipping import DeepCache, FirstBlock
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose, Load
