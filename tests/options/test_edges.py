@@ -73,8 +73,10 @@ def edges(limits: Any, whole: bool) -> list[float]:
 
 def kinds(kind: type = Optimization) -> list[type]:
     """All classes of options of sdopt."""
-    below = [each for child in kind.__subclasses__() for each in kinds(child)]
-    return [*([kind] if kind.__module__.startswith("sdopt.") else []), *below]
+    found = [kind] if kind.__module__.startswith("sdopt.") else []
+    for child in kind.__subclasses__():
+        found += kinds(child)
+    return found
 
 
 def cases() -> list[Any]:
