@@ -38,6 +38,9 @@ from sdopt.pipelines.weights import (
 from sdopt.record.files import begins
 from sdopt.schema import Model, wrong_name
 
+MODULAR = "modular_model_index.json"
+"""The index of a pipeline made of blocks, which has no class of its own whose calls could be timed."""
+
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL: dict[str, tuple[str, ...]] = {
     "denoiser": ("model.diffusion_model.",),
@@ -137,6 +140,8 @@ def _instead_of(folder: Path) -> str:
     if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
         what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
         return f"{what}: give model={pipeline}"
+    if (folder / MODULAR).is_file():
+        return f"its {MODULAR} is that of a modular pipeline, as FLUX.3 [klein] and Anima are: sdopt runs none"
     if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
         return f"give a single file itself: model={files[0]}"
     return "save a pipeline there with save_pretrained"

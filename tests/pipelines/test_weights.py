@@ -378,7 +378,7 @@ class TestSingleFile:
         assert "rename it to end so" in refusal(named)
 
     def test_of_another_architecture(self, single: Path) -> None:
-        said = "not of the architecture model=sd15: a StableDiffusionPipeline with 144 text channels"
+        said = "not of the architecture model=sd15: a StableDiffusionPipeline with cross_attention_dim=144"
         with pytest.raises(UsageError, match=said):
             require_model(Model("sd15", "path", str(single)))
 
