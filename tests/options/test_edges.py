@@ -34,6 +34,7 @@ GROUNDS = {
     "SpectralForecast": Ground("caching=spectrum", "caching", ("workload.steps=8",)),
     "PyramidAttention": Ground("caching=pyramid_attention", "caching", ("workload.steps=6",)),
     "GuidanceInterval": Ground("caching=guidance_interval", "caching", ("workload.steps=6",)),
+    "TaylorSeer": Ground("caching=taylorseer", "caching", ("workload.steps=8",)),
     "TokenMerging": Ground("caching=tome", "caching"),
     "VaeTiling": Ground("memory=vae_tiling", "memory.vae_tiling", size=136),
     "GroupOffload": Ground(
