@@ -20,6 +20,7 @@ examples:
   sdopt load-test precision=bf16 caching=deepcache                baseline and candidate, with single and greedy calls
   sdopt load-test caching=deepcache serving=window 'load.policies=[single,greedy]' load.limit_s=1.5
   sdopt load-test url=http://127.0.0.1:8000 'load.rates=[1,2,4]' load.limit_s=2      any server with OpenAI's interface
+  sdopt load-test url=https://host/v1 load.model=NAME load.key=OPENAI_API_KEY 'load.rates=[1,2]' load.limit_s=9
   sdopt load-test experiment=lightning_serving dry_run=true       what would be served and sent, and what cannot be
 
 keys of the load and their defaults:

@@ -110,7 +110,8 @@ class VaeTiling(VaeInPieces):
     contract: ClassVar[Contract] = Contract.LOSSY
 
     tile_size: int | None = bounded(None, ge=64, le=16384)
-    """Height and width of a tile in pixels; null is the VAE's default, the size of its training images."""
+    """Height and width of a tile in pixels, a multiple of 32; null is the VAE's default, the size of its training
+    images."""
 
     @property
     @override

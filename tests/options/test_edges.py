@@ -34,6 +34,7 @@ GROUNDS = {
     "SpectralForecast": Ground("caching=spectrum", "caching", ("workload.steps=8",)),
     "PyramidAttention": Ground("caching=pyramid_attention", "caching", ("workload.steps=6",)),
     "GuidanceInterval": Ground("caching=guidance_interval", "caching", ("workload.steps=6",)),
+    "TaylorSeer": Ground("caching=taylorseer", "caching", ("workload.steps=8",)),
     "TokenMerging": Ground("caching=tome", "caching"),
     "VaeTiling": Ground("memory=vae_tiling", "memory.vae_tiling", size=136),
     "GroupOffload": Ground(
@@ -73,8 +74,10 @@ def edges(limits: Any, whole: bool) -> list[float]:
 
 def kinds(kind: type = Optimization) -> list[type]:
     """All classes of options of sdopt."""
-    below = [each for child in kind.__subclasses__() for each in kinds(child)]
-    return [*([kind] if kind.__module__.startswith("sdopt.") else []), *below]
+    found = [kind] if kind.__module__.startswith("sdopt.") else []
+    for child in kind.__subclasses__():
+        found += kinds(child)
+    return found
 
 
 def cases() -> list[Any]:

@@ -96,7 +96,7 @@ def test_another_encoding_is_refused_by_the_name_of_the_file(name: str, tmp_path
         (tmp_path / name).write_bytes(way(text))
         with pytest.raises((UsageError, Unreadable)) as refused:
             read(tmp_path / name)
-        if refused.type is UsageError:  # where prompts are asked for, their key and their file are before it
+        if isinstance(refused.value, UsageError):  # where prompts are asked for, their key and their file are before it
             [line] = refused.value.problems
             assert name in line
 

@@ -164,7 +164,9 @@ class TestTheGenerator:
         assert last.said == "no answer in time"
 
     def test_a_link_counts_when_its_image_is_there(self, site: str) -> None:
-        found = generate(Schedule(site, [0.0] * len(LINKS), [{"prompt": prompt} for prompt in LINKS], timeout_s=5))
+        found = generate(
+            Schedule(site + PATH, [0.0] * len(LINKS), [{"prompt": prompt} for prompt in LINKS], timeout_s=5)
+        )
         sent = dict(zip(LINKS, found, strict=True))
         assert {prompt: one.status for prompt, one in sent.items() if one.status != 200} == {
             "a dead link": 0,
