@@ -83,6 +83,14 @@ class Variant:
         return self.work != other.work
 
     @property
+    def number_types(self) -> frozenset[str]:
+        """The half types that its options name, for weights or for arithmetic."""
+        types = set()
+        for option in self.optimizations.values():
+            types |= {"float16", "bfloat16"} & {str(value) for value in vars(option).values()}
+        return frozenset(types)
+
+    @property
     def contract(self) -> Contract:
         """The weakest contract among the variant's optimizations."""
         return weakest(option.contract for option in self.optimizations.values())
