@@ -60,6 +60,10 @@ class Pace:
             return 1.0
         return min(max(self.took_s / self.estimated_s, _PACES[0]), _PACES[1])
 
+    def restart(self) -> None:
+        """Forgets the last estimate: work was left out since, which took no time."""
+        self.since_s = None
+
     def note(self, now_s: float, ahead_s: float) -> None:
         """Notes an estimate of what is ahead, in seconds; what the last one was more is what the time since did."""
         if self.since_s is not None and ahead_s < self.ahead_s:

@@ -72,6 +72,7 @@ class Spending:
 
     def choose_processes(self) -> None:
         """Leaves out further processes of the slowest variants, until the others fit; first processes are ready."""
+        self._pace.restart()  # what is slower was given up just before
         if not self.limited or self._fits(self._least):
             return
         session = self._session
@@ -120,6 +121,7 @@ class Spending:
             is_open = row.name not in settled and any(p.row is row for p in self._session.timed)
             if is_open and is_settled(result, row):
                 settled.add(row.name)
+                self._pace.restart()
                 self._record.settled[row.name] = number
 
     def choose_images(self) -> None:
