@@ -7,7 +7,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.polynomial.chebyshev import chebvander
 from typing_extensions import override
 
@@ -599,6 +598,8 @@ class _Seeded:
         self.begin()
 
     def begin(self) -> None:
+        import torch
+
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)

@@ -125,6 +125,8 @@ def require_folder(folder: Path, model: Model) -> None:
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
             _require_class(index.get(name), name, family.library_of(name), at)
+    for file in [file for name in parts for file in sorted((folder / name).glob("*config.json"))]:
+        _read_json(file, at)
     _require_weights(folder, family, [name for name in parts if name in family.networks], model.variant, at)
     _require_architecture(model, at, kind, _read_json(folder / family.denoiser / "config.json", at))
 
@@ -251,5 +253,5 @@ def _read_json(file: Path, at: str) -> dict[str, Any]:
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{at}: {file.name} cannot be read ({error})") from error
+        raise UsageError(f"{at}: {file} cannot be read ({error})") from error
     return content if isinstance(content, dict) else {}

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import planned_device, require_card, sheet_of
 from sdopt.hardware.device import Device
@@ -64,7 +62,7 @@ def find_machine(
     require_card(hardware, machine.device)
     sheet = None if hardware.emulate_memory else hardware.sheet
     if sheet is None and machine.device.is_cuda:
-        sheet = sheet_of(machine.device.name, sheets().values())
+        sheet = sheet_of(machine.device.name, sheets().values(), machine.device.memory_total_gib)
     return replace(machine, sheet=sheet), context
 
 
@@ -98,6 +96,8 @@ def planned_machine(sheet: Sheet) -> Machine:
 
 
 def _probe(wanted: str) -> Machine:
+    import torch
+
     preload = sys.modules.get("sdopt.worker.preload")
     bad_fork = torch.cuda._is_in_bad_fork()
     device = probe_device("cpu" if bad_fork else wanted)

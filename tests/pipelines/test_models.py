@@ -202,7 +202,7 @@ class TestFolders:
 
     def test_of_another_architecture_than_is_named(self, composer: Composers) -> None:
         found = problem(composer, "model=sdxl", "model.weights=path", f"model.path={EMOJI}")
-        assert "not of the architecture model=sdxl: a StableDiffusionPipeline with 144 text channels" in found
+        assert "not of the architecture model=sdxl: a StableDiffusionPipeline with cross_attention_dim=144" in found
 
 
 @pytest.mark.parametrize(
