@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sdopt.training.captions import GUIDANCE, REFERENCES, STEPS
+from sdopt.training.captions import FLOW_GUIDANCE, GUIDANCE, REFERENCES, STEPS
 from sdopt.training.clip import LEARNT
 from sdopt.training.data import BACKGROUNDS
 from sdopt.training.networks import LENGTH, VOCABULARY, count_parameters, parameters
@@ -111,6 +111,7 @@ def _environment() -> Environment:
         "BACKGROUNDS": BACKGROUNDS,
         "DRAWINGS": DRAWINGS,
         "EMOJIBASE": EMOJIBASE,
+        "FLOW_GUIDANCE": FLOW_GUIDANCE,
         "GUIDANCE": GUIDANCE,
         "LEARNT": LEARNT,
         "LENGTH": LENGTH,

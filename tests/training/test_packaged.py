@@ -22,7 +22,7 @@ from sdopt.training.data import BACKGROUNDS
 from sdopt.training.evaluation import clip_score
 from sdopt.training.packages import STYLES
 
-SIZE_LIMIT = 44e6
+SIZE_LIMIT = 44.5e6
 
 
 @pytest.fixture
