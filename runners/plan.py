@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     """Prints predictions, or how well they meet published figures; returns the exit code."""
     parser = Arguments(
         prog="sdopt plan",
-        description="Predict seconds and memory of a call on a card that you do not have, with 80 %% intervals.",
+        description="Predict seconds and memory of a call on a card that you do not have, with 80 % intervals.",
         epilog="examples: sdopt plan model=sdxl precision=fp16 hardware=rtx3060; "
         "sdopt plan model=sd15 precision=fp16 'plan.hardware=[t4,l4,rtx4090,h100]'; "
         "sdopt plan model=sdxl hardware=l4 study=one_at_a_time 'study.options=[compiler,attention,memory]'",
@@ -53,7 +53,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UsageError("--by: only applies to --check")
     if arguments.plot and arguments.plot.suffix != ".png":
         raise UsageError(f"--plot {arguments.plot}: must end in .png")
-    predictions, command = plan_of(arguments.overrides, arguments.config_dir)
+    predictions, notes, command = plan_of(arguments.overrides, arguments.config_dir)
     if arguments.json:
         print(_as_json([each.row() for each in predictions]))
     else:
@@ -64,7 +64,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             console.print(text_of(only), markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(shown([plan_table(predictions)], console.width))
-        for line in remarks(predictions, command):
+        for line in (*notes, *remarks(predictions, command)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.plot:
         from sdopt.foresight.charts import picture_of

@@ -22,6 +22,7 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
 from sdopt.foresight.plan import Prediction, predict, predict_here, text_of
 from sdopt.gate.rule_checks import remarks_on_rules, require_measured
+from sdopt.hardware.faults import faults_of
 from sdopt.locks import reserve
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
@@ -113,6 +114,14 @@ def check_sampling(variants: Sequence[Variant], context: StartContext) -> None:
     asked = unanswered((dict(config), each.scheduler, each.workload.steps) for config, each in own if config)
     if asked:
         remember_sampling(in_process(context, answers_to, asked, what="the scheduler"))
+
+
+def card_remarks(variants: Sequence[Variant], machine: Machine) -> list[str]:
+    """Returns known faults of the card in the number types of the variants, each once."""
+    types = {kind for variant in variants for kind in variant.number_types}
+    if not machine.device.is_cuda:
+        return []
+    return [f"{machine.device.name}: {fault}" for fault in faults_of(machine.device.name, machine.sheet, types)]
 
 
 def foreseen(variants: Sequence[Variant], machine: Machine, context: StartContext) -> list[str]:
@@ -290,7 +299,8 @@ class Experiment:
                 plan = config.study.plan(self.composer)
                 require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
-        machine = replace(machine, warnings=(*machine.warnings, *self._remarks(plan.variants)))
+        remarks = (*card_remarks(plan.variants, machine), *self._remarks(plan.variants))
+        machine = replace(machine, warnings=(*machine.warnings, *remarks))
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
         command = [without_passwords(word) for word in self.command]

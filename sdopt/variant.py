@@ -83,9 +83,21 @@ class Variant:
         return self.work != other.work
 
     @property
+    def number_types(self) -> frozenset[str]:
+        """The half types that its options name, for weights or for arithmetic."""
+        types = set()
+        for option in self.optimizations.values():
+            types |= {"float16", "bfloat16"} & {str(value) for value in vars(option).values()}
+        return frozenset(types)
+
+    @property
     def contract(self) -> Contract:
         """The weakest contract among the variant's optimizations."""
         return weakest(option.contract for option in self.optimizations.values())
+
+    def contract_on(self, device: Device) -> Contract:
+        """Returns the weakest of what its optimizations promise on a device."""
+        return weakest(option.contract_on(device) for option in self.optimizations.values())
 
     @property
     def applied(self) -> list[tuple[str, Optimization]]:

@@ -85,9 +85,9 @@ def _within_list(override: str) -> str:
 
 
 def resembling(name: str, known: Collection[str]) -> list[str]:
-    """Returns up to two names that may be meant, in whatever case; that of a card with its maker, or in part."""
-    plain = re.sub(r"nvidia|geforce|radeon|amd|\s", "", name.lower())
-    return [each for each in known if plain and plain in each][:2] or get_close_matches(plain, known, n=2)
+    """Returns up to two names that may be meant, in whatever case, or in part; of cards see `hardware.names`."""
+    plain = re.sub(r"\s", "", name.lower())
+    return [option for option in known if plain and plain in option][:2] or get_close_matches(plain, known, n=2)
 
 
 def key_of(override: str) -> str:

@@ -18,6 +18,7 @@ from sdopt.doctor.matrix import Cell, State, grouped
 from sdopt.errors import UsageError
 from sdopt.hardware.ceilings import COPY, Ceiling
 from sdopt.hardware.device import Device
+from sdopt.hardware.faults import faults_of
 from sdopt.schema import Sheet
 
 
@@ -62,6 +63,8 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "disk", ", ".join(f"{free:.0f} GiB free in {folder}" for folder, free in found.disk_free_gib.items())
     yield "system", f"{found.platform}; Python {found.python}; sdopt {found.sdopt}"
     yield "packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())
+    for fault in faults_of(device.name, found.sheet):
+        yield "known fault", fault
     if found.missing:
         yield "not installed", ", ".join(f"{name} ({how})" for name, how in found.missing.items())
     yield "tools", ", ".join(f"{tool} {number}" for tool, number in found.tools.items() if number) or "none"

@@ -71,7 +71,9 @@ def _written(result: StudyResult, variant: VariantResult, folder: Path, target: 
         name = f"{record.prompt_index:05d}_{record.image_index:02d}{source.suffix}"
         shutil.copyfile(source, own / name)
         rows.append([variant.name, name, record.prompt, record.negative, record.seed])
-    _write(own / "prompts.csv", _COLUMNS[1:], [row[1:] for row in rows])
+    settings = {} if result.is_imported else _settings(variant)
+    listed = [[*row[1:], *settings.values()] for row in rows]
+    _write(own / "prompts.csv", [*_COLUMNS[1:], *settings], listed)
     timed = [
         [measured.replicate, call.round, call.seconds / images, "" if measured.peak is None else measured.peak[1]]
         for measured in variant.measurements
@@ -81,6 +83,17 @@ def _written(result: StudyResult, variant: VariantResult, folder: Path, target: 
     if timed:
         _write(own / TIMES, ("replicate", "round", "seconds", "memory_gib"), timed)
     return rows
+
+
+def _settings(variant: VariantResult) -> dict[str, Any]:
+    """Returns what images of two runs must have in common, by the columns that `sdopt judge` reads."""
+    config = variant.config
+    return {
+        "model": config.model.name,
+        "steps": config.workload.steps,
+        "guidance_scale": config.workload.guidance(config.model),
+        "sampler": config.scheduler.class_name,
+    }
 
 
 def _write(file: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -16,15 +16,16 @@ import numpy as np
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
-from sdopt.config.overrides import key_of, resembling, written_key
+from sdopt.config.overrides import key_of, written_key
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError, command_line, require_texts
+from sdopt.foresight.advice import what_fits
+from sdopt.foresight.cards import Asked, asked_for, sheets_for, with_known_card
 from sdopt.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.foresight.cpu import (
     HALF_WIDTH,
     known_machine,
     machine_of,
-    measure_machine,
     seconds_of,
     sheet_of_cpu,
     threads_of,
@@ -35,6 +36,7 @@ from sdopt.foresight.memory import Blueprint, Footprint, blueprint, footprint, s
 from sdopt.foresight.software import Software, software_of
 from sdopt.hardware.cards import planned_device, sheet_of
 from sdopt.hardware.device import Device
+from sdopt.hardware.faults import faults_of
 from sdopt.measure.generators import kept_generators
 from sdopt.options.caching import Caching
 from sdopt.options.memory import TinyVae
@@ -81,6 +83,7 @@ class Prediction:
         high: upper end.
         shares: of the time, by what it is spent on.
         price: of 1,000 images, where a price per hour is known.
+        warning: known faults of the card in the types of the variant.
     """
 
     variant: str
@@ -97,6 +100,7 @@ class Prediction:
     shares: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     price: float | None = None
+    warning: str = ""
 
     @property
     def fits(self) -> str:
@@ -129,6 +133,7 @@ class Prediction:
             **{f"share_{name.replace(' ', '_')}": share for name, share in self.shares.items()},
             "evidence": self.evidence,
             "reason": self.reason,
+            "warning": self.warning,
         }
 
 
@@ -179,7 +184,8 @@ def _prediction(
     found = coefficients()
     memory = footprint(variant, plan, _device(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
-    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED)
+    faults = "; ".join(faults_of(sheet.name, sheet, variant.number_types))
+    made = Prediction(variant.name, card, sheet, shape, images, memory, REFUSED, warning=faults)
     conflicts = variant.conflicts(_device(sheet))
     software = conflicts[0] if conflicts else software_of(variant, torch)
     if isinstance(software, str):
@@ -368,12 +374,12 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     import pandas as pd
 
     require_texts("plan", overrides)
-    predictions, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
+    predictions, _, _ = plan_of(overrides, None if config_dir is None else Path(config_dir))
     return pd.DataFrame([each.row() for each in predictions])
 
 
-def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[Prediction], str]:
-    """Composes a study; returns predictions of its variants, and the command that would measure them.
+def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[Prediction], list[str], str]:
+    """Composes a study; returns predictions of its variants, notes on them, and the command that would measure them.
 
     Raises:
         UsageError: the overrides cannot be composed, or a card is unknown.
@@ -406,35 +412,20 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
         if torch:
             raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
         torch, learned = _learned(Path(asked["plan.measured"]))
+    rest, cards = with_known_card(rest) if not names else (rest, asked_for(names))
     with composer_of(rest, config_dir) as composer:
-        predictions = predict(_variants(composer, rest), _cards(composer, names, rest), learned, torch)
-    return predictions, command_line("run", *rest, "protocol.replicates=3")
+        predictions = predict(_variants(composer, rest), sheets_for(composer, cards, rest), learned, torch)
+        notes = _notes(composer, cards, predictions)
+    return predictions, notes, command_line("run", *rest, "protocol.replicates=3")
 
 
-def _cards(composer: HydraComposer, names: Sequence[str], overrides: Sequence[str]) -> dict[str, Sheet]:
-    """Returns the cards to plan for, by option of `hardware`."""
-    sheets = data_sheets()
-    if names:
-        unknown = [name for name in names if name not in sheets]
-        if unknown:
-            near = resembling(unknown[0], sheets)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ";"
-            raise UsageError(
-                f"plan.hardware: no data sheet for {', '.join(unknown)}{meant} there are {', '.join(sheets)}"
-            )
-        return {name: sheets[name] for name in dict.fromkeys(names)}
-    sheet = composer.current.hardware.sheet
-    if sheet is None and composer.current.hardware.device == "cpu":
-        measure_machine(threads_of(composer.current.hardware))  # again, since other work may have slowed it before
-        return {"cpu": sheet_of_cpu(composer.current.hardware)}
-    if sheet is None:
-        raise UsageError(
-            "no card is named: choose one, as in hardware=rtx4090, or several, as in 'plan.hardware=[t4,l4,rtx4090]'; "
-            "hardware=cpu is this machine"
-        )
-    chosen = next((str(o).partition("=")[2] for o in reversed(overrides) if key_of(o) == "hardware"), "")
-    # A preset chooses without a word on the command line.
-    return {chosen or next((name for name, other in sheets.items() if other == sheet), sheet.name): sheet}
+def _notes(composer: HydraComposer, cards: Asked, predictions: Sequence[Prediction]) -> list[str]:
+    """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
+    notes = [*cards.notes]
+    notes += dict.fromkeys(f"{made.card}, {made.variant}: {made.warning}" for made in predictions if made.warning)
+    for made in {made.card: made for made in predictions if made.fits == "does not fit"}.values():
+        notes.append(what_fits(composer, made.card, made.sheet, made.shape))
+    return [note for note in notes if note]
 
 
 def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:

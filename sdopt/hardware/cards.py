@@ -54,20 +54,24 @@ def has(device: Device, feature: Feature) -> bool:
     return not missing(device, feature)
 
 
-def sheet_of(device_name: str, sheets: Iterable[Sheet]) -> Sheet | None:
+def sheet_of(device_name: str, sheets: Iterable[Sheet], memory_gib: float | None = None) -> Sheet | None:
     """Returns the data sheet with the name that the driver gives a device; None if no sheet has exactly that name.
 
     Cards of one model differ by form factor, and slices of a card (MIG) by size: a name that is nearly the same is
-    another card.
+    another card. Of cards that share a name, the memory tells which one it is; without it, the first one counts.
     """
-    return next((sheet for sheet in sheets if _is(device_name, sheet)), None)
+    named = [sheet for sheet in sheets if _is(device_name, sheet)]
+    if memory_gib is not None:
+        named.sort(key=lambda sheet: abs(sheet.memory_gib - memory_gib))
+    return named[0] if named else None
 
 
 def _is(device_name: str, sheet: Sheet) -> bool:
-    return _plain(device_name) in map(_plain, sheet.device_names)
+    return plain_name(device_name) in map(plain_name, sheet.device_names)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Returns the name of a device as the driver writes it, in lower case and without the maker NVIDIA."""
     return re.sub(r"^nvidia ", "", name.strip().lower())
 
 

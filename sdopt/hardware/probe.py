@@ -11,15 +11,13 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CPU_BFLOAT16
+from sdopt.hardware.cgroups import MOUNT, memory_limits
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
 from sdopt.limits import limited_address_space
 
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 """Instruction sets, as `ONEDNN_MAX_CPU_ISA` names them, in which oneDNN has no kernels for bfloat16."""
-
-_GROUP = Path("/sys/fs/cgroup")
-"""Folder with the limits of a container (cgroup v2)."""
 
 
 def probe_device(wanted: str) -> Device:
@@ -212,7 +210,7 @@ def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> b
     return {"avx512bw", "avx512dq", "avx512vl"} <= set(flags) or "avx_ne_convert" in flags
 
 
-def usable_cores(group: Path = _GROUP) -> int:
+def usable_cores(group: Path = MOUNT) -> int:
     """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
     affinity = len(os.sched_getaffinity(0))
     file = group / "cpu.max"
@@ -227,12 +225,10 @@ def _cpu() -> Device:
 
 
 def host_memory_gib() -> tuple[float, float]:
-    """Returns the host's memory, total and available, in GiB; at most the container's limit (cgroup v2)."""
+    """Returns the host's memory, total and available, in GiB; at most what its control groups allow."""
     memory = {
         line.split(":")[0]: int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     }
-    file = _GROUP / "memory.max"
-    text = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"
-    limit = float(text) if text.isdecimal() else float("inf")
-    return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
+    most, left = memory_limits()
+    return min(memory["MemTotal"], most) / 2**30, min(memory["MemAvailable"], left) / 2**30

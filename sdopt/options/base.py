@@ -147,6 +147,11 @@ class Optimization:
         """The option's promise about the images; a gate applies the rules of this contract."""
         return Contract.EXACT
 
+    def contract_on(self, device: Device) -> Contract:
+        """Returns what the option promises about the images on a device: its `contract`, or less."""
+        del device
+        return self.contract
+
     @property
     def diffusers_lines(self) -> tuple[str, ...]:
         """Equivalent code for a diffusers pipeline `pipe`; () if only sdopt has the option.

@@ -313,6 +313,7 @@ class PrecomputedEmbeddings(Optimization):
 
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         guidance = guidance_of_pipe(pipe)
+        instead = _instead_of_defaults(pipe)
         both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
             encoded = {prompt: _encoded(pipe, prompt, device) for prompt in (*prompts, *([""] if both else []))}
@@ -353,6 +354,7 @@ class PrecomputedEmbeddings(Optimization):
             names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
             like = inputs["prompt_embeds"] if own else device
             rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
+            rest |= instead
             return rest | {name: _in_a_batch([row.get(name) for row in rows], like) for name in names}
 
         return embedded
@@ -365,6 +367,12 @@ class PrecomputedEmbeddings(Optimization):
             return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
 
         return proof
+
+
+def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:
+    """Returns what keeps a call from a negative prompt that it has by default, beside embeddings of one."""
+    negative = signature(type(pipe).__call__).parameters.get("negative_prompt")
+    return {"negative_prompt": None} if negative is not None and isinstance(negative.default, str) else {}
 
 
 def _as_negative(embeddings: dict[str, Embeddings]) -> dict[str, Embeddings]:

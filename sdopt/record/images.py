@@ -102,7 +102,8 @@ def _scaled(image: "Image", upright: "Image") -> "Image":
 _FIRST_IS_WHOLE = ("MPO", "PSD")
 """Formats whose first frame is the picture: a camera adds views or previews, Photoshop its layers."""
 
-_OPAQUE = 255
+_OPAQUE = 254
+"""Alpha from which a pixel counts as opaque: NovelAI and others hide texts in its lowest bit."""
 
 _TRANSPARENT = "has transparent pixels, below which an image has no colour; flatten it onto a background"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.options.base import Inputs
 from sdopt.pipelines.families import latent_channels_of
-from sdopt.pipelines.latents import laid_out
+from sdopt.pipelines.latents import drawn, laid_out
 from sdopt.pipelines.loading import family_of, guidance_of
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.prompts import take
@@ -72,12 +72,11 @@ def asked_inputs(
         # The call itself makes the initial latents, from the encoded input image and noise that it draws.
         return inputs | {"generator": generators}
     side = size // pipe.vae_scale_factor
-    shape = (1, latent_channels_of(pipe.vae.config) or 4, side, side)
-    noise = given(shape[1:])
-    if noise is None:
-        noise = [torch.randn(shape, generator=generator) for generator in generators]
+    channels, form = latent_channels_of(pipe.vae.config) or 4, family.latents
+    noise = given((channels, side, side))
+    latents = drawn(generators, channels, side, form) if noise is None else laid_out(torch.cat(noise), form)
     # Not the type of the parameters, which may be stored in fewer bits than they compute in.
-    dtype = torch.float32 if family.latents.kept else unwrapped(denoiser_of(pipe)).dtype
-    latents = laid_out(torch.cat(noise), family.latents).to(device=device, dtype=dtype)
+    dtype = torch.float32 if form.kept else unwrapped(denoiser_of(pipe)).dtype
+    latents = latents.to(device=device, dtype=dtype)
     # Some schedulers draw noise at every step: each image has its own seed for that, too.
     return inputs | {"latents": latents, "generator": generators}

@@ -62,7 +62,7 @@ def find_machine(
     require_card(hardware, machine.device)
     sheet = None if hardware.emulate_memory else hardware.sheet
     if sheet is None and machine.device.is_cuda:
-        sheet = sheet_of(machine.device.name, sheets().values())
+        sheet = sheet_of(machine.device.name, sheets().values(), machine.device.memory_total_gib)
     return replace(machine, sheet=sheet), context
 
 

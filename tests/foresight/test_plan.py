@@ -194,7 +194,7 @@ class TestCommand:
 def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "my models (v2), x=1"
     folder.symlink_to(MODEL)
-    [found], _ = plan_of([f"model={folder}", "hardware=t4"])
+    [found], _, _ = plan_of([f"model={folder}", "hardware=t4"])
     assert found.card == "t4"
 
 
@@ -209,12 +209,42 @@ def test_several_cards_are_a_list_however_it_is_written(written: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 3060", "rtx3060"), ("4090", "rtx4090"), ("A100", "a100_40")],
+    [
+        ("RTX 4090", ["rtx4090"]),
+        ("NVIDIA GeForce RTX 3060", ["rtx3060", "rtx3060_8gb"]),
+        ("A100 80GB", ["a100_80", "a100_80_pcie"]),
+    ],
 )
 @pytest.mark.parametrize("key", ["hardware='{}'", "plan.hardware=['{}']"])
-def test_a_card_is_meant_however_it_is_written(written: str, meant: str, key: str) -> None:
-    with pytest.raises(UsageError, match=f"did you mean {meant}"):
-        plan_of(["model=sd15", key.format(written)])
+def test_a_card_is_meant_however_it_is_written(written: str, meant: list[str], key: str) -> None:
+    predictions, notes, _ = plan_of([*USUAL, key.format(written)])
+    assert [made.card for made in predictions] == meant
+    assert any(f"{written} is the name of several cards" in note for note in notes) == (len(meant) > 1)
+
+
+def test_a_card_of_two_memories_is_told_for_both_and_what_would_fit() -> None:
+    predictions, notes, _ = plan_of(["model=sdxl", "model.weights=random", "precision=fp32", "hardware=rtx4060_ti"])
+    assert {made.card: made.fits for made in predictions} == {"rtx4060_ti": "tight", "rtx4060_ti_8gb": "does not fit"}
+    [way_out] = [note for note in notes if note.startswith("what fits rtx4060_ti_8gb: ")]
+    choices = way_out.partition(": ")[2].partition(" (")[0].split()
+    [fitting], _, _ = plan_of(["model=sdxl", "model.weights=random", *choices, "hardware=rtx4060_ti_8gb"])
+    assert fitting.fits == "fits"
+
+
+def test_an_unknown_card_leaves_the_others_and_names_the_nearest() -> None:
+    predictions, notes, _ = plan_of([*USUAL, "plan.hardware=[t4,rx580,cpu]"])
+    assert [made.card for made in predictions] == ["t4", "cpu"]
+    [left_out] = [note for note in notes if note.startswith("left out")]
+    assert "rx6" in left_out
+    assert len(left_out) < 400
+    with pytest.raises(UsageError, match="Apple's GPUs are out of scope"):
+        plan_of([*USUAL, "hardware=m2"])
+
+
+def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
+    half, full = (plan(*USUAL, f"precision={kind}", "hardware=gtx1660_super").iloc[0] for kind in ("fp16", "fp32"))
+    assert "black" in half["warning"]
+    assert full["warning"] == ""
 
 
 def test_a_version_of_pytorch_is_read_as_it_is_written() -> None:

@@ -81,7 +81,7 @@ def test_sheets_have_sources_and_what_a_plan_needs() -> None:
         assert (sheet.half_accumulation is not None) == halves, card
         assert not halves or sheet.half_accumulation == pytest.approx(2 * (sheet.tensor.fp16 or 0), rel=0.02), card
         for name in sheet.device_names:
-            assert sheet_of(f"NVIDIA {name}", SHEETS.values()) is sheet, "and no other card's"
+            assert sheet_of(f"NVIDIA {name}", SHEETS.values(), sheet.memory_gib) is sheet, "and no other card's"
 
 
 def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_generation() -> None:
@@ -94,7 +94,7 @@ def test_rates_double_with_each_half_of_the_type_and_types_are_those_of_the_gene
         # The first matrix cores of AMD multiply bfloat16 at half of the rate.
         assert sheet.tensor.bf16 in (None, sheet.tensor.fp16) or sheet.architecture == "cdna", card
         assert sheet.vector.fp32 is not None, card
-        if sheet.capability is None or sheet.chip == "TU116":  # of Turing, GTX cards have no tensor cores
+        if sheet.capability is None or sheet.chip in ("TU116", "TU117"):  # of Turing, GTX cards have no tensor cores
             continue
         device = planned_device(sheet)
         assert (sheet.tensor.tf32 is not None) == (sheet.tensor.bf16 is not None) == has(device, BFLOAT16), card

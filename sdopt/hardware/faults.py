@@ -1,0 +1,105 @@
+"""Knows faults of cards that make images wrong without a word, or cost a user hours; each with public reports of it.
+
+A fault belongs to a die: all cards with it have it, whatever their names.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sdopt.schema import Sheet
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A known fault of a die.
+
+    Attributes:
+        chips: the dies.
+        names: a pattern of the names of cards with these dies, for those that have no data sheet.
+        types: the number types in which it shows; () if in all.
+        says: what happens, and what to do.
+        sources: public reports.
+    """
+
+    chips: tuple[str, ...]
+    names: str
+    types: tuple[str, ...]
+    says: str
+    sources: tuple[str, ...]
+
+
+FAULTS = (
+    Fault(
+        ("TU116", "TU117"),
+        r"\bGTX 16[35]0|\bGTX 1660|\bMX450|\bT(?:400|500|550|600|1000|1200)\b",
+        ("float16",),
+        "float16 gives black or NaN images on cards with this die (GTX 16 and others without tensor cores): choose "
+        "precision=fp32; environment=[cudnn_benchmark] avoids it on some",
+        (
+            "https://github.com/pytorch/pytorch/issues/58123",
+            "https://github.com/pytorch/pytorch/issues/77955",
+            "https://github.com/huggingface/diffusers/issues/2153",
+            "https://github.com/AUTOMATIC1111/stable-diffusion-webui/pull/4407",
+            "https://github.com/easydiffusion/easydiffusion/issues/755",
+        ),
+    ),
+    Fault(
+        ("GP102", "GP104", "GP106", "GP107", "GP108"),
+        r"\bGTX 10[3-8]0|\bTesla P(?:4|40)\b|\bTITAN X[p ]|\bQuadro P\d",
+        ("float16",),
+        "float16 saves memory and no time on this die, which computes in it at 1/64 of its rate",
+        (
+            "https://github.com/turboderp-org/exllamav2/issues/40",
+            "https://github.com/ggml-org/llama.cpp/issues/1837",
+        ),
+    ),
+    Fault(
+        ("Navi 10", "Navi 14"),
+        r"\bRX 5[3-7]\d0|\bW5[57]00",
+        ("float16",),
+        "float16 gives blank images or noise on this die: choose precision=fp32",
+        (
+            "https://github.com/vladmandic/sdnext/issues/3475",
+            "https://github.com/xuhuisheng/rocm-build/issues/36",
+        ),
+    ),
+    Fault(
+        ("Navi 22", "Navi 23"),
+        r"\bRX 6[67][05]0",
+        (),
+        "builds of PyTorch without kernels for this die (gfx1031, gfx1032) hang or crash: set "
+        "HSA_OVERRIDE_GFX_VERSION=10.3.0 there",
+        ("https://github.com/ROCm/legacy-rocm-build/issues/4546",),
+    ),
+    Fault(
+        ("Navi 32", "Navi 33"),
+        r"\bRX 7[678]00",
+        (),
+        "builds of PyTorch without kernels for this die (gfx1101, gfx1102) hang or crash: set "
+        "HSA_OVERRIDE_GFX_VERSION=11.0.0 there",
+        (
+            "https://github.com/AUTOMATIC1111/stable-diffusion-webui/issues/13534",
+            "https://github.com/AUTOMATIC1111/stable-diffusion-webui/issues/15434",
+        ),
+    ),
+)
+"""Faults that a library does not report."""
+
+
+def faults_of(device_name: str, sheet: Sheet | None, types: Collection[str] | None = None) -> list[str]:
+    """Returns the known faults of a card in words.
+
+    Args:
+        device_name: its name in the driver.
+        sheet: its data sheet, if there is one.
+        types: the number types that a variant computes in; None for any.
+    """
+    faults = []
+    for fault in FAULTS:
+        has_chip = sheet is not None and sheet.chip in fault.chips
+        if not has_chip and not (sheet is None and re.search(fault.names, device_name, re.IGNORECASE)):
+            continue
+        if not fault.types or types is None or {*fault.types} & {*types}:
+            faults.append(fault.says)
+    return faults

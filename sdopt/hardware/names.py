@@ -1,0 +1,216 @@
+"""Tells which data sheets a name may mean, as drivers, shops, clouds and people write the names of cards.
+
+A name holds a model (`rtx 4060`), a kind (Ti, Super, laptop, PCIe), and perhaps a memory. One name may stand for cards
+of several memories, which differ in what fits; a laptop's card shares the name of another one, and not its rates.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sdopt.hardware.cards import plain_name
+from sdopt.schema import Sheet
+
+_WORDLESS = re.compile(
+    r"\b(?:nvidia|geforce|amd|ati|radeon|tesla|quadro|corporation|gpu|graphics|card|generation|edition|with|design|"
+    r"lite|hash|rate|graphic|hbm2e?|hbm3e?|gddr\d\w?|standard|[124]x)\b"
+)
+
+_KINDS = {
+    "laptop": r"laptop|mobile|notebook|max q|maxq",
+    "ti": "ti",
+    "xt": "xt",
+    "xtx": "xtx",
+    "gre": "gre",
+    "d": "d",
+    "super": "super|s",
+    "ada": "ada",
+    "pro": "pro",
+    "pcie": "pcie?",
+    "nvl": "nvl",
+    "sxm": r"sxm\d?",
+}
+
+_MEMORY = re.compile(r"\b(\d{1,3}) ?g(?:i?b)?\b")
+
+_ROUNDING = 0.15
+"""Share by which the memory that a program sees may be below the one that is sold."""
+
+_FORMS = frozenset(("pcie", "nvl", "sxm", "ada", "pro"))
+"""Kinds that people leave out where a model has several of them."""
+
+_CLOUDS = {
+    r"g4dn|standard nc\w*t4": "t4",
+    r"g5(?:\.|$| )": "a10g",
+    r"g6(?:\.|$| )|g2 standard": "l4",
+    r"g6e": "l40s",
+    r"p3(?:\.|$| )": "v100",
+    r"p4de|a2 ultragpu|nc\d*ads a100": "a100_80",
+    r"p4d(?:\.|$| )|a2 highgpu": "a100_40",
+    r"p5(?:\.|$| )|a3 highgpu": "h100",
+    r"p5en?(?:\.|$| )": "h200",
+    r"nv\d*ads a10": "a10",
+}
+"""Machines of clouds (AWS, GCP, Azure), by what their names contain, and the card that they have."""
+
+OUT_OF_SCOPE = {
+    r"^(?:apple ?)?m[1-9](?: |$)|apple|\bmac|\bmps\b|\bmetal\b": "Apple's GPUs are out of scope: hardware=cpu is a "
+    "Mac's processor",
+    r"\barc\b|\bintel\b|\biris\b|\bxe\b": "Intel's GPUs are out of scope",
+    r"\btpu|trainium|inferentia|gaudi": "accelerators that are no GPUs are out of scope",
+}
+"""What sdopt neither runs on nor predicts."""
+
+
+@dataclass(frozen=True)
+class CardName:
+    """The name of a card, taken apart.
+
+    Attributes:
+        model: letters and number, as in `rtx 4060`; "" if there is none.
+        kinds: what else is in the name: `ti`, `laptop`, `pcie`.
+        memory: GB in the name, if any.
+    """
+
+    model: str
+    kinds: frozenset[str]
+    memory: int | None = None
+
+    @property
+    def family(self) -> str:
+        """The letters of the model, as in `rtx`."""
+        return self.model.partition(" ")[0]
+
+    @property
+    def number(self) -> int:
+        """The number of the model."""
+        return int(re.sub(r"\D", "", self.model) or 0)
+
+
+def parsed_name(text: str) -> CardName:
+    """Takes the name of a card apart."""
+    name = text.lower()
+    bracketed = re.search(r"\[([^\]]*\d[^\]]*)\]", name)  # as lspci prints the name of a chip's card
+    name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
+    name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
+    name = re.sub(r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d)\b", r"\1 \2", name)  # 4060ti
+    name = _WORDLESS.sub(" ", name)
+    memory = _MEMORY.search(name)
+    name = _MEMORY.sub(" ", name)
+    kinds = set()
+    for kind, pattern in _KINDS.items():
+        shorter = re.sub(rf"\b(?:{pattern})\b", " ", name)
+        if shorter != name:
+            kinds.add(kind)
+        name = shorter
+    model = re.search(r"\b([a-z]{1,5}) ?([a-z]?)(\d{1,5})( ?[a-z]?)\b", name) or re.search(r"()()\b(\d{3,5})()\b", name)
+    if model is None:
+        return CardName("", frozenset(kinds))
+    if model[4].strip() == "m":
+        kinds.add("laptop")
+    suffix = model[4].strip().replace("m", "")
+    # "RTX A4000" is the A4000, and a number alone is that of the most usual family.
+    letters = model[2] or model[1] or "rtx"
+    return CardName(f"{letters} {model[3]}{suffix}", frozenset(kinds), int(memory[1]) if memory else None)
+
+
+def names_of(option: str, sheet: Sheet) -> list[CardName]:
+    """Returns the names of a sheet's card, taken apart: of its option, its own and those of the driver."""
+    plain = re.sub(r"_(?:\d{2}|\d{1,2}gb)$", "", option).replace("_", " ")
+    return [parsed_name(name) for name in (plain, sheet.name, *sheet.device_names)]
+
+
+def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
+    """Returns the options whose card a name means; several where it says neither the memory nor the form."""
+    if text in sheets:
+        return [text, *siblings(text, sheets)]
+    exact = [option for option, sheet in sheets.items() if plain_name(text) in map(plain_name, sheet.device_names)]
+    if exact:
+        return exact
+    spaced = re.sub(r"[^a-z0-9.]+", " ", text.lower()).strip()
+    rented = [card for pattern, card in _CLOUDS.items() if re.search(rf"(?:^|\b)(?:{pattern})", spaced)]
+    if rented:
+        return rented[-1:]
+    asked = parsed_name(text)
+    same = []
+    for option, sheet in sheets.items():
+        if any(_is_meant(asked, name) for name in names_of(option, sheet)):
+            same.append(option)
+    if asked.memory is not None:
+        return [option for option in same if has_memory(sheets[option], asked.memory)]
+    return same
+
+
+def _is_meant(asked: CardName, name: CardName) -> bool:
+    """Returns whether a card's name is the one asked for; a name without a form (PCIe, SXM) means each form."""
+    kinds = name.kinds if asked.kinds & _FORMS else name.kinds - _FORMS
+    return bool(asked.model) and asked.model == name.model and asked.kinds == kinds
+
+
+def has_memory(sheet: Sheet, gigabytes: float) -> bool:
+    """Returns whether a card has the memory that it is sold with, of which a program sees a little less."""
+    return 1 - _ROUNDING <= sheet.memory_gib / gigabytes <= 1.01
+
+
+def siblings(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
+    """Returns the other cards to which the driver gives the same name; none for an option that says its memory."""
+    if re.search(r"_\d+(?:gb)?$", option):
+        return []
+    names = {plain_name(name) for name in sheets[option].device_names}
+    same = []
+    for other, sheet in sheets.items():
+        if other != option and names & {plain_name(name) for name in sheet.device_names}:
+            same.append(other)
+    return same
+
+
+def other_forms(option: str, sheets: Mapping[str, Sheet]) -> list[str]:
+    """Returns cards of the same model and another form or memory, which have a name of their own."""
+    own = {(name.model, name.kinds - _FORMS) for name in names_of(option, sheets[option])}
+    others = []
+    for other, sheet in sheets.items():
+        names = {(name.model, name.kinds - _FORMS) for name in names_of(other, sheet)}
+        if other != option and own & names:
+            others.append(other)
+    return others
+
+
+def nearest_cards(text: str, sheets: Mapping[str, Sheet], count: int = 3) -> list[str]:
+    """Returns the options whose cards are nearest by model and kind; none of another memory than the one named."""
+    asked = parsed_name(text)
+    if not asked.model:
+        return []
+    ranked = []
+    for option, sheet in sheets.items():
+        if asked.memory is not None and not has_memory(sheet, asked.memory):
+            continue
+        far = min(_distance(asked, name) for name in names_of(option, sheet))
+        if far[0] == 0:
+            ranked.append((far, option))
+    return [option for _, option in sorted(ranked)[:count]]
+
+
+def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
+    """Returns how far a card is from the one asked for: in family, kind of machine and model, and then Ti and Super.
+
+    The last two digits of a GeForce tell more of a card than the generation before them.
+    """
+    family = int(asked.family != name.family)
+    laptop = int(("laptop" in asked.kinds) != ("laptop" in name.kinds))
+    (generation, tier), (other, others_tier) = divmod(asked.number, 100), divmod(name.number, 100)
+    far = abs(tier - others_tier) + abs(generation - other) + 10_000 * laptop
+    return family, far, 2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model)
+
+
+_SOLD = (2, 3, 4, 5, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 128, 141, 192, 256, 288)
+
+
+def sold_memory(sheet: Sheet) -> int:
+    """Returns the GB that a card is sold with: a program sees a little less."""
+    return next((size for size in _SOLD if size >= sheet.memory_gib), round(sheet.memory_gib))
+
+
+def why_out_of_scope(text: str) -> str:
+    """Returns why no card of a name is described; "" if one may be."""
+    plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    return next((why for pattern, why in OUT_OF_SCOPE.items() if re.search(pattern, plain)), "")

@@ -1,0 +1,128 @@
+"""Names of cards, as drivers, shops, clouds and people write them, mean the right data sheets; faults have reports."""
+
+import pytest
+
+from sdopt.config.groups import data_sheets
+from sdopt.hardware.faults import FAULTS, faults_of
+from sdopt.hardware.names import cards_named, nearest_cards, other_forms, sold_memory, why_out_of_scope
+
+SHEETS = data_sheets()
+
+MEANT = {
+    "NVIDIA GeForce RTX 4060 Ti": ["rtx4060_ti", "rtx4060_ti_8gb"],
+    "rtx4060_ti": ["rtx4060_ti", "rtx4060_ti_8gb"],
+    "rtx4060_ti_8gb": ["rtx4060_ti_8gb"],
+    "RTX 4060Ti 16 GB": ["rtx4060_ti"],
+    "4060ti": ["rtx4060_ti", "rtx4060_ti_8gb"],
+    "RTX 3060 8GB": ["rtx3060_8gb"],
+    "3080 12gb": ["rtx3080_12gb"],
+    "GeForce RTX 3060 Laptop GPU": ["rtx3060_laptop"],
+    "NVIDIA GeForce RTX 3080 Laptop GPU": ["rtx3080_laptop", "rtx3080_laptop_8gb"],
+    "rtx3070m": ["rtx3070_laptop"],
+    "RTX 2060 Super": ["rtx2060_super"],
+    "rtx4070s": ["rtx4070_super"],
+    "RTX 4090 D": ["rtx4090_d"],
+    "1x RTX 4090": ["rtx4090"],
+    "gtx 1060": ["gtx1060", "gtx1060_3gb"],
+    "rtx_a4000": ["a4000"],
+    "NVIDIA RTX A2000": ["a2000_6gb"],
+    "RTX A2000 12GB": ["a2000"],
+    "RTX A6000": ["a6000"],
+    "RTX 6000 Ada": ["rtx6000_ada"],
+    "Quadro RTX 6000": ["quadro_rtx6000"],
+    "RTX 6000": ["rtx6000_ada", "rtx_pro_6000", "quadro_rtx6000"],
+    "Tesla T4": ["t4"],
+    "nvidia-tesla-t4": ["t4"],
+    "A100": ["a100_40", "a100_80", "a100_80_pcie"],
+    "NVIDIA A100-PCIE-40GB": ["a100_40"],
+    "nvidia-a100-80gb": ["a100_80", "a100_80_pcie"],
+    "Tesla V100-SXM2-32GB": ["v100_32"],
+    "H100 NVL": ["h100_nvl"],
+    "NVIDIA H100 80GB HBM3": ["h100"],
+    "L40S": ["l40s"],
+    "l40": ["l40"],
+    "a10g": ["a10g"],
+    "MI300X": ["mi300x"],
+    "rx 7900xtx": ["rx7900_xtx"],
+    "AMD Radeon RX 9060 XT": ["rx9060_xt", "rx9060_xt_8gb"],
+    "TITAN X (Pascal)": ["titan_x_pascal"],
+    "VGA compatible controller: NVIDIA Corporation GA106 [GeForce RTX 3060 Lite Hash Rate] (rev a1)": [
+        "rtx3060",
+        "rtx3060_8gb",
+    ],
+    "g4dn.xlarge": ["t4"],
+    "g5.2xlarge": ["a10g"],
+    "p4d.24xlarge": ["a100_40"],
+    "a2-highgpu-1g": ["a100_40"],
+    "g2-standard-4": ["l4"],
+    "Standard_NC4as_T4_v3": ["t4"],
+    "rtx4060_ti_12gb": [],
+    "rtx5070 laptop": [],
+    "GTX 1650 Ti": [],
+    "gpu": [],
+    "banana": [],
+}
+
+
+@pytest.mark.parametrize("written", MEANT)
+def test_a_name_means_its_cards_and_no_others(written: str) -> None:
+    assert cards_named(written, SHEETS) == MEANT[written]
+
+
+@pytest.mark.parametrize(
+    ("written", "nearest"),
+    [
+        ("rtx4060_ti_12gb", "rtx4070_ti"),
+        ("rtx5070 laptop", "rtx4070_laptop"),
+        ("GeForce RTX 2070 with Max-Q Design", "rtx3070_laptop"),
+        ("GTX 1650 Ti", "gtx1650"),
+        ("rx6700", "rx6700_xt"),
+        ("gtx1050ti", "gtx1650"),
+        ("L40S", "l40s"),
+    ],
+)
+def test_the_nearest_card_is_of_the_same_kind(written: str, nearest: str) -> None:
+    assert nearest_cards(written, SHEETS)[0] == nearest
+
+
+def test_no_card_of_another_memory_is_near() -> None:
+    assert all(sold_memory(SHEETS[card]) == 12 for card in nearest_cards("rtx4060_ti_12gb", SHEETS))
+    assert nearest_cards("banana", SHEETS) == []
+
+
+def test_each_sheet_is_meant_by_its_own_names() -> None:
+    for option, sheet in SHEETS.items():
+        for name in (option, *sheet.device_names):
+            assert option in cards_named(name, SHEETS), (option, name)
+
+
+def test_other_forms_are_of_one_model() -> None:
+    assert other_forms("h100", SHEETS) == ["h100_nvl", "h100_pcie"]
+    assert "a2000_6gb" in other_forms("a2000", SHEETS)
+    assert other_forms("rtx3060", SHEETS) == ["rtx3060_8gb"]
+
+
+@pytest.mark.parametrize("name", ["m1", "Apple M2 Max", "mps", "Arc A770", "TPU v3"])
+def test_what_is_out_of_scope_is_said(name: str) -> None:
+    assert "out of scope" in why_out_of_scope(name)
+
+
+def test_no_card_with_a_sheet_is_out_of_scope() -> None:
+    for option, sheet in SHEETS.items():
+        assert not any(why_out_of_scope(name) for name in (option, sheet.name))
+
+
+def test_faults_are_those_of_the_die_in_the_types_that_have_them() -> None:
+    for card in ("gtx1660", "gtx1660_ti", "gtx1660_super", "gtx1650", "gtx1650_super"):
+        assert "black" in faults_of(SHEETS[card].name, SHEETS[card], ["float16"])[0]
+        assert faults_of(SHEETS[card].name, SHEETS[card], ["bfloat16"]) == []
+    assert "black" in faults_of("NVIDIA T550 Laptop GPU", None)[0]
+    for card in ("rtx2060", "rtx3060", "p100", "t4", "rx6900_xt"):
+        assert faults_of(SHEETS[card].name, SHEETS[card]) == [], card
+    assert faults_of("NVIDIA GeForce RTX 2060", None) == []
+
+
+def test_each_fault_has_reports_and_no_card_two_of_one_kind() -> None:
+    assert all(fault.sources and fault.says for fault in FAULTS)
+    chips = [chip for fault in FAULTS for chip in fault.chips]
+    assert len(chips) == len({*chips})
