@@ -437,7 +437,7 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
     if timed:  # interrupted after some rounds
         fastest = max(timed, key=lambda row: row.speedup.interval.estimate if row.speedup else 0.0)
         assert fastest.speedup is not None
-        return f"Not all was measured; so far {fastest.name}: {fastest.speedup.text}, not judged."
+        return f"Not all was measured ({fastest.because}); so far {fastest.name}: {fastest.speedup.text}, not judged."
     fully = "fully " if first.status is Status.INTERRUPTED else ""
     return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
 
