@@ -21,7 +21,8 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UsageError, command_line, print_problems, without_passwords
 from sdopt.foresight.plan import Prediction, predict, predict_here, text_of
-from sdopt.gate.rule_checks import remarks_on_rules, require_measured
+from sdopt.gate.calibration import remarks_on_calibration
+from sdopt.gate.rule_checks import applicable, remarks_on_rules, require_measured
 from sdopt.hardware.faults import faults_of
 from sdopt.locks import reserve
 from sdopt.pipelines.components import require_parts
@@ -310,6 +311,10 @@ class Experiment:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""
         config = self.config
         found = dict.fromkeys(remarks_on_rules(config.gate, config.quality, config.model))
+        if config.gate.judges and config.quality.metrics:
+            gate = applicable(config.gate, config.quality, config.model)
+            contracts = dict.fromkeys(variant.contract for variant in variants)
+            found |= dict.fromkeys(remarks_on_calibration(gate, contracts, config.recorded))
         if config.quality.metrics and config.model.weights == "random":
             found[_UNTRAINED] = None
         for variant in variants:

@@ -7,19 +7,22 @@ as shares of that spread.
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sdopt.contract import Contract
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import Spread
-from sdopt.schema import Model, Task
+from sdopt.schema import Gate, Model, Task
+from sdopt.statistics.bounds import MINIMUM_PROMPTS
+from sdopt.statistics.measures import RULED
 from sdopt.text_files import read_text
 
 FOLDER = Path(__file__).parent / "calibrations"
@@ -125,11 +128,8 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
     """
-    # The name comes from the result, which may hold anything: it is compared, and neither a path nor a pattern.
-    names = {result.config.model.name, f"{result.config.model.name}-{result.config.task.kind}"}
-    shipped = (file for file in FOLDER.glob("*.json") if file.stem.rpartition("-")[0] in names)
-    files = [Path(path)] if path else sorted(shipped)
-    found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
+    known = [read_calibration(Path(path))] if path else _shipped(result.config)
+    found = sorted(known, key=lambda calibration: len(calibration.differing(result.config)))
     ours = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
     for calibration in found:
         if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items()):
@@ -160,6 +160,35 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
     if named:
         return Fit(calibration, note=measured)
     return Fit(refusal=f"{measured}: {how_to_calibrate(config)}")
+
+
+def remarks_on_calibration(gate: Gate, contracts: Iterable[Contract], config: RecordedConfig) -> Iterator[str]:
+    """Yields what a gate will not be able to decide of a study's images, before anything is measured.
+
+    Margins in shares of the spread of images need a calibration with the study's settings, and bounds some prompts.
+    Whether a calibration has the study's weights is known only after they are loaded.
+    """
+    rules = [rule for contract in contracts for rule in gate.rules.get(contract, []) if rule.metric not in RULED]
+    prompts = config.quality.prompt_count or 0
+    if 0 < prompts < MINIMUM_PROMPTS and any(rule.confidence and rule.test not in ("exact", "every") for rule in rules):
+        yield (
+            f"quality.prompt_count={prompts}: from so few prompts gate={gate.name} decides little of the images; "
+            f"{MINIMUM_PROMPTS} are the least"
+        )
+    if gate.calibration or not any((rule.of_seeds or rule.deviations) and not rule.optional for rule in rules):
+        return
+    if not any(not calibration.differing(config) for calibration in _shipped(config)):
+        yield (
+            f"gate={gate.name}: no calibration fits these settings, so that images of approximations will stay "
+            f"undecided: {how_to_calibrate(config)}"
+        )
+
+
+def _shipped(config: RecordedConfig) -> list[Calibration]:
+    """Returns the calibrations that sdopt ships for a model."""
+    # The name comes from the result, which may hold anything: it is compared, and neither a path nor a pattern.
+    names = {config.model.name, f"{config.model.name}-{config.task.kind}"}
+    return [read_calibration(file) for file in sorted(FOLDER.glob("*.json")) if file.stem.rpartition("-")[0] in names]
 
 
 def how_to_calibrate(config: RecordedConfig) -> str:

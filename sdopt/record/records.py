@@ -4,6 +4,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from statistics import median
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
@@ -131,6 +132,12 @@ class VariantResult:
     def is_control(self) -> bool:
         """Whether it is the second baseline of the A/A comparison."""
         return self.role == "control"
+
+    def __repr__(self) -> str:
+        times = [seconds for samples in self.samples.values() for seconds in samples]
+        timed = f", {len(times)} calls of {median(times):.3g} s" if times else ""
+        because = f": {self.reason}" if self.reason else ""
+        return f"<VariantResult {self.name}: {self.status}{timed}{because}>"
 
     @property
     def samples(self) -> dict[int, list[float]]:

@@ -433,6 +433,11 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
         return f"{told}."
     if pictured := "; ".join(f"{row.name}: {_images_text(row)}" for row in candidates if row.images):
         return f"{pictured} (not timed)."
+    timed = [row for row in candidates if row.speedup is not None and row.status is Status.INTERRUPTED]
+    if timed:
+        fastest = max(timed, key=lambda row: row.speedup.interval.estimate if row.speedup else 0.0)
+        assert fastest.speedup is not None
+        return f"Not all was measured ({fastest.because}); so far {fastest.name}: {fastest.speedup.text}, not judged."
     fully = "fully " if first.status is Status.INTERRUPTED else ""
     return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
 

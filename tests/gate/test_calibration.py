@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from sdopt.config.composer import composer_of
-from sdopt.gate.calibration import FOLDER, Fit, calibration_for, fit_of, read_calibration
+from sdopt.contract import Contract
+from sdopt.gate.calibration import (
+    FOLDER,
+    Fit,
+    calibration_for,
+    fit_of,
+    read_calibration,
+    remarks_on_calibration,
+)
 from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
 from sdopt.record.configuration import RecordedConfig
@@ -99,3 +107,24 @@ def test_one_of_other_weights_says_which() -> None:
         assert named in str(result.judgements)
     result.feature_digests = {"emojiclip": feature_extractor("emojiclip").digest}
     assert calibration_for(result, None) == Fit(PACKAGED["emoji-10"])
+
+
+class TestForeseen:
+    """What is known of a gate's margins and prompts is said before anything is measured."""
+
+    def said(self, *overrides: str) -> list[str]:
+        with composer_of(["gate=default", "caching=deepcache", *overrides]) as composer:
+            run = composer.current
+        return list(remarks_on_calibration(run.gate, [Contract.LOSSY], run.recorded))
+
+    def test_settings_that_a_shipped_calibration_fits(self) -> None:
+        assert not self.said()
+
+    def test_other_settings_name_the_command(self) -> None:
+        [said] = self.said("workload.steps=7")
+        assert "sdopt calibrate" in said
+        assert "workload.steps=7" in said
+
+    def test_too_few_prompts(self) -> None:
+        [said] = self.said("quality.prompt_count=8")
+        assert said.startswith("quality.prompt_count=8")

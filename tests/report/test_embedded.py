@@ -65,6 +65,7 @@ def test_a_page_that_is_wrong_is_named_with_its_line(page: Path, text: str, mess
     assert page.read_text() == text
 
 
-def test_the_readme_is_current() -> None:
-    page = ROOT / "README.md"
-    assert embed(page, {"load": embedded}) == page.read_text(encoding="utf-8"), "run `sdopt report --readme README.md`"
+@pytest.mark.parametrize("name", ["README.md", "sdopt/serving/README.md"])
+def test_the_pages_are_current(name: str) -> None:
+    page = ROOT / name
+    assert embed(page, {"load": embedded}) == page.read_text(encoding="utf-8"), f"run `sdopt report --readme {name}`"

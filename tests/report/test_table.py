@@ -14,11 +14,13 @@ from sdopt.report.blocks import Block, Cell, Table
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, markdown
+from sdopt.report.outcome import load_result
 from sdopt.report.page.sections import text_sections
 from sdopt.report.tables import quality_columns, quality_heading, quality_table, ranking
 from sdopt.report.terminal import sections_shown, shown
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.runs import study_tags
+from tests.command import ROOT
 from tests.records import reconfigure, retime
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
@@ -171,3 +173,13 @@ class TestQuality:
         note = "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals (needs protocol"
         assert note in markdown_table(summary_of(result))
         assert "two-sided 95 %" not in markdown_table(summary_of(result))
+
+
+def test_a_result_is_short_in_a_notebook_and_has_five_columns_for_a_paper() -> None:
+    result = load_result(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart")
+    assert all(len(repr(row)) < 200 for row in result.variants)
+    assert len(repr(result)) < 300
+    table = result.paper_table()
+    assert list(table.columns) == ["variant", "speed-up", "time (s)", "memory (GiB)", "images"]
+    assert table["speed-up"][0] == "1.92 [1.79, 2.05]"
+    assert "baseline" in set(table["variant"])

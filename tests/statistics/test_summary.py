@@ -78,7 +78,7 @@ class TestWithoutAGate:
         assert (row.speed, row.recommended, row.pays) == (None, False, False)
         assert row.speedup is not None
         assert (row.speedup.interval.estimate, row.because) == (1.21, "interrupted after 4 of 4 rounds")
-        assert summary_of(study).sentence.startswith("Nothing was fully measured")
+        assert summary_of(study).sentence.startswith("Not all was measured (interrupted after 4 of 4 rounds); so far")
 
     def test_what_saves_memory_at_the_same_speed_is_recommended_and_slower_is_a_trade(self, study: StudyResult) -> None:
         study.comparisons[0].shapes[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
