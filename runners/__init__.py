@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sdopt.config.paths import own_folder
 from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.guard import end_with_code, exit_code_of, explained, interrupts_deferred
 from sdopt.schema import Tracking
@@ -84,6 +83,8 @@ class Arguments(argparse.ArgumentParser):
 
     def add_config_dir(self) -> None:
         """Adds `--config-dir`, a folder of the user's own groups; it must be there."""
+        from sdopt.config.paths import own_folder
+
         self.add_argument("--config-dir", type=own_folder, metavar="FOLDER", help="a folder with groups of your own")
 
 

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for MLflow runs")
     arguments = parser.parsed(argv)
 
-    from sdopt.config.composer import tracking_of
+    from sdopt.config.tracking import tracking_of
     from sdopt.report.comparing import comparison_of
     from sdopt.report.terminal import shown
     from sdopt.tracking.finding import find_result

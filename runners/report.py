@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv)
 
-    from sdopt.config.composer import tracking_of
     from sdopt.config.overrides import names_and_overrides
+    from sdopt.config.tracking import tracking_of
     from sdopt.tracking.finding import find_results, track_report, write_report
 
     names, overrides = names_and_overrides(arguments.results)

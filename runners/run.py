@@ -29,7 +29,6 @@ def main(argv: list[str]) -> int:
 
     from sdopt.config.command import CommandLine
     from sdopt.measure.garbage import no_garbage
-    from sdopt.worker.forkserver import start_fork_server
 
     with only_json(given.json) as say, ExitStack() as stack:
         if given.export is not None:
@@ -37,9 +36,6 @@ def main(argv: list[str]) -> int:
 
             require_new(given.export)
         informative = CommandLine.of(argv).informative
-        if not informative:
-            # Started before heavy imports here, so that the server imports them in parallel.
-            start_fork_server()
         with interrupts_deferred(), no_garbage():
             # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
@@ -65,13 +61,12 @@ def _help() -> int:
 @contextmanager
 def _starting() -> Iterator[Callable[[], None]]:
     """Shows in a terminal that the command is starting; yields a function that ends the display."""
-    with terminal().status("starting: importing PyTorch and diffusers, composing the study") as status:
+    with terminal().status("starting: composing the study, importing PyTorch and diffusers") as status:
         yield status.stop
 
 
 def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: Path | None) -> tuple[int, Path | None]:
     from sdopt.launching import InterruptedStudy, summarise_sweep
-    from sdopt.report.sweep import exit_code
 
     code = 0
     try:
@@ -93,6 +88,8 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Launched]", target: Pat
 
         found = worst_code((summarise_sweep(launched.folder, terminal()), 3 if launched.lost else 0))
         return code or found, launched.folder
+    from sdopt.report.sweep import exit_code
+
     return code or exit_code(launched.folder), launched.folder
 
 

@@ -84,9 +84,6 @@ def searched(
         began: when the command began, in seconds of the monotonic clock.
         answer: what is printed of a search that ended; None for the table of all candidates.
     """
-    from sdopt.worker.forkserver import independent_children, start_fork_server
-
-    start_fork_server()
     from sdopt.config.models import with_own_models
     from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.config.paths import options_of
@@ -94,6 +91,7 @@ def searched(
     from sdopt.search.command import begun, concluded, logged, prepare
     from sdopt.search.record import PAGE, blocks_of, space_table
     from sdopt.tracking.client import TrackingError
+    from sdopt.worker.forkserver import independent_children
 
     overrides = with_own_models(overrides, options_of("model", config_dir))
     dry = asks_dry_run(overrides)

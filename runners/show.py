@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for an MLflow run")
     arguments = parser.parsed(argv)
 
-    from sdopt.config.composer import tracking_of
+    from sdopt.config.tracking import tracking_of
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.terminal import sections_shown, shown

@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv).arguments
 
-    from sdopt.config.composer import tracking_of
     from sdopt.config.overrides import names_and_overrides
+    from sdopt.config.tracking import tracking_of
     from sdopt.gate.judge import worst_code
     from sdopt.record.files import read_result
     from sdopt.report.markdown import written

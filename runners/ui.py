@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of the tracking group")
     arguments = parser.parsed(argv)
 
-    from sdopt.config.composer import tracking_of
+    from sdopt.config.tracking import tracking_of
     from sdopt.tracking.client import address_of, is_server
     from sdopt.tracking.store import require_mlflow, store_exists, ui_pages
 

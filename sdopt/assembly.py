@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from sdopt.measure.trace import Trace
 from sdopt.options.base import Finding, Inputs, Optimization, Proof, loading_arguments
 from sdopt.pipelines.loading import call_arguments, load_pipeline
@@ -40,6 +38,8 @@ class Assembly:
         Raises:
             UsageError: files are missing.
         """
+        import torch
+
         options = dict(variant.applied)
         for option in options.values():
             option.begin_process()

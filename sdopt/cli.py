@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def _run(arguments: list[str]) -> int:
     ):
         return _complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="))
     if arguments[0] not in COMMANDS:
-        print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        near = get_close_matches(arguments[0], COMMANDS, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        print(f"sdopt: unknown command '{arguments[0]}'; {meant}choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     _require_working_folder()
     # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.

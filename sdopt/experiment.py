@@ -32,7 +32,7 @@ from sdopt.pipelines.prompts import remarks_on_length, remarks_on_prompts
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
-from sdopt.quality.features import PUBLISHED, fetch_features, is_in_cache
+from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult

@@ -19,7 +19,7 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
-from sdopt.report.verdicts import verdict_blocks, write_verdicts
+from sdopt.report.verdicts import against_sentence, verdict_blocks, write_verdicts
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import summary_of
 from sdopt.terminal import console as terminal
@@ -87,12 +87,15 @@ class Judging:
         summary, width = summary_of(result), self.console.width
         if self.against is None:
             self.console.print(answer_shown(summary, width))
+        against = against_sentence(result) if self.against else ""
+        if against:
+            self.console.print(shown([Prose(against, strong=True), Prose("")], width))
         heading = Prose(f"gate: {result.gate}", strong=True)
         self.console.print(shown([heading, *verdict_blocks(result)], width))
         target = output or folder
         try:
             target.mkdir(parents=True, exist_ok=True)
-            write_verdicts(summary, target)
+            write_verdicts(summary, target, gate.inconclusive_passes, against)
         except OSError as error:
             raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
         self.console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)

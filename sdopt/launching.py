@@ -3,29 +3,27 @@
 The command line calls `launch`, and programs do by `sdopt.guest.run`; `Experiment` runs each study.
 """
 
+from __future__ import annotations
+
 import errno
 import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from sdopt.config.command import CommandLine, add_working_folder, run_hydra
 from sdopt.config.composed import Command, hide_passwords, job_folder, with_resumed
-from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import composition_errors, in_one_line
 from sdopt.config.groups import require_overrides
-from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ENDINGS,
     ConflictError,
@@ -38,18 +36,20 @@ from sdopt.errors import (
     print_problems,
     way_out,
 )
-from sdopt.experiment import Experiment
 from sdopt.guard import explained
 from sdopt.locks import lock_folder
-from sdopt.record.files import JobError, read_error, write_error
-from sdopt.record.records import Status, StudyResult
-from sdopt.report.outcome import Outcome, load_result
 from sdopt.scratch import scratch_folder
-from sdopt.statistics.figures import flat_figures
 from sdopt.study.timeline import Timeline, process_begun
-from sdopt.tracking.client import TrackingError
-from sdopt.tracking.runs import log_sweep
 from sdopt.worker.forkserver import independent_children, start_fork_server
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sdopt.config.composer import HydraComposer
+    from sdopt.config.parse import RunConfig
+    from sdopt.record.files import JobError
+    from sdopt.record.records import StudyResult
+    from sdopt.report.outcome import Outcome
 
 
 def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
@@ -57,6 +57,8 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
 
     Raises UsageError, UnavailableError and KeyboardInterrupt as that does.
     """
+    from sdopt.report.outcome import load_result
+
     argv = [*(("--config-dir", str(config_dir)) if config_dir is not None else ()), *overrides]
     folder = launch(argv, one_study=True).folder
     if folder is None or not (folder / "result.json").is_file():
@@ -99,6 +101,8 @@ def launch(
         UnavailableError: a file or a folder could not be read or written.
         InterruptedStudy: Ctrl-C; the error has the folders of the studies that had started.
     """
+    from sdopt.record.files import read_error
+
     launched = Launched()
     try:
         line = CommandLine.of(with_resumed(argv))
@@ -113,6 +117,8 @@ def launch(
             return launched
         if not brief:  # a search screens without its gate
             command.require_gate()
+        # Begun once the command line is known to be right: it imports PyTorch while this process goes on.
+        start_fork_server()
         # What Hydra records of a dry run is no record of what was measured in its folder.
         with scratch_folder("plan") if command.dry else nullcontext(command.folder) as folder:
             launched.folder, launched.sweep = None if command.dry else folder, command.sweep
@@ -122,8 +128,8 @@ def launch(
                     ready()  # jobs may print from other processes
                     job = Job(_this_process())
                 else:
-                    experiment = partial(Experiment, command=["sdopt", "run", *argv], ready=ready, brief=brief)
-                    job = Job(_this_process(), command.composer, experiment)
+                    how = {"command": ["sdopt", "run", *argv], "ready": ready, "brief": brief}
+                    job = Job(_this_process(), command.composer, how)
                 command.run(job, folder)
                 launched.occupied = any(isinstance(error, OccupiedError) for error in job.errors)
                 if job.errors and not command.sweep:
@@ -173,13 +179,13 @@ class Job:
     Attributes:
         process: the process of the command.
         composer: that of a single study; None in a sweep, whose jobs have one each.
-        experiment: runs the study.
+        how: the settings of the `Experiment` of a single study.
         errors: those of the jobs that ran in the process of the command.
     """
 
     process: tuple[str, int]
     composer: HydraComposer | None = None
-    experiment: Callable[..., Experiment] = Experiment
+    how: Mapping[str, Any] = field(default_factory=dict)
     errors: list[Exception] = field(default_factory=list)
 
     def __call__(self, cfg: DictConfig) -> Any:
@@ -201,19 +207,22 @@ class Job:
             return math.nan
 
     def _measure(self, cfg: DictConfig, folder: Path) -> Any:
+        from sdopt.config.composer import HydraComposer
+        from sdopt.experiment import Experiment  # a command line that is wrong has ended by now
+
         # A sweep's job starts when the previous one ends, not when the process started.
         begun: float | None = process_begun()
-        further: dict[str, Any] = {}
+        how = self.how
         composer = self.composer
         if composer is None:
             task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-            begun, further = None, {"in_sweep": True, "command": ["sdopt", "run", *task]}
+            begun, how = None, {"in_sweep": True, "command": ["sdopt", "run", *task]}
             composer = HydraComposer.of_this_job(cfg)
         with independent_children(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             timeline = Timeline("Python, Hydra and their imports", begun)
-            result = self.experiment(composer, folder, start_fork_server(), timeline, **further).run()
+            result = Experiment(composer, folder, start_fork_server(), timeline, **how).run()
         return _objective(composer.current, result) if result else math.nan
 
 
@@ -286,6 +295,9 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
     """Records what ended a job in its folder's `error.json`, with its status in the sweep's table, and returns it."""
+    from sdopt.record.files import JobError, write_error
+    from sdopt.record.records import Status
+
     if in_a_sweep and isinstance(error, ConflictError):
         found = JobError(0, error.problems, Status.SKIPPED)
     elif isinstance(error, SdoptError):
@@ -307,6 +319,9 @@ def _record(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     """Returns the objective for a sweeper: a metric of the study's last variant, or a tuple of metrics."""
+    from sdopt.record.records import Status
+    from sdopt.statistics.figures import flat_figures
+
     candidate = [row for row in result.variants if not row.is_control][-1]
     # A sweeper must not prefer an option that failed or had no effect.
     metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
@@ -322,7 +337,9 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.report.terminal import shown
+    from sdopt.tracking.client import TrackingError
     from sdopt.tracking.finding import of_sweep, write_report
+    from sdopt.tracking.runs import log_sweep
 
     if not folder.is_dir():
         return UsageError.exit_code

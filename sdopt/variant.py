@@ -95,6 +95,10 @@ class Variant:
         """The weakest contract among the variant's optimizations."""
         return weakest(option.contract for option in self.optimizations.values())
 
+    def contract_on(self, device: Device) -> Contract:
+        """Returns the weakest of what its optimizations promise on a device."""
+        return weakest(option.contract_on(device) for option in self.optimizations.values())
+
     @property
     def applied(self) -> list[tuple[str, Optimization]]:
         """The (axis, optimization) pairs in the order in which a worker applies them."""

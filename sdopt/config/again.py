@@ -1,15 +1,15 @@
 """Writes the command that measures a variant again, and composes it: only one that gives what was measured is kept."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import choices_of, override_of
 from sdopt.config.overrides import group_of, key_of, quoted
-from sdopt.config.parse import COMMAND_KEYS
+from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, command_line
-from sdopt.record.choices import PLAIN, is_plain, option_name, written_value
+from sdopt.record.choices import NONE, PLAIN, is_plain, option_name, written_value
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import StudyResult
 from sdopt.study.designs import Plan
@@ -18,7 +18,7 @@ from sdopt.variant import Variant
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "objective", *COMMAND_KEYS)
 """Sections and keys that do not affect how a variant is measured."""
 
-_EXPLICIT = "baseline", "candidate"
+_BASELINE, _CANDIDATE = "baseline", "candidate"
 """The names of both sides where they differ in more than options."""
 
 
@@ -45,7 +45,7 @@ def command_again(composer: HydraComposer, variant: Variant, baseline: Variant) 
         try:
             words = list(writing(composer, variant, baseline))
             if _composes(composer, words, variant, baseline):
-                return command_line("run", *_folders_of(variant, baseline, words), *words)
+                return command_line("run", *_folders_of(variant, baseline), *words)
         except UsageError:
             continue  # the other one may do
     return ""
@@ -56,121 +56,153 @@ def _composes(composer: HydraComposer, words: Sequence[str], variant: Variant, b
     plan = again.current.study.plan(again)
     if len(plan.variants) != 2:
         return False
-    sides = zip(plan.variants, (baseline, variant), strict=True)
-    return all(not differing(wanted.config, made.config) for made, wanted in sides)
+    first, second = plan.variants
+    return not differing(baseline.config, first.config) and not differing(variant.config, second.config)
 
 
 def _as_pair(composer: HydraComposer, variant: Variant, baseline: Variant) -> Iterator[str]:
     """Yields overrides that compose the variant, and the options of its baseline."""
-    optimized = [*_chosen(baseline)]
+    optimized = ",".join(_options_of(baseline))
     if optimized:
-        yield f"study.baseline=[{','.join(optimized)}]"
+        yield f"study.baseline=[{optimized}]"
     yield from _complete(composer, _words(variant), variant.config)
 
 
 def _as_explicit(composer: HydraComposer, variant: Variant, baseline: Variant) -> Iterator[str]:
     """Yields overrides that compose the baseline, and the variant as a list of changes."""
     words = _complete(composer, _words(baseline), baseline.config)
-    changes = [override_of(group, f"[{','.join(names)}]") for group, names in _group_choices(variant, baseline)]
-    made = HydraComposer(words, composer.hydra_overrides).variant(_EXPLICIT[1], changes)
+    changes = []
+    for group, names in _other_choices(variant, baseline):
+        changes.append(_choice(group, names))
+    made = HydraComposer(words, composer.hydra_overrides).variant(_CANDIDATE, changes)
     changes += _settings(variant.config, made.config)
+    listed = ",".join(map(quoted, changes))
     yield from words
     yield "study=explicit"
-    yield f"study.variants={{{_EXPLICIT[0]}:[],{_EXPLICIT[1]}:[{','.join(map(quoted, changes))}]}}"
+    yield f"study.variants={{{_BASELINE}:[],{_CANDIDATE}:[{listed}]}}"
+
+
+# ------------------------------------------------------------------------------------------------------------ choices
 
 
 def _words(variant: Variant) -> list[str]:
     """Returns the overrides that a variant was composed of, as far as they affect how it is measured."""
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     for override in variant.overrides:
         key = key_of(override)
         if group_of(key) not in _ELSEWHERE and not override.startswith("~"):
-            found.pop(key, None)
-            found[key] = override
+            words.pop(key, None)  # the last one counts, at its place
+            words[key] = override
     for group, names in _named(variant).items():
         if not names:
-            found.pop(group, None)  # a design repeats the default
-        elif group not in found:  # a preset chose it
-            found[group] = override_of(group, names[0] if group in PLAIN else f"[{','.join(names)}]")
-    return list(found.values())
+            words.pop(group, None)  # a design repeats the default
+        elif group not in words:  # a preset chose it
+            words[group] = _choice(group, names)
+    return list(words.values())
 
 
 def _named(variant: Variant) -> dict[str, list[str]]:
     """Returns by group the options that a variant chose beside the default one."""
-    found: dict[str, list[str]] = {group: [] for group in PLAIN}
+    named: dict[str, list[str]] = {group: [] for group in PLAIN}
     for axis, option in variant.choices.items():
-        names = found.setdefault(group_of(axis), [])
-        if option_name(option) != PLAIN.get(axis, "none"):
-            names.append(option_name(option))
-    return found
+        names = named.setdefault(group_of(axis), [])
+        name = option_name(option)
+        if name != PLAIN.get(axis, NONE):
+            names.append(name)
+    return named
 
 
-def _group_choices(variant: Variant, baseline: Variant) -> Iterator[tuple[str, list[str]]]:
+def _choice(group: str, names: Sequence[str]) -> str:
+    """Returns the override that chooses options of a group."""
+    if group in PLAIN:
+        return override_of(group, names[0])
+    return override_of(group, f"[{','.join(names)}]")
+
+
+def _other_choices(variant: Variant, baseline: Variant) -> Iterator[tuple[str, list[str]]]:
     """Yields the groups in which two variants chose different options, with those of the first."""
-    mine, others = _named(variant), _named(baseline)
-    for group in dict.fromkeys([*mine, *others]):
-        if mine.get(group, []) != others.get(group, []):
-            yield group, mine.get(group) or ([PLAIN[group]] if group in PLAIN else [])
+    mine, theirs = _named(variant), _named(baseline)
+    for group in dict.fromkeys([*mine, *theirs]):
+        names = mine.get(group, [])
+        if names != theirs.get(group, []):
+            default = [PLAIN[group]] if group in PLAIN else []
+            yield group, names or default
 
 
-def _chosen(baseline: Variant) -> Iterator[str]:
+def _options_of(baseline: Variant) -> Iterator[str]:
     """Yields the options of a baseline, and their keys, as items of a list."""
     for axis, option in baseline.choices.items():
-        if axis in baseline.optimizations and not is_plain(axis, option):
-            if option_name(option) != PLAIN.get(axis):
-                yield f"{group_of(axis)}:{option_name(option)}"
-            changed = {key: value for key, value in baseline.changed.items() if key.startswith(f"{axis}.")}
-            yield from (quoted(f"{key}={written_value(value)}") for key, value in changed.items())
+        if axis not in baseline.optimizations or is_plain(axis, option):
+            continue
+        name = option_name(option)
+        if name != PLAIN.get(axis):
+            yield f"{group_of(axis)}:{name}"
+        for key, value in baseline.changed.items():
+            if key.startswith(f"{axis}."):
+                yield quoted(f"{key}={written_value(value)}")
+
+
+# --------------------------------------------------------------------------------------------------------------- keys
 
 
 def _complete(composer: HydraComposer, words: list[str], wanted: RecordedConfig) -> list[str]:
     """Returns overrides, with those that they lack for a configuration: what a preset, or a file of one, had set."""
     made = HydraComposer(words, composer.hydra_overrides).current.recorded
-    found = differing(wanted, made)
-    sections = {group_of(key) for key in found}
-    named = [f"model={written_value(wanted.model.source)}"] if "model" in sections else []
+    sections = {group_of(key) for key in differing(wanted, made)}
+    named = []
+    if "model" in sections:
+        named.append(f"model={written_value(wanted.model.source)}")
     if "gate" in sections and wanted.gate.name in choices_of("gate"):
         named.append(f"gate={wanted.gate.name}")
     if named:
-        given = {key_of(word) for word in named}
-        words = [*named, *(word for word in words if key_of(word) not in given)]
+        words = _replaced(named, words)
         made = HydraComposer(words, composer.hydra_overrides).current.recorded
     settings = _settings(wanted, made)
-    replaced = {key_of(setting) for setting in settings}
-    return [*(word for word in words if key_of(word) not in replaced), *settings]
+    return [*_replaced([], words, settings), *settings]
+
+
+def _replaced(first: list[str], words: Sequence[str], last: Sequence[str] = ()) -> list[str]:
+    """Returns overrides after some others, without those whose keys these or some later ones have."""
+    keys = {key_of(word) for word in (*first, *last)}
+    return [*first, *(word for word in words if key_of(word) not in keys)]
 
 
 def _settings(wanted: RecordedConfig, made: RecordedConfig) -> list[str]:
     """Returns the overrides that give one configuration the values of another."""
-    known = made.flat()
-    return [
-        f"{'' if key in known else '+'}{key}={written_value(value)}"
-        for key, value in differing(wanted, made).items()
-        if key in wanted.flat()
-    ]
+    known, values = made.flat(), wanted.flat()
+    settings = []
+    for key in differing(wanted, made):
+        if key in values:
+            sign = "" if key in known else "+"
+            settings.append(f"{sign}{key}={written_value(values[key])}")
+    return settings
 
 
-def differing(wanted: RecordedConfig, made: RecordedConfig) -> dict[str, Any]:
-    """Returns the keys whose values decide how a variant is measured, and differ, with the wanted ones."""
-    mine, others = _measured(wanted.flat()), _measured(made.flat())
-    keys = [key for key in mine | others if mine.get(key, _ABSENT) != others.get(key, _ABSENT)]
-    return {key: mine.get(key) for key in keys}
+def differing(wanted: RecordedConfig, made: RecordedConfig) -> list[str]:
+    """Returns the keys that decide how a variant is measured, and have other values in two configurations."""
+    mine, theirs = _measured(wanted), _measured(made)
+    return [key for key in mine | theirs if mine.get(key, _ABSENT) != theirs.get(key, _ABSENT)]
 
 
 _ABSENT = object()
 
 
-def _measured(flat: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flat.items() if group_of(key) not in _ELSEWHERE}
+def _measured(config: RecordedConfig) -> dict[str, Any]:
+    return {key: value for key, value in config.flat().items() if group_of(key) not in _ELSEWHERE}
 
 
-def _folders_of(variant: Variant, baseline: Variant, words: Sequence[str]) -> list[str]:
-    """Returns the flag that names the user's own groups, if an override chooses in them."""
-    chosen = [word for word in words if "." not in key_of(word)]
-    names = [f"{key_of(word)}/{name}.yaml" for word in chosen for name in word.partition("=")[2].strip("[]").split(",")]
-    names += [f"{group_of(axis)}/{option_name(option)}.yaml" for axis, option in baseline.choices.items()]
-    names += [f"{group_of(axis)}/{option_name(option)}.yaml" for axis, option in variant.choices.items()]
-    folders = [folder for folder in variant.config_dirs if any((Path(folder) / name).is_file() for name in names)]
-    if len(folders) > 1:
-        return [f"hydra.searchpath=[{','.join(quoted(f'file://{Path(each).absolute()}') for each in folders)}]"]
-    return ["--config-dir", str(Path(folders[0]).absolute())] if folders else []
+def _folders_of(variant: Variant, baseline: Variant) -> list[str]:
+    """Returns the flag that names the user's own groups, if one of the two has an option of theirs."""
+    files = set()
+    for side in (variant, baseline):
+        for axis, option in side.choices.items():
+            files.add(f"{group_of(axis)}/{option_name(option)}.yaml")
+        for override in side.overrides:  # of sections, which are no choices
+            key, _, value = override.lstrip("+").partition("=")
+            files.add(f"{key}/{value}.yaml")
+    folders = [Path(folder).absolute() for folder in variant.config_dirs]
+    holding = [folder for folder in folders if any((folder / file).is_file() for file in files)]
+    if len(holding) > 1:
+        paths = ",".join(quoted(f"file://{folder}") for folder in holding)
+        return [f"hydra.searchpath=[{paths}]"]
+    return ["--config-dir", str(holding[0])] if holding else []

@@ -13,9 +13,11 @@ import hydra
 from hydra.core.utils import env_override
 from omegaconf import DictConfig, OmegaConf
 
+from sdopt.config.card_options import offer_cards
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of, own_folder
+from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
 
@@ -107,6 +109,8 @@ def _folder_named(study: Any) -> str:
 
 
 OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
+offer_cards()
+read_marked_files()
 
 
 def add_working_folder() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -16,16 +16,16 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.command import CommandLine, run_hydra
-from sdopt.config.composer import HydraComposer
 from sdopt.config.compositions import Compositions, composition_errors
 from sdopt.config.groups import default_options, require_overrides
 from sdopt.config.models import own_functions
 from sdopt.config.overrides import group_of, key_of, listed, merge_overrides, parsed_override, quoted, written_key
-from sdopt.config.parse import COMMAND_KEYS
 from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.sections import COMMAND_KEYS
 from sdopt.errors import UsageError, without_passwords
-from sdopt.record.files import read_result
-from sdopt.study.resume import EXTENSIONS
+
+if TYPE_CHECKING:
+    from sdopt.config.composer import HydraComposer
 
 _OWN_CODE = ("patch", "model", "model.factory")
 """Keys that name functions of a user's files."""
@@ -45,7 +45,7 @@ class Command:
     line: CommandLine
     folder: Path
     dry: bool
-    composer: HydraComposer | None
+    composer: "HydraComposer | None"
 
     @classmethod
     def of(cls, line: CommandLine) -> "Command":
@@ -70,6 +70,8 @@ class Command:
             if sweep:
                 _require_options(line, compositions)
                 return cls(line, folder, bool(cfg.get("dry_run")), None)
+            from sdopt.config.composer import HydraComposer  # a line that Hydra refuses has ended by now
+
             composed = (cfg, cfg.hydra) if single == list(line.overrides) else None
             composer = HydraComposer(line.task, [*path, *rest], composed)
         return cls(line, folder, composer.current.dry_run, composer)
@@ -204,6 +206,8 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
                 "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
             )
         return list(argv)
+    from sdopt.study.resume import EXTENSIONS
+
     folder = _folder_of(named[0].partition("=")[2])
     beside = [argument for argument in argv if argument != named[0]]
     kept = [
@@ -308,6 +312,9 @@ def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
     """
     if not (folder / "result.json").is_file():
         return list(overrides)
+    from sdopt.record.files import read_result
+    from sdopt.study.resume import EXTENSIONS
+
     config = read_result(folder).config.flat()
     recorded = {key: "null" if config[key] is None else config[key] for key in EXTENSIONS}
     return [f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o for o in overrides]

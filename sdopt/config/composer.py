@@ -20,23 +20,15 @@ from sdopt.config.compositions import Composition, Compositions, composition_err
 from sdopt.config.groups import default_choice, has_default, override_of, require_overrides
 from sdopt.config.models import with_own_options
 from sdopt.config.overrides import group_of, key_of, merge_overrides, parsed_override, quoted
-from sdopt.config.parse import (
-    COMMAND_KEYS,
-    LOAD,
-    SECTIONS,
-    WORK_SECTIONS,
-    RunConfig,
-    drawn_negatives,
-    drawn_prompts,
-    parse,
-)
+from sdopt.config.parse import SECTIONS, RunConfig, drawn_negatives, drawn_prompts, parse
 from sdopt.config.paths import CONF
+from sdopt.config.sections import COMMAND_KEYS, LOAD, WORK_SECTIONS
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
-from sdopt.schema import THRESHOLDS, Tracking
+from sdopt.schema import THRESHOLDS
 from sdopt.variant import Variant
 
 _LORA = "lora"
@@ -275,13 +267,6 @@ class HydraComposer:
             )
 
 
-def tracking_of(overrides: Sequence[str]) -> Tracking:
-    """Returns the tracking section alone, for commands that measure nothing. Raises UsageError, also for other keys."""
-    _require_sections(overrides, "tracking")
-    with composer_of(overrides) as composer:
-        return composer.current.tracking
-
-
 _ONE_THREAD = threading.RLock()
 
 
@@ -325,12 +310,12 @@ def gate_of(overrides: Sequence[str], config_dir: Path | None = None) -> RunConf
     """
     thresholds = [f"protocol.{name}" for name in THRESHOLDS]
     others = [override for override in overrides if key_of(override) not in thresholds]
-    _require_sections(others, "gate", "tracking")
+    require_sections(others, "gate", "tracking")
     with composer_of(with_gate(overrides), config_dir) as composer:
         return composer.current
 
 
-def _require_sections(overrides: Sequence[str], *sections: str) -> None:
+def require_sections(overrides: Sequence[str], *sections: str) -> None:
     """Raises UsageError for overrides that would have no effect on a finished result."""
     passed = [override for override in overrides if group_of(key_of(override)) not in (*sections, "hydra")]
     if passed:

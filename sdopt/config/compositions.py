@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from importlib.resources import files
@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
+from sdopt.config.card_options import offer_cards
 from sdopt.config.groups import (
     choices_of,
     data_sheets,
@@ -31,11 +32,15 @@ from sdopt.config.groups import (
     require_overrides,
 )
 from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
-from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of
+from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of, read_yaml
+from sdopt.config.sections import SECTION_NAMES
+from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError, command_line, shell_word
 from sdopt.hardware.names import cards_named, nearest_cards
 from sdopt.text_files import decoded
+
+offer_cards()
+read_marked_files()
 
 PACKAGED = {"pkg://hydra.conf", f"file://{CONF}", str(CONF), "structured://"}
 """The search path of a command without folders of the user's own."""
@@ -235,7 +240,7 @@ def _said(error: BaseException) -> str:
 def axes_in(cfg: DictConfig) -> list[str]:
     """Returns the axes of the optimizations in a configuration."""
     found = []
-    for key in [key for key in map(str, cfg) if key not in SECTIONS]:
+    for key in [key for key in map(str, cfg) if key not in SECTION_NAMES]:
         if not (OmegaConf.is_missing(cfg, key) or OmegaConf.is_interpolation(cfg, key)) and OmegaConf.is_dict(cfg[key]):
             node = cfg[key]
             names = [] if node is None else [name for name in node if not OmegaConf.is_missing(node, name)]
@@ -274,7 +279,7 @@ def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
 
 def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
     """Returns whether a group was chosen as a list, or by an option that sets a key within it."""
-    if key in SECTIONS or OmegaConf.is_missing(cfg, key) or not OmegaConf.is_dict(cfg[key]):
+    if key in SECTION_NAMES or OmegaConf.is_missing(cfg, key) or not OmegaConf.is_dict(cfg[key]):
         return False
     return key not in choices or "_target_" not in cfg[key]
 
@@ -373,19 +378,22 @@ def _options_with(key: str) -> list[str]:
     """Returns the options of a key's group that have it; [] if it is of no group."""
     group, _, name = key.partition(".")
     files = sorted((CONF / group).glob("*.yaml")) if name else []
-    return [file.stem for file in files if name in OmegaConf.load(file)]
+    return [file.stem for file in files if name in read_yaml(file)]
 
 
 def _known_keys(command: str) -> list[str]:
     """Returns every key of a command's default configuration, in full, and every group of `sdopt run`."""
     keys = []
-    with ExitStack() as stack:
-        if not GlobalHydra.instance().is_initialized():
-            stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))
-        if command == "run":  # groups of which nothing is chosen, as `experiment`, are in no configuration
-            keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
-        plain = OmegaConf.to_container(compose(config_name_of(command)), resolve=False)
-    nodes: list[tuple[str, Any]] = [("", plain)]
+    if command == "run":  # groups of which nothing is chosen, as `experiment`, are in no configuration
+        keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+    whole = read_yaml(CONF / f"{config_name_of(command)}.yaml")
+    chosen = [entry for entry in whole.pop("defaults", ()) if isinstance(entry, dict)]
+    whole.pop("hydra", None)
+    for entry in chosen:
+        for group, option in entry.items():
+            if isinstance(option, str) and (CONF / group).is_dir():
+                whole[group] = read_yaml(CONF / group / f"{option}.yaml")
+    nodes: list[tuple[str, Any]] = [("", whole)]
     while nodes:
         prefix, node = nodes.pop()
         if isinstance(node, dict):

@@ -5,12 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from pydantic import TypeAdapter, ValidationError
-
 from sdopt.config.overrides import parsed_override
-from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME, SHEETS, cards, options_of
+from sdopt.config.paths import CONF, CONFIG_NAME, SHEETS, cards, options_of, read_yaml
+from sdopt.config.sections import SECTION_NAMES
 from sdopt.errors import UsageError
 from sdopt.schema import Sheet
 
@@ -23,14 +20,14 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
     """
     for folder in [CONF, *([config_dir] if config_dir else [])]:
         for path in sorted(folder.glob("*/*.yaml")):
-            if path.parent.name not in (*SECTIONS, "experiment", "patch", "serving"):
+            if path.parent.name not in (*SECTION_NAMES, "experiment", "patch", "serving"):
                 yield path.parent.name, path.stem
 
 
 @cache
 def default_options() -> Mapping[str, Any]:
     """Returns the option that `config.yaml` chooses in each group; a list in a group whose options combine."""
-    entries: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{CONFIG_NAME}.yaml").defaults)
+    entries: Any = read_yaml(CONF / f"{CONFIG_NAME}.yaml")["defaults"]
     pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
     return {group: option for group, option in pairs if not group.startswith("override ")}
 
@@ -61,6 +58,8 @@ def choices_of(group: str) -> list[str]:
 @cache
 def data_sheets() -> Mapping[str, Sheet]:
     """Returns the packaged data sheets, by option of the group `hardware`. Raises UsageError if a file is wrong."""
+    from pydantic import TypeAdapter, ValidationError
+
     try:
         return TypeAdapter(dict[str, Sheet]).validate_python(cards())
     except ValidationError as error:
@@ -110,7 +109,7 @@ def require_chosen(cfg: Mapping[Any, Any]) -> None:
     lacking = [
         f"{group}: nothing is chosen; {group}={default} is the default"
         for group, default in default_options().items()
-        if isinstance(default, str) and group not in SECTIONS and group not in cfg
+        if isinstance(default, str) and group not in SECTION_NAMES and group not in cfg
     ]
     if lacking:
         raise UsageError(lacking)

@@ -1,7 +1,7 @@
 """Composes the configuration of a command that has a file of its own in `conf/`, beside that of `sdopt run`."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
@@ -92,4 +92,7 @@ def without_effect(overrides: Sequence[str], more: Sequence[str] = ()) -> Iterat
         if not (key in known or section in known or override.startswith("+")):
             keys = [name for name in (*_SERVED, *more) if name.startswith(f"{section}.")]
             choice = f"; of this section it reads {', '.join(keys)}" if keys else ""
+            meant = f"serving.{key.rpartition('.')[2]}"
+            if meant in (f"serving.{field.name}" for field in fields(Serving)):
+                choice = f"; did you mean {meant}?"
             yield f"{override}: has no effect on a server; leave it out{choice}"

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.paths import options_of
+from sdopt.config.sections import COMMAND_KEYS, LOAD, SECTION_NAMES, WORK_SECTIONS
 from sdopt.config.typed import build_typed
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -36,29 +37,12 @@ from sdopt.schema import (
 from sdopt.statistics.ratios import require_precision
 from sdopt.study.designs import Design
 
-SECTIONS: dict[str, type] = {
-    "model": Model,
-    "task": Task,
-    "scheduler": Scheduler,
-    "workload": Workload,
-    "protocol": Protocol,
-    "hardware": Hardware,
-    "quality": Quality,
-    "gate": Gate,
-    "tracking": Tracking,
-    "study": Design,
-}
+_TYPES = (Model, Task, Scheduler, Workload, Protocol, Hardware, Quality, Gate, Tracking, Design)
 
-COMMAND_KEYS = ("resume", "retry_failed")
-"""Keys that say how a command runs and do not belong to the study."""
+SECTIONS: dict[str, type] = dict(zip(SECTION_NAMES, _TYPES, strict=True))
+"""The type of each section."""
 
 _SCALARS = ("dry_run", "objective", *COMMAND_KEYS)
-
-LOAD = "load"
-"""A section of presets that are load tests."""
-
-WORK_SECTIONS = ("task", "scheduler")
-"""Sections that count as choices of a variant, as its optimizations do; a baseline keeps them."""
 
 
 @dataclass(frozen=True)

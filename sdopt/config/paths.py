@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # OmegaConf's own dependency; its C parser reads all sheets in some hundredths of a second
-from hydra.core.config_store import ConfigStore
 
 import sdopt
 from sdopt.errors import UsageError
@@ -54,32 +53,18 @@ def whole_path(text: str) -> Path:
     return short if short.exists() and short.samefile(found) else found
 
 
+def read_yaml(path: Path) -> Any:
+    """Reads a packaged file with YAML's parser in C: OmegaConf's takes fifty times as long."""
+    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 @cache
 def cards() -> Mapping[str, Any]:
     """Returns the untyped data sheets, by option of the group `hardware`."""
     found: dict[str, Any] = {}
     for path in sorted(SHEETS.glob("*.yaml")):
-        with path.open(encoding="utf-8") as file:
-            sheets = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        sheets = read_yaml(path)
         if twice := found.keys() & sheets.keys():
             raise UsageError(f"{path}: names {min(twice)} twice")
         found |= sheets
     return found
-
-
-class _Constant(dict[str, Any]):
-    """Options of a group that never change: Hydra copies its whole store for each composition, and then what it loads.
-
-    Copying some hundred sheets would take half of the time of a composition.
-    """
-
-    def __deepcopy__(self, _copies: dict[int, Any]) -> "_Constant":
-        return self
-
-
-def offer_cards() -> None:
-    """Makes each data sheet an option: `hardware=rtx4090` chooses the first CUDA device, and the sheet of the card."""
-    store = ConfigStore.instance()
-    for card, sheet in cards().items():
-        store.store(f"{card}.yaml", {"defaults": ["auto"], "device": "cuda", "sheet": sheet}, group="hardware")
-    store.repo["hardware"] = _Constant(store.repo["hardware"])

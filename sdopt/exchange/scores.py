@@ -14,7 +14,7 @@ from typing import Any
 from sdopt.errors import UnavailableError, UsageError, os_problem
 from sdopt.exchange.pictures import Row, read_table
 from sdopt.exchange.study import TIMES
-from sdopt.quality.inputs import by_prompt
+from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.metrics import slug
 from sdopt.record.files import inside
 from sdopt.record.records import StudyResult, VariantResult

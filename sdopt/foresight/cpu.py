@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import sdopt
 from sdopt.foresight.latency import PARTS, Array, Costs
@@ -93,6 +92,8 @@ def measure_machine(threads: int) -> Machine:
 
     Other work on the machine makes it look slower, so the highest rates that were ever measured count.
     """
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -126,6 +127,8 @@ def machine_of(threads: int) -> Machine:
 
 def _rates_file(threads: int) -> Path:
     """Returns the file of this machine's rates, by processor, threads, versions and what restricts instructions."""
+    import torch
+
     variables = [os.environ.get(name, "") for name in _RESTRICTING]
     key = [describe_cpu(), platform.node(), threads, torch.__version__, sdopt.__version__, variables]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
@@ -133,6 +136,8 @@ def _rates_file(threads: int) -> Path:
 
 
 def _measure() -> Machine:
+    import torch
+
     square, tokens = torch.randn(1024, 1024), torch.randn(2, 8, 1024, 40)
     source, few = torch.ones(2**26, dtype=torch.uint8), torch.ones(16)
     target = torch.empty_like(source)
@@ -153,6 +158,8 @@ def _measure() -> Machine:
 
 
 def _convolution(samples: int, channels: int, side: int) -> tuple[float, Callable[[], object]]:
+    import torch
+
     layer = torch.nn.Conv2d(channels, channels, 3, padding=1)
     pixels = torch.randn(samples, channels, side, side)
     return 18.0 * samples * channels**2 * side**2, lambda: layer(pixels)
@@ -167,6 +174,8 @@ def _fastest(make: Callable[[], tuple[float, Callable[[], object]]]) -> float:
 
 def threads_of(hardware: Hardware) -> int:
     """Returns how many CPU threads a worker has."""
+    import torch
+
     return hardware.threads or torch.get_num_threads()
 
 

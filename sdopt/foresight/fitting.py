@@ -26,7 +26,6 @@ from sdopt.foresight.latency import (
 )
 from sdopt.foresight.published import TEXT, Figure, read_figures
 from sdopt.foresight.software import Software
-from sdopt.foresight.trace import pass_costs
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.schema import Sheet
 
@@ -62,6 +61,8 @@ GROUPS: Mapping[str, Callable[[Figure], str]] = {
 
 def case_of(figure: Figure) -> Case:
     """Counts what a published figure's work costs."""
+    from sdopt.foresight.trace import pass_costs
+
     work, software = figure.work, figure.software
     folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
     denoiser = pass_costs(folder, "unet", work.batch * work.samples, *size, software.attention)

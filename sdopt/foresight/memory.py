@@ -4,20 +4,19 @@ The trace gives a floor. What lies above it is elastic: cuDNN's workspaces and t
 room, and shrink when there is none. So two figures are given, *at least* and *likely*.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.foresight.latency import Costs, averaged
 from sdopt.foresight.published import Work
 from sdopt.foresight.software import Software
-from sdopt.foresight.trace import denoiser_inputs, network, on_meta, pass_costs, trace
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.attention import FusedProjections, Sliced, Vanilla
 from sdopt.options.base import Optimization
@@ -39,6 +38,9 @@ from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
 from sdopt.pipelines.random_weights import empty_network, empty_part
 from sdopt.schema import Shape
 from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    import torch
 
 _SLACK = 1.15
 """What the allocator reserves for the largest stage, as a multiple of what is alive there, where memory is scarce."""
@@ -98,6 +100,10 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     Raises:
         UsageError: the model's configuration is not on this machine.
     """
+    import torch
+
+    from sdopt.foresight.trace import denoiser_inputs, on_meta, trace
+
     family = family_of(variant.model)
     if not family.is_unet:
         raise UsageError(f"model={variant.model.name}: sdopt plans UNets alone, and not {family.title}: measure it")
@@ -155,6 +161,8 @@ def steps_of(variant: Variant) -> int:
 
 def _steps(variant: Variant, pipe: Any, inputs: list[Any], more: dict[str, Any]) -> list[tuple[int, Costs]]:
     """Returns how many steps of a call cost what. Steps that are forecast, without any layer, cost nothing."""
+    from sdopt.foresight.trace import trace
+
     unet, steps, caching = pipe.unet, steps_of(variant), variant.optimizations.get("caching")
     if isinstance(caching, DeepCaching):
         caching.apply(pipe)
@@ -212,6 +220,8 @@ def _bytes(module: torch.nn.Module, recurse: bool = True) -> float:
 
 def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimization]) -> dict[str, float]:
     """Returns the GiB of networks whose weights some options store in few bits, without the scales of these."""
+    import torch
+
     weights = {name: _bytes(part) / 2**30 for name, part in networks.items()}
     for option in options:
         if not isinstance(option, LayerwiseCasting | Quantized | QuantizedTextEncoders):
@@ -230,6 +240,8 @@ def _stored(networks: Mapping[str, torch.nn.Module], options: Iterable[Optimizat
 @lru_cache
 def _parameters(folder: Path) -> int:
     """Returns how many parameters a published architecture has."""
+    from sdopt.foresight.trace import network
+
     texts = [empty_part(folder, name) for name in TEXT_ENCODERS if name in parts_in(folder)]
     parts = network(folder, "unet"), network(folder, "vae"), *texts
     return sum(each.numel() for part in parts for each in part.parameters())
@@ -237,6 +249,8 @@ def _parameters(folder: Path) -> int:
 
 def likely_of(work: Work, software: Software, kind: str, card_gib: float) -> tuple[float, float]:
     """Returns floor and likely GiB of a published figure: `allocated`, `reserved` where there is room, or `device`."""
+    from sdopt.foresight.trace import pass_costs
+
     folder, bytes_each = ARCHITECTURES / work.architecture, software.bytes
     weights = _parameters(folder) * bytes_each / 2**30
     denoiser, decoder = (

@@ -1,16 +1,20 @@
 """What a device computes with PyTorch: its highest rates, of large products by type and of a copy; TensorFloat-32."""
 
+from __future__ import annotations
+
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, TF32, has
 from sdopt.hardware.device import Device
+
+if TYPE_CHECKING:
+    import torch
 
 SAMPLES = 7
 COPY = "copy"
@@ -50,6 +54,8 @@ def measure_ceilings(device: Device) -> list[Ceiling]:
 
     Call it in a process of its own, because it initialises the device and sets its precision.
     """
+    import torch
+
     if device.is_cuda:
         torch.cuda.set_device(device.index)
     kinds = ["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
@@ -72,6 +78,8 @@ def _guarded(device: Device, kind: str) -> Ceiling:
 
 def _product(device: Device, kind: str) -> Ceiling:
     """Measures products of square matrices, large enough to take a while or to fill a good part of the memory."""
+    import torch
+
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
     enough_s, largest = (0.004, 16384) if device.is_cuda else (0.04, 4096)
     size = 256
@@ -87,6 +95,8 @@ def _product(device: Device, kind: str) -> Ceiling:
 
 def _multiply(device: Device, kind: str, size: int) -> Callable[[], object]:
     """Returns a function that multiplies two matrices once. In 8 bits cuBLAS needs the second in column-major order."""
+    import torch
+
     where = device.torch_name
     if kind == "int8":
         left, right = (torch.randint(-9, 9, (size, size), dtype=torch.int8, device=where) for _ in range(2))
@@ -100,6 +110,8 @@ def _multiply(device: Device, kind: str, size: int) -> Callable[[], object]:
 
 
 def _copy(device: Device) -> Ceiling:
+    import torch
+
     size = 2**30 if device.is_cuda else 2**28
     while 4 * size > device.memory_free_gib * 2**30:
         size //= 2
@@ -128,6 +140,8 @@ def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object]) -> Cei
 
 
 def _time(device: Device, work: Callable[[], object]) -> float:
+    import torch
+
     if device.is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -143,6 +157,8 @@ def _time(device: Device, work: Callable[[], object]) -> float:
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """Allows TF32 in float32 matrix products and convolutions, or forbids it in both, within the block."""
+    import torch
+
     # The older switches: after the newer `fp32_precision` was set, Inductor's reading of these raises an error.
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -161,12 +177,16 @@ _FACTOR = 1 + 2**-12
 
 def products_are_rounded(device: torch.device) -> bool:
     """Returns whether a float32 matrix product on the device, with the present settings, rounds its inputs to TF32."""
+    import torch
+
     matrix = torch.full((256, 256), _FACTOR, device=device)
     return _is_rounded(matrix @ torch.ones_like(matrix), terms=256)
 
 
 def convolutions_are_rounded(device: torch.device) -> bool:
     """Returns whether a float32 convolution on the device, with the present settings, rounds its inputs to TF32."""
+    import torch
+
     images = torch.full((2, 256, 32, 32), _FACTOR, device=device)
     weights = torch.ones(256, 256, 3, 3, device=device)
     return _is_rounded(torch.conv2d(images, weights), terms=256 * 9)

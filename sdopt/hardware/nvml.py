@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from sdopt.record.samples import GpuState
 
 if TYPE_CHECKING:
@@ -107,6 +105,8 @@ def _card_of(nvml: Any, device: "Device") -> _Card:
     Raises:
         NVMLError: NVML knows neither.
     """
+    import torch
+
     uuid = str(torch.cuda.get_device_properties(device.index).uuid).removeprefix("GPU-").removeprefix("MIG-")
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

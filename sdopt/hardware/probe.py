@@ -9,20 +9,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.backends.cuda import SDPAParams
-
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CPU_BFLOAT16
+from sdopt.hardware.cgroups import MOUNT, memory_limits
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
 from sdopt.limits import limited_address_space
 
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI")
 """Instruction sets, as `ONEDNN_MAX_CPU_ISA` names them, in which oneDNN has no kernels for bfloat16."""
-
-_GROUP = Path("/sys/fs/cgroup")
-"""Folder with the limits of a container (cgroup v2)."""
 
 
 def probe_device(wanted: str) -> Device:
@@ -34,6 +29,8 @@ def probe_device(wanted: str) -> Device:
     Raises:
         UsageError: the name is none of these, or there is no such device, or CUDA cannot be used.
     """
+    import torch
+
     kind, _, index = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
         raise UsageError(f"hardware.device={wanted}: choose auto, cpu, cuda or cuda:N")
@@ -51,6 +48,8 @@ def probe_device(wanted: str) -> Device:
 
 def list_cards() -> list[Device]:
     """Returns every CUDA device, also unusable ones; call it in a process of its own."""
+    import torch
+
     found = []
     for index in range(torch.cuda.device_count()):
         try:
@@ -66,6 +65,8 @@ class _UnusableError(Exception):
 
 def _cuda(index: int) -> Device:
     """Describes one CUDA device. Raises _UnusableError if there is none, or it cannot be used."""
+    import torch
+
     if not torch.cuda.is_available():
         built = torch.backends.cuda.is_built()
         raise _UnusableError("no CUDA device is visible" if built else "this PyTorch is built without CUDA")
@@ -113,6 +114,9 @@ def _largest_cudnn_head(index: int) -> int:
 
     It depends on the card, on cuDNN and on PyTorch, so PyTorch is asked. UNets have heads of 40 to 160 channels.
     """
+    import torch
+    from torch.backends.cuda import SDPAParams
+
     for dimension in (256, 160, 128):
         head = torch.zeros(1, 1, 64, dimension, dtype=torch.float16, device=f"cuda:{index}")
         with torch.cuda.device(index):
@@ -136,6 +140,8 @@ def _xformers_has_kernels() -> bool | None:
 
 def _why_idle() -> str:
     """Returns why CUDA is not available on a machine with a card; "" if there is no card, or it is hidden."""
+    import torch
+
     if "CUDA_VISIBLE_DEVICES" in os.environ or not ask_nvml(lambda nvml: nvml.nvmlDeviceGetCount()):
         return ""
     why = "PyTorch finds no CUDA device" if torch.backends.cuda.is_built() else "this PyTorch is built without CUDA"
@@ -146,6 +152,8 @@ def _why_idle() -> str:
 
 
 def _require_kernels(name: str, capability: tuple[int, int]) -> None:
+    import torch
+
     # PyTorch itself only warns, and fails at the first kernel: its builds for CUDA 13 left out Pascal and Volta.
     built = torch.cuda.get_arch_list()
     if built and not runs_on(built, capability):
@@ -174,6 +182,8 @@ def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
 
 def describe_cpu() -> dict[str, Any]:
     """Returns the CPU's name, the cores that this process may use, and the vector units that PyTorch uses."""
+    import torch
+
     info: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         key, _, value = line.partition(":")
@@ -200,7 +210,7 @@ def computes_bfloat16(flags: Collection[str], variables: Mapping[str, str]) -> b
     return {"avx512bw", "avx512dq", "avx512vl"} <= set(flags) or "avx_ne_convert" in flags
 
 
-def usable_cores(group: Path = _GROUP) -> int:
+def usable_cores(group: Path = MOUNT) -> int:
     """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
     affinity = len(os.sched_getaffinity(0))
     file = group / "cpu.max"
@@ -215,12 +225,10 @@ def _cpu() -> Device:
 
 
 def host_memory_gib() -> tuple[float, float]:
-    """Returns the host's memory, total and available, in GiB; at most the container's limit (cgroup v2)."""
+    """Returns the host's memory, total and available, in GiB; at most what its control groups allow."""
     memory = {
         line.split(":")[0]: int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     }
-    file = _GROUP / "memory.max"
-    text = file.read_text(encoding="utf-8").strip() if file.is_file() else "max"
-    limit = float(text) if text.isdecimal() else float("inf")
-    return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
+    most, left = memory_limits()
+    return min(memory["MemTotal"], most) / 2**30, min(memory["MemAvailable"], left) / 2**30

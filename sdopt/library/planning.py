@@ -10,7 +10,7 @@ import torch
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options, override_of
 from sdopt.config.overrides import group_of, key_of
-from sdopt.config.parse import SECTIONS
+from sdopt.config.sections import SECTION_NAMES
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.library.state import named_as_chosen, require_prompts
@@ -102,7 +102,7 @@ def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], fol
     for word in (*(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()), *overrides):
         key = key_of(word)
         group = group_of(key)
-        if group in SECTIONS and group != "scheduler":
+        if group in SECTION_NAMES and group != "scheduler":
             elsewhere = "give steps, size, guidance and images to its calls, or measure with sdopt.run"
             problems.append(f"{word}: a pipeline takes only options and a scheduler; {elsewhere}")
         elif group in applicable and group not in groups:

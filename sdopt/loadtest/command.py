@@ -8,10 +8,11 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from sdopt.config.composer import composer_of, tracking_of
+from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
 from sdopt.config.own import BATCHES
+from sdopt.config.tracking import tracking_of
 from sdopt.errors import ConflictError, command_line, print_problems, without_passwords
 from sdopt.experiment import check_models, fetch
 from sdopt.loadtest.config import LoadConfig, load_config

@@ -241,10 +241,16 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
     return [
         *record.header,
         f"{record.arrivals} arrivals, {requests} requests per rate; latency from the scheduled arrival",
-        f"{replicates} replicates, each with a fresh trace, the same for all rows; {intervals}",
+        f"{_replicates_text(replicates)}; {intervals}",
         f"the highest rate is that of windows this long {server}; in longer ones queues grow further",
         *([told] if disturbed else []),
     ]
+
+
+def _replicates_text(count: int) -> str:
+    if count == 1:
+        return "1 replicate, with the same trace for all rows"
+    return f"{count} replicates, each with a fresh trace, the same for all rows"
 
 
 def blocks_of(record: LoadRecord) -> list[Block]:

@@ -33,9 +33,13 @@ class Target:
         """Returns requests at these times, whose prompts take turns and whose seeds count upwards."""
         bodies = []
         for number in range(len(times_s)):
-            body = {"prompt": prompts[number % len(prompts)], "seed": seed + number, **self.fields}
-            bodies.append({name: value for name, value in body.items() if value is not None})
+            prompt = prompts[number % len(prompts)]
+            bodies.append(self._body(prompt, seed + number))
         return Schedule(self.address, times_s, bodies, timeout_s, dict(self.headers))
+
+    def _body(self, prompt: str, seed: int) -> dict[str, Any]:
+        body = {"prompt": prompt, "seed": seed, **self.fields}
+        return {name: value for name, value in body.items() if value is not None}
 
     def shown(self, text: str) -> str:
         """Returns a server's words without the secrets that it may repeat."""
@@ -50,29 +54,56 @@ def target_of(load: LoadConfig, url: str) -> Target:
     Raises:
         UsageError: an environment variable is missing, or a header would be recorded with its secret.
     """
-    headers, secrets, problems = dict(load.headers or {}), [], []
-    for name, text in headers.items():
+    secrets = _Secrets()
+    headers = {}
+    for name, text in (load.headers or {}).items():
+        headers[name] = secrets.in_header(name, text)
+    if load.key is not None:
+        headers["Authorization"] = secrets.in_authorization(load.key)
+    if secrets.problems:
+        raise UsageError(secrets.problems)
+    fields: dict[str, Any] = {}
+    if load.model is not None:
+        fields["model"] = load.model
+    fields.update(load.fields or {})
+    return Target(address_of(url), headers, fields, secrets.values)
+
+
+class _Secrets:
+    """Values of environment variables, and what is wrong with the names of these."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self.problems: list[str] = []
+
+    def in_header(self, name: str, text: str) -> str:
+        """Returns the text of a header with values in place of `$VARIABLE`."""
         variables = _VARIABLE.findall(text)
-        if _SECRET.search(name) and not variables:
-            problems.append(
+        if not variables and _SECRET.search(name):
+            self.problems.append(
                 f"load.headers.{name}: would be written into the record; name the environment variable that has it, "
                 f"as in 'load.headers={{{name}: $NAME}}', in single quotes"
             )
-        missing = [variable for variable in variables if not os.environ.get(variable)]
-        problems += [f"load.headers.{name}: the environment variable {variable} is not set" for variable in missing]
-        secrets += [os.environ.get(variable, "") for variable in variables]
-        headers[name] = _VARIABLE.sub(lambda found: os.environ.get(found[1], ""), text)
-    if load.key is not None:
-        key = os.environ.get(load.key)
+        for variable in variables:
+            if not self._value(variable):
+                self.problems.append(f"load.headers.{name}: the environment variable {variable} is not set")
+        return _VARIABLE.sub(lambda match: os.environ.get(match[1], ""), text)
+
+    def in_authorization(self, variable: str) -> str:
+        """Returns the header that has the key in a variable."""
+        key = self._value(variable)
         if not key:
             # Who gives the key itself must not find it in a log.
-            problems.append("load.key: is the name of an environment variable that has the key, and none has this name")
-        secrets.append(key or "")
-        headers["Authorization"] = f"Bearer {key}"
-    if problems:
-        raise UsageError(problems)
-    model = {} if load.model is None else {"model": load.model}
-    return Target(address_of(url), headers, {**model, **(load.fields or {})}, [each for each in secrets if each])
+            self.problems.append(
+                "load.key: is the name of an environment variable that has the key, and none has this name"
+            )
+        return f"Bearer {key}"
+
+    def _value(self, variable: str) -> str:
+        value = os.environ.get(variable, "")
+        if value:
+            self.values.append(value)
+        return value
 
 
 def address_of(url: str) -> str:

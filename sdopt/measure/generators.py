@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 
 @contextmanager
@@ -14,6 +13,8 @@ def kept_generators() -> Iterator[None]:
 
     Options draw from them (peft) or seed them, and so do traced calls and the measuring of a machine's rates.
     """
+    import torch
+
     of_numpy, of_python = np.random.get_state(), random.getstate()
     cards = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import process_gib
@@ -39,6 +37,8 @@ def allocating_elsewhere() -> Iterator[None]:
 
 
 def _free_bytes() -> int:
+    import torch
+
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else 0
 
 
@@ -49,6 +49,8 @@ def resident_gib() -> float:
 
 def cap_memory(device: Device, limit_gib: float) -> None:
     """Limits PyTorch's allocator to the memory that a card of `limit_gib` has beside a CUDA context."""
+    import torch
+
     fraction = (limit_gib - CUDA_CONTEXT_GIB) / device.memory_total_gib
     torch.cuda.set_per_process_memory_fraction(min(fraction, 1.0), device.index)
 
@@ -76,12 +78,16 @@ class PeakMemory:
 
     def loaded(self) -> None:
         """Marks the point at which the model is loaded."""
+        import torch
+
         self._loaded = resident_gib() - self._idle
         if self._device.is_cuda:
             self._cuda_loaded = torch.cuda.memory_allocated() / 2**30
 
     def watch(self) -> None:
         """Starts a new peak, and samples the children's memory until it is read: for a call that is not timed."""
+        import torch
+
         self._children = 0.0
         self._highest_cuda = 0
         try:
@@ -104,6 +110,8 @@ class PeakMemory:
             pause_s = max(_EVERY_S, _REST * (time.perf_counter() - began))
 
     def _look(self) -> None:
+        import torch
+
         self._children = max(self._children, _held_elsewhere())
         if self._device.is_cuda:
             # By its index: in each new thread CUDA's current device is the first one.
@@ -111,6 +119,8 @@ class PeakMemory:
 
     def read(self) -> Memory:
         """Returns the peak since `watch` was called, whose sampling ends."""
+        import torch
+
         if self._watcher is not None:
             self._over.set()
             self._watcher.join()
@@ -134,12 +144,16 @@ class PeakMemory:
 
         For children on a GPU, it uses the driver's count, or 0 if the driver gives none, as in some containers.
         """
+        import torch
+
         if self._device.is_cuda:
             children = process_gib(self._device, started_by(os.getpid()))
             return torch.cuda.memory_allocated() / 2**30 + (children or 0.0)
         return resident_gib() + _held_elsewhere()
 
     def _graph_pools_gib(self) -> float:
+        import torch
+
         return graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
 
     def _host_peak(self) -> float | None:

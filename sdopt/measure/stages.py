@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of
@@ -71,6 +69,8 @@ class StageClock:
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
 
     def _mark(self) -> Any:
+        import torch
+
         if not self._cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

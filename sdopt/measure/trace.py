@@ -1,5 +1,7 @@
 """Records what one call of a pipeline really ran: operators with their types, kernels, and each stage's state."""
 
+from __future__ import annotations
+
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from pydantic_core import from_json
 
 from sdopt.measure.garbage import no_garbage
@@ -17,6 +18,7 @@ from sdopt.pipelines.parts import STEPS, denoiser_of, hook_of, is_compiled, netw
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 _DTYPES = {
@@ -182,8 +184,10 @@ def _of_tokens(stage: StageTrace) -> dict[str, int]:
     return {f"products of {size} samples": count for size, count in stage.token_batches.items()}
 
 
-def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
+def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> Trace:
     """Runs `call`, one of the pipeline with a few steps, under PyTorch's profiler; assigns each event to its stage."""
+    import torch
+
     trace = Trace(call=call, parameter_mib=_parameters_of(pipe))
     regions: list[torch.profiler.record_function] = []
 
@@ -224,7 +228,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     return trace
 
 
-def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
+def _swaps_weights(pipe: DiffusionPipeline) -> bool:
     """Returns whether a call moves quantized weights between devices.
 
     PyTorch moves such a weight by `swap_tensors`, which fails while the profiler, recording shapes, refers to it.
@@ -235,8 +239,10 @@ def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
     return moved and any(hasattr(weight, "__tensor_flatten__") for weight in weights)
 
 
-def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
+def _parameters_of(pipe: DiffusionPipeline) -> dict[str, float]:
     """Returns the MiB of the parameters and buffers of all networks, by device and type."""
+    import torch
+
     found: dict[str, float] = {}
     for network in pipe.components.values():
         if isinstance(network, torch.nn.Module):
@@ -247,11 +253,13 @@ def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
 
 
 @contextmanager
-def _observed_layers(pipe: "DiffusionPipeline", trace: Trace) -> Iterator[None]:
+def _observed_layers(pipe: DiffusionPipeline, trace: Trace) -> Iterator[None]:
     """Counts the denoiser's layers that run, and convolutions by layout, and records what the VAE's decoder takes.
 
     Not the layers of a compiled model, because hooks would recompile it. `vae.decode` may decode latents in pieces.
     """
+    import torch
+
     denoiser, seen = denoiser_of(pipe), trace.denoiser
 
     def note(name: str, layer: torch.nn.Module, output: Any) -> None:

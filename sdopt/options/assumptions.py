@@ -4,12 +4,12 @@ Each function returns a line for whatever of a pipeline breaks the assumption; [
 `assumes` what it replaces, computes itself, or keeps, so that `sdopt.optimize` refuses it before anything is changed.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Collection, Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.family import family_of_class
 from sdopt.pipelines.loras import lora_layers, networks_of_a_lora
@@ -22,6 +22,9 @@ from sdopt.pipelines.parts import (
     quantized_layer,
     unwrapped,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 COMMON_PROCESSORS = (
     *("AttnProcessor", "AttnProcessor2_0", "XFormersAttnProcessor", "SlicedAttnProcessor", "FusedAttnProcessor2_0"),
@@ -235,6 +238,8 @@ def call_without_gradients(pipe: Pipeline) -> list[str]:
 
 def as_loaded(pipe: Pipeline, networks: dict[str, torch.nn.Module]) -> Iterator[str]:
     """Yields what was done to networks that all options assume not to be: they are compiled, or hooks move them."""
+    import torch
+
     for name, network in networks.items():
         modules = list(network.modules())
         made = (

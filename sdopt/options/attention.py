@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from sdopt.hardware.cards import (
@@ -27,7 +26,8 @@ from sdopt.schema import Model
 class _Backend:
     """A back end of PyTorch's scaled dot-product attention."""
 
-    torch: SDPBackend
+    member: str
+    """The member of `torch.nn.attention.SDPBackend`."""
     feature: Feature | None
     """What a card needs for it."""
     names: tuple[str, ...]
@@ -35,14 +35,14 @@ class _Backend:
 
 
 _BACKENDS = {
-    "math": _Backend(SDPBackend.MATH, None, ("_dot_product_attention_math",)),
+    "math": _Backend("MATH", None, ("_dot_product_attention_math",)),
     "flash": _Backend(
-        SDPBackend.FLASH_ATTENTION, FLASH_ATTENTION, ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd")
+        "FLASH_ATTENTION", FLASH_ATTENTION, ("_dot_product_flash_attention", "flash_fwd", "FlashAttnFwd")
     ),
     "mem_efficient": _Backend(
-        SDPBackend.EFFICIENT_ATTENTION, MEM_EFFICIENT_ATTENTION, ("_dot_product_efficient_attention", "fmha_cutlass")
+        "EFFICIENT_ATTENTION", MEM_EFFICIENT_ATTENTION, ("_dot_product_efficient_attention", "fmha_cutlass")
     ),
-    "cudnn": _Backend(SDPBackend.CUDNN_ATTENTION, CUDNN_ATTENTION, ("cudnn_", "_flash_fprop")),
+    "cudnn": _Backend("CUDNN_ATTENTION", CUDNN_ATTENTION, ("cudnn_", "_flash_fprop")),
 }
 
 _WIDE_HEADS = {(9, 0)}
@@ -188,7 +188,9 @@ class Sdpa(EquivalentAttention):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        backend, denoiser = _BACKENDS[self.backend].torch, denoiser_of(pipe)
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend, denoiser = getattr(SDPBackend, _BACKENDS[self.backend].member), denoiser_of(pipe)
         forward = denoiser.forward
 
         def forward_with_backend(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,7 @@
 """Defines `Optimization`: a frozen dataclass that changes a pipeline and then proves that the change took effect."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -7,9 +9,8 @@ from enum import IntEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -20,6 +21,9 @@ from sdopt.measure.trace import Trace
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import Pipeline
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Stage(IntEnum):
@@ -45,7 +49,7 @@ class Context:
     model: Model
     workload: Workload
     """The workload with a single size and batch size; conflicts are checked once per shape."""
-    chosen: Mapping[str, "Optimization"]
+    chosen: Mapping[str, Optimization]
     """All optimizations of the variant, including this one, by axis (`precision`, `memory.vae_slicing`)."""
     scheduler: Scheduler = field(default_factory=Scheduler)
     task: Task = field(default_factory=Task)
@@ -66,7 +70,7 @@ class Finding:
     summary: str
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def also(self, summary: str, engaged: bool = True, **facts: Any) -> "Finding":
+    def also(self, summary: str, engaged: bool = True, **facts: Any) -> Finding:
         """Returns the finding with further evidence, which must be there too."""
         return Finding(self.engaged and engaged, f"{self.summary}; {summary}", self.facts | facts)
 
@@ -142,6 +146,11 @@ class Optimization:
     def contract(self) -> Contract:
         """The option's promise about the images; a gate applies the rules of this contract."""
         return Contract.EXACT
+
+    def contract_on(self, device: Device) -> Contract:
+        """Returns what the option promises about the images on a device: its `contract`, or less."""
+        del device
+        return self.contract
 
     @property
     def diffusers_lines(self) -> tuple[str, ...]:

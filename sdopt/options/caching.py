@@ -7,7 +7,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.polynomial.chebyshev import chebvander
 from typing_extensions import override
 
@@ -427,6 +426,62 @@ class _Broadcast:
 
 
 @dataclass(frozen=True)
+class TaylorSeer(Caching):
+    """Runs attention layers in some steps, and expands their outputs in a Taylor series over the steps in the others.
+
+    As TaylorSeer of diffusers does, and for each branch of guidance on its own.
+    """
+
+    assumes: ClassVar[tuple[Assumption, ...]] = (counted_steps, one_call_a_step, unchanged_layers)
+    keeps_structure: ClassVar[bool] = True
+    idle: ClassVar[str] = "all of {steps} steps run every layer"
+
+    interval: int = bounded(3, ge=2, le=1000)
+    """After the steps at the start, the layers run once per this number of steps."""
+    warmup: int = bounded(3, ge=2, le=1000)
+    """Number of steps at the start in which they run."""
+    order: int = bounded(1, ge=1, le=5)
+    """Order of the series: 1 is a line through the last two steps in which they ran."""
+
+    def runs(self, steps: int) -> list[bool]:
+        """Returns for each of `steps` steps whether the layers run."""
+        return [step < self.warmup or (step - self.warmup - 1) % self.interval == 0 for step in range(steps)]
+
+    @override
+    def skips(self, steps: int) -> bool:
+        return not all(self.runs(steps))
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx) + untold(ctx, "num_timesteps")
+        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
+            found.append("expands outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
+        return found
+
+    @override
+    def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.transformer import Expansions, attention_layers
+
+        denoiser = denoiser_of(pipe)
+        layers = set(attention_layers(denoiser))
+        names = [name for name, layer in denoiser.named_modules() if layer in layers]
+        watching = denoiser.__dict__[STEPS] = Expansions(pipe, denoiser, self)
+        denoiser.forward = watching
+
+        def proof(trace: Trace) -> Finding:
+            calls, facts = trace.denoiser.calls, dict(watching.calls)
+            most = 0
+            for name in names:
+                most = max([most, *(n for layer, n in trace.denoiser.ran.items() if layer.startswith(f"{name}."))])
+            whole = facts.setdefault("whole", 0)
+            engaged = most == whole < calls == watching.calls.total()
+            summary = f"of {calls} traced calls {whole} ran the attention layers, and {calls - whole} expanded them"
+            return Finding(engaged, summary, facts | {"runs_of_a_layer": most})
+
+        return proof
+
+
+@dataclass(frozen=True)
 class GuidanceInterval(Caching):
     """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
 
@@ -543,6 +598,8 @@ class _Seeded:
         self.begin()
 
     def begin(self) -> None:
+        import torch
+
         device = self._unet.device
         on = "cpu" if device.type == "meta" else device
         self._unet._tome_info["args"]["generator"] = torch.Generator(on).manual_seed(self._seed)

@@ -2,8 +2,6 @@
 
 from importlib.util import find_spec
 
-import torch
-
 from sdopt.options import Context, Optimization
 from sdopt.options.base import loading_arguments, outdated
 from sdopt.options.grad_mode import GradMode
@@ -65,12 +63,16 @@ def autocast_of(ctx: Context) -> str | None:
 
 def attends_in_float32(ctx: Context) -> bool:
     """Returns whether an option sets the inputs of attention to be float32."""
+    import torch
+
     # Layers with 8-bit weights return the type that all other weights are loaded in.
     return not autocast_of(ctx) and loading_arguments(ctx.chosen.values()).get("dtype") == torch.float32
 
 
 def upcasts_vae(ctx: Context) -> bool:
     """Returns whether diffusers casts the VAE to float32 and back in each call, as it does with SDXL's in float16."""
+    import torch
+
     precision = ctx.chosen.get("precision")
     if precision is None or isinstance(precision, FixedVae | FullVae) or "memory.tiny_vae" in ctx.chosen:
         return False

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
@@ -40,6 +39,8 @@ class CudnnBenchmark(Optimization):
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        import torch
+
         switches: Any = torch.backends.cudnn
         return _switched_on(lambda: switches.benchmark, lambda on: setattr(switches, "benchmark", on))
 
@@ -111,11 +112,15 @@ class ExpandableSegments(AtStart):
 
     @override
     def begin_process(self) -> None:
+        import torch
+
         super().begin_process()
         torch._C._accelerator_setAllocatorSettings(self.variable()[1])
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         def proof(trace: Trace) -> Finding:
             segments = torch.cuda.memory_snapshot()
             grown = sum(bool(segment["is_expandable"]) for segment in segments)
@@ -144,6 +149,8 @@ class MiopenFind(AtStart):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
+        import torch
+
         if ctx.device.is_cuda and ctx.device.is_here and torch.version.hip is not None:
             return []
         return [f"MIOpen needs an AMD GPU and a ROCm build of PyTorch; this runs on {ctx.device.name or 'a CPU'}"]
@@ -176,10 +183,14 @@ class TunableOp(Optimization):
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        import torch
+
         return _switched_on(torch.cuda.tunable.is_enabled, torch.cuda.tunable.enable)
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         # Else PyTorch would read and write it in the user's working folder.
         torch.cuda.tunable.set_filename(str(own_folder() / "tunableop.csv"))
 

@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.options import Finding, Optimization, Proof, Stage, Trace, bounded
@@ -38,6 +37,8 @@ class GradMode(Optimization):
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        import torch
+
         modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
         entered: AbstractContextManager[Any] = modes[self.mode]()
         return entered

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.options import Assumption, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
@@ -39,6 +38,8 @@ class Layout(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         modules = [denoiser_of(pipe), pipe.vae]
         if self.memory_format == "channels_last":
             for module in modules:

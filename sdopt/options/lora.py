@@ -1,16 +1,16 @@
 """lora: low-rank updates of the denoiser's weights: as separate layers, fused into the weights, or hot-swapped."""
 
+from __future__ import annotations
+
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from safetensors import SafetensorError
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -34,6 +34,9 @@ from sdopt.pipelines.loras import (
 from sdopt.pipelines.parts import Pipeline, denoiser_of, hook_of, text_encoders_of, unwrapped
 from sdopt.reference import MODEL
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 _NAME = "sdopt"
 """The adapter name in diffusers."""
@@ -128,6 +131,8 @@ class Lora(Optimization):
 
     def _lines(self, *then: str) -> tuple[str, ...]:
         """Returns diffusers code that loads the LoRA, and then the lines `then`; () if that would not do."""
+        from safetensors import SafetensorError
+
         if self.path is None:
             return ()
         try:
@@ -439,8 +444,10 @@ def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
             handle.remove()
 
 
-def _all_sums(networks: "Sequence[weakref.ref[torch.nn.Module]]") -> dict[tuple[int, str], float]:
+def _all_sums(networks: Sequence[weakref.ref[torch.nn.Module]]) -> dict[tuple[int, str], float]:
     """Returns the sum of each weight of the networks that still exist, by the network's number and the name."""
+    import torch
+
     found = {}
     for number, each in enumerate(networks):
         if (network := each()) is not None:

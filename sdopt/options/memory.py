@@ -3,16 +3,16 @@
 Options that keep weights off the device until they are used are in `offload`.
 """
 
+from __future__ import annotations
+
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -43,8 +43,11 @@ from sdopt.pipelines.parts import (
 from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model
 
-Embeddings = torch.Tensor | list[torch.Tensor]
-"""What an encoder makes of prompts: a batch, or a tensor for each of them."""
+if TYPE_CHECKING:
+    import torch
+
+    Embeddings = torch.Tensor | list[torch.Tensor]
+    """What an encoder makes of prompts: a batch, or a tensor for each of them."""
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
 """The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
@@ -306,8 +309,11 @@ class PrecomputedEmbeddings(Optimization):
 
     @override
     def prepare_inputs(self, pipe: Pipeline, prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+        import torch
+
         device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
         guidance = guidance_of_pipe(pipe)
+        instead = _instead_of_defaults(pipe)
         both = guidance.form == "sequential"  # whose other branch is encoded as a prompt, the empty one by default
         with torch.no_grad(), encoding_noted(pipe):
             encoded = {prompt: _encoded(pipe, prompt, device) for prompt in (*prompts, *([""] if both else []))}
@@ -348,6 +354,7 @@ class PrecomputedEmbeddings(Optimization):
             names = [name for name in rows[0] if not own or (name.startswith("negative") and name not in own)]
             like = inputs["prompt_embeds"] if own else device
             rest = {name: value for name, value in inputs.items() if name not in ("prompt", "negative_prompt")}
+            rest |= instead
             return rest | {name: _in_a_batch([row.get(name) for row in rows], like) for name in names}
 
         return embedded
@@ -362,6 +369,12 @@ class PrecomputedEmbeddings(Optimization):
         return proof
 
 
+def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:
+    """Returns what keeps a call from a negative prompt that it has by default, beside embeddings of one."""
+    negative = signature(type(pipe).__call__).parameters.get("negative_prompt")
+    return {"negative_prompt": None} if negative is not None and isinstance(negative.default, str) else {}
+
+
 def _as_negative(embeddings: dict[str, Embeddings]) -> dict[str, Embeddings]:
     """Returns a text's embeddings under the names of a negative prompt's, which is encoded as a prompt is."""
     return {f"negative_{name}": value for name, value in embeddings.items() if not name.startswith("negative_")}
@@ -372,6 +385,9 @@ def _encoded(pipe: Pipeline, prompt: str, device: torch.device) -> dict[str, Emb
 
     What a call passes on to `encode_prompt` by default is passed on here, too, such as the number of tokens.
     """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
     takes, call = signature(pipe.encode_prompt).parameters, signature(type(pipe).__call__).parameters
     given: dict[str, Any] = {}
     for name, parameter in takes.items():
@@ -402,6 +418,8 @@ def _in_a_batch(rows: Sequence[Embeddings | None], like: Any) -> Embeddings:
 
     A row without a mask reads all its tokens.
     """
+    import torch
+
     if any(isinstance(row, list) for row in rows):
         return [tensor.to(like) for row in rows if isinstance(row, list) for tensor in row]
     tensors = [row for row in rows if isinstance(row, torch.Tensor)]
@@ -490,6 +508,8 @@ class LayerwiseCasting(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         denoiser = denoiser_of(pipe)
         compute, storage = denoiser.dtype, getattr(torch, self.storage)
         denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)

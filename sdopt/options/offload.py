@@ -1,5 +1,7 @@
 """memory: keeps weights in host memory or on disk until they are used. These options exclude each other."""
 
+from __future__ import annotations
+
 import shutil
 import tempfile
 import weakref
@@ -7,20 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.hardware.device import Device
-from sdopt.options import Context, Finding, Optimization, Proof, Stage, Trace, bounded
-from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention
+from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
+from sdopt.options.caching import DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer
 from sdopt.options.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.options.lora import Hotswap
 from sdopt.options.memory import VaeTiling
 from sdopt.options.quantization import TorchAo
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of, hook_of, layers_with_weights, networks_of
 from sdopt.scratch import own_folder
+
+if TYPE_CHECKING:
+    import torch
 
 _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
 """The blocks that diffusers' `AutoencoderKL` declares; an `AutoencoderTiny` has only the last two."""
@@ -123,6 +127,13 @@ class GroupOffload(Offload):
     """Where the weights stay; null is host memory for a GPU, and disk (temporary files) for a CPU."""
 
     @override
+    def contract_on(self, device: Device) -> Contract:
+        # A GPU's allocator aligns what is moved there. In host memory, tensors of a file lie where its header ends, at
+        # multiples of 8 bytes. Without AVX-512, products of a matrix and a vector, such as a 1×1 convolution of one
+        # pixel, add up in another order where the matrix does not begin at a multiple of 16 bytes.
+        return Contract.EXACT if device.is_cuda else Contract.EQUIVALENT
+
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         waits, streams = self._plan(ctx.device.type)
@@ -138,7 +149,7 @@ class GroupOffload(Offload):
                 "offload_type=block_level and use_stream=false"
             )
         # The stream prefetches in the order of the first call; a layer that is skipped later stays on the device.
-        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, PyramidAttention)
+        kinds = (VaeTiling, DeepCaching, FirstBlockCaching, PyramidAttention, TaylorSeer)
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
         order = "a stream needs a fixed order of layers, which changes with"
         found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]
@@ -167,6 +178,7 @@ class GroupOffload(Offload):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
         from diffusers.hooks import apply_group_offloading
 
         device = device_of(pipe)

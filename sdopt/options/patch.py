@@ -1,9 +1,10 @@
 """patch: functions of a user's own file that change the pipeline."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -11,6 +12,9 @@ from sdopt.options import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.functions import absolute, defined, loaded
 from sdopt.pipelines.parts import Pipeline
 from sdopt.record.choices import PATCH
+
+if TYPE_CHECKING:
+    import torch
 
 _CLAIMS = {
     "latency": frozenset({"latency"}),
@@ -91,6 +95,8 @@ class Patch(Optimization):
 
 def _state(pipe: Any) -> dict[str, Any]:
     """Returns what a function may change, by name: parts, schedulers, modules with their weights, global settings."""
+    import torch
+
     found: dict[str, Any] = {
         "float32 products": torch.get_float32_matmul_precision(),
         "threads": torch.get_num_threads(),
@@ -121,6 +127,8 @@ def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _sum(tensor: torch.Tensor) -> str:
     """Returns the sum of a tensor's values, as text, where NaN equals itself; `.data` is changed without a version."""
+    import torch
+
     try:
         return str(float(tensor.detach().sum(dtype=torch.float32)))
     except (RuntimeError, NotImplementedError):  # on the meta device, or of a type without sums

@@ -1,14 +1,14 @@
 """precision: the types of weights and arithmetic, autocast, and TensorFloat-32."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -24,6 +24,9 @@ from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import family_of, is_sdxl, load_network, load_part, network_config, part_config
 from sdopt.pipelines.parts import Pipeline, computing_types, denoiser_of, device_of
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 FLOATS = ("float32", "float16", "bfloat16")
 """Types of weights that a denoiser computes in."""
@@ -101,11 +104,15 @@ class Precision(Optimization):
 
     @override
     def load_kwargs(self) -> dict[str, Any]:
+        import torch
+
         return {"dtype": getattr(torch, self.weights)}
 
     @contextmanager
     @override
     def context(self, pipe: Pipeline) -> Iterator[None]:
+        import torch
+
         with ExitStack() as stack:
             if self.tf32 != "default":
                 stack.enter_context(tf32(self.tf32 == "on"))
@@ -115,6 +122,8 @@ class Precision(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         if found := self._infinite(pipe):
             raise UsageError(f"precision: {found[0]}")
 
@@ -173,10 +182,14 @@ class FullVae(Precision):
 
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        import torch
+
         return {"vae": load_part(model, "vae", torch.float32)}
 
     @override
     def parts_for(self, pipe: Pipeline, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        import torch
+
         # The program may have put in a VAE of its own, or none can be loaded again.
         return {"vae": deepcopy(pipe.vae).to(torch.float32)}
 
@@ -278,7 +291,9 @@ def _with_decoder(found: Finding, pipe: Pipeline, trace: Trace, wanted: str, **f
 
 def _run_in_own_type(vae: Any) -> None:
     """Makes a VAE cast its inputs to the type of its weights, and encoded latents back to the type of the image."""
+    import torch
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+    from torch.utils._pytree import tree_map_only
 
     encode, decode = vae.encode, vae.decode
 

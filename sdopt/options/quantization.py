@@ -1,14 +1,15 @@
 """precision: stores weights of the denoiser in 8 or 4 bits, with TorchAO or SDNQ; memory: those of text encoders."""
 
+from __future__ import annotations
+
 import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
@@ -20,6 +21,9 @@ from sdopt.options.compiler.base import missing_for_triton
 from sdopt.options.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.options.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import Pipeline, denoiser_of, layers_with_weights, text_encoders_of, unwrapped
+
+if TYPE_CHECKING:
+    import torch
 
 _PRODUCTS = {
     "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
@@ -75,6 +79,8 @@ class Quantized(Optimization):
 
     @override
     def load_kwargs(self) -> dict[str, Any]:
+        import torch
+
         return {"dtype": getattr(torch, self.others)}
 
     @override
@@ -185,6 +191,8 @@ class TorchAo(Quantized):
 
 def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
     """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
+    import torch
+
     if not isinstance(layer, torch.nn.Linear) or any(part in name for part in _FEW_ROWS):
         return False
     return layer.in_features % 8 == 0 and layer.out_features % 8 == 0
@@ -237,6 +245,8 @@ class Sdnq(Quantized):
 
     @override
     def _quantize(self, denoiser: Any) -> None:
+        import torch
+
         _quantize_by_sdnq(
             denoiser,
             weights_dtype=self.weights,
@@ -283,6 +293,8 @@ class QuantizedTextEncoders(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         for encoder in text_encoders_of(pipe):
             _quantize_by_sdnq(encoder, weights_dtype=self.weights, torch_dtype=next(encoder.parameters()).dtype)
 
@@ -303,6 +315,8 @@ class QuantizedTextEncoders(Optimization):
 
 def _quantize_by_sdnq(network: Any, weights_dtype: str, **arguments: Any) -> None:
     """Quantizes a network in place: with a scale for each output channel, in 4 bits for each group of weights."""
+    import torch
+
     # SDNQ reads these variables on import. The axis `compiler` alone controls compilation.
     os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
     from sdnq import sdnq_post_load_quant
@@ -326,6 +340,8 @@ def _give_triton_memory() -> None:
     From Hopper on, SDNQ's products store tensor descriptors in such memory, and Triton raises an error without an
     allocator.
     """
+    import torch
+
     triton = import_module("triton")
     if hasattr(triton, "set_allocator"):
         triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device="cuda"))

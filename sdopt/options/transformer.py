@@ -3,9 +3,10 @@
 Nothing here knows a pipeline by its name. Import it where a pipeline is at hand: it needs diffusers.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,25 @@ from sdopt.pipelines.parts import Pipeline
 
 Block = tuple[str, nn.Module]
 """A block of a transformer, with its name."""
+
+
+class Given(NamedTuple):
+    """The arguments of a call of a denoiser, of a block or of a layer."""
+
+    args: tuple[Any, ...]
+    others: dict[str, Any]
+
+    @property
+    def hidden(self) -> Any:
+        """What the call is about: latents, or the tokens of the image; the first argument, or `hidden_states`."""
+        return self.args[0] if self.args else self.others["hidden_states"]
+
+    @property
+    def text(self) -> Any:
+        """The tokens of the text: the second argument of a block, or `encoder_hidden_states`."""
+        if "encoder_hidden_states" in self.others:
+            return self.others["encoder_hidden_states"]
+        return self.args[1] if len(self.args) > 1 else None
 
 
 def blocks_of(denoiser: nn.Module) -> list[Block]:
@@ -100,19 +120,19 @@ class Watching:
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, return_dict: bool = True, **others: Any) -> Any:
         """Replaces the denoiser's forward."""
-        found = self._predict(args, others)
+        found = self._predict(Given(args, others))
         if not return_dict:
             return (found,)
         from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
         return Transformer2DModelOutput(sample=found)
 
-    def _predict(self, args: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    def _predict(self, given: Given) -> Any:
         """Returns the prediction of a call: a tensor, or a tensor for each sample in a list."""
         raise NotImplementedError
 
-    def _whole(self, args: tuple[Any, ...], others: dict[str, Any]) -> Any:
-        return self._forward(*args, return_dict=False, **others)[0]
+    def _whole(self, given: Given) -> Any:
+        return self._forward(*given.args, return_dict=False, **given.others)[0]
 
 
 class SecondCalls(Watching):
@@ -128,12 +148,12 @@ class SecondCalls(Watching):
     def _forget(self) -> None:
         self._kept: Any = None
 
-    def _predict(self, args: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    def _predict(self, given: Given) -> Any:
         step, branch = self._at.next()
         if self._on and branch and not self._guides(step, int(self._pipe.num_timesteps)):
             self.calls["left out"] += 1
             return self._kept
-        found = self._whole(args, others)
+        found = self._whole(given)
         self._kept = found if self._on else None
         self.calls["guided" if branch else "whole"] += 1
         return found
@@ -152,14 +172,14 @@ class Forecasts(Watching):
     def _forget(self) -> None:
         self._kept: dict[int, list[tuple[int, list[Tensor]]]] = {}
 
-    def _predict(self, args: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    def _predict(self, given: Given) -> Any:
         step, branch = self._at.next()
         kept = self._kept.setdefault(branch, [])
         steps = int(self._pipe.num_timesteps) if self._on else 0
         if len(kept) > 1 and step < steps and not self._chosen.runs(steps)[step]:
             self.calls["forecast"] += 1
             return self._forecast(kept, self._chosen.weights([known for known, _ in kept], step, steps))
-        found = self._whole(args, others)
+        found = self._whole(given)
         if self._on:
             samples = found if isinstance(found, list) else [found]
             self._form = found
@@ -177,6 +197,89 @@ class Forecasts(Watching):
                 forecast.add_(sample, alpha=weight)
             found.append(forecast.to(dtype))
         return found if listed else found[0]
+
+
+class Expansions(Watching):
+    """Expands the outputs of attention layers in a Taylor series over the steps, for each branch from its own.
+
+    TaylorSeer (Liu et al. 2025, https://arxiv.org/abs/2503.06923): a step that runs the layers gives the differences to
+    the last such step, and each later step adds them up. As diffusers' hooks do, which need pipelines that name the
+    branch of each call.
+    """
+
+    def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
+        self._chosen = chosen
+        for layer in attention_layers(denoiser):
+            layer.forward = _Expanded(self, layer.forward)
+        super().__init__(pipe, denoiser)
+
+    def _forget(self) -> None:
+        self._kept: dict[tuple[Any, int], tuple[int, list[list[Tensor]]]] = {}
+        self._samples, self._runs = 0, True
+
+    def _predict(self, given: Given) -> Any:
+        self._step, self._branch = self._at.next()
+        samples = len(given.hidden)
+        if samples != self._samples:  # a callback may leave out a part of the batch
+            self._forget()
+            self._samples = samples
+        steps = int(self._pipe.num_timesteps) if self._on else 0
+        known = any(branch == self._branch for _, branch in self._kept)
+        self._runs = not (known and self._step < steps) or self._chosen.runs(steps)[self._step]
+        found = self._whole(given)
+        self.calls["whole" if self._runs else "expanded"] += 1
+        return found
+
+    def run(self, layer: "_Expanded", given: Given) -> Any:
+        """Runs a layer and notes how its output changes, or returns what that makes of it."""
+        place = layer, self._branch
+        if not self._runs:
+            since, factors = self._kept[place]
+            found = tuple(_series(orders, self._step - since).to(layer.dtype) for orders in factors)
+            return found if layer.several else found[0]
+        output = layer.forward(*given.args, **given.others)
+        if self._on:
+            layer.several = isinstance(output, tuple)
+            outputs = output if layer.several else (output,)
+            layer.dtype = outputs[0].dtype
+            self._kept[place] = self._step, self._factors(place, outputs)
+        return output
+
+    def _factors(self, place: tuple[Any, int], outputs: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Returns for each output of a layer itself, and its differences up to the chosen order."""
+        since, before = self._kept.get(place, (0, [[] for _ in outputs]))
+        found = []
+        for output, earlier in zip(outputs, before, strict=True):
+            orders = [output.float()]
+            for factor in earlier[: self._chosen.order]:
+                orders.append((orders[-1] - factor) / (self._step - since))
+            found.append(orders)
+        return found
+
+
+class _Expanded:
+    """The forward of an attention layer, which its watcher runs or expands."""
+
+    several, dtype = False, torch.float32
+
+    def __init__(self, watcher: Expansions, forward: Any) -> None:
+        self._watcher, self.forward = watcher, forward
+
+    def __call__(self, *args: Any, **others: Any) -> Any:
+        return self._watcher.run(self, Given(args, others))
+
+
+def _series(factors: Sequence[Tensor], ahead: int) -> Tensor:
+    """Returns a Taylor series from its differences, so many steps ahead."""
+    found = torch.zeros_like(factors[0])
+    for order, factor in enumerate(factors):
+        found = found + factor * (ahead**order / math.factorial(order))
+    return found
+
+
+def attention_layers(denoiser: nn.Module) -> list[nn.Module]:
+    """Returns the attention layers of a denoiser: the modules that have a processor."""
+    return [layer for layer in denoiser.modules() if getattr(layer, "processor", None) is not None]
 
 
 class FirstBlock(Watching):
@@ -202,9 +305,9 @@ class FirstBlock(Watching):
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         self._skips: list[bool] = []
 
-    def _predict(self, args: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    def _predict(self, given: Given) -> Any:
         self._branch = self._at.next()[1]
-        found = self._whole(args, others)
+        found = self._whole(given)
         self.calls["outer" if self._all_skip else "part" if any(self._skips) else "whole"] += 1
         return found
 
@@ -212,15 +315,15 @@ class FirstBlock(Watching):
     def _all_skip(self) -> bool:
         return bool(self._skips) and all(self._skips)
 
-    def run(self, block: "_Watched", args: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    def run(self, block: "_Watched", given: Given) -> Any:
         """Runs a block, or returns its input in its place."""
         place, number = block.place, block.number
-        hidden: Tensor = args[0] if args else others["hidden_states"]
+        hidden = given.hidden
         if place != "first" and self._all_skip:
             if place == "last":
                 hidden = hidden + self._kept[self._branch][1]
-            return self._formed(number, hidden, args, others)
-        output = block.forward(*args, **others)
+            return self._formed(number, hidden, given)
+        output = block.forward(*given.args, **given.others)
         after = self._hidden_of(block, output)
         if place == "first":
             self._decide(after - hidden)
@@ -274,12 +377,12 @@ class FirstBlock(Watching):
         found: Tensor = output[index]
         return found
 
-    def _formed(self, number: int, hidden: Tensor, args: tuple[Any, ...], others: dict[str, Any]) -> Any:
+    def _formed(self, number: int, hidden: Tensor, given: Given) -> Any:
+        """Returns a tensor in the form of a block's output."""
         is_tuple, index, without_text = self._forms[number]
         if not is_tuple:
             return hidden
-        text = others.get("encoder_hidden_states", args[1] if len(args) > 1 else None)
-        text = None if without_text else text
+        text = None if without_text else given.text
         return (text, hidden) if index == 1 else (hidden, text)
 
 
@@ -291,7 +394,7 @@ class _Watched:
         self.place, self.number, self.kind, self.forward = place, number, type(block), block.forward
 
     def __call__(self, *args: Any, **others: Any) -> Any:
-        return self._watcher.run(self, args, others)
+        return self._watcher.run(self, Given(args, others))
 
 
 def _with(output: Any, index: int, hidden: Tensor) -> Any:

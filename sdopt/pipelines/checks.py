@@ -38,6 +38,9 @@ from sdopt.pipelines.weights import (
 from sdopt.record.files import begins
 from sdopt.schema import Model, wrong_name
 
+MODULAR = "modular_model_index.json"
+"""The index of a pipeline made of blocks, which has no class of its own whose calls could be timed."""
+
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL: dict[str, tuple[str, ...]] = {
     "denoiser": ("model.diffusion_model.",),
@@ -122,6 +125,8 @@ def require_folder(folder: Path, model: Model) -> None:
     for name in parts:
         if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
             _require_class(index.get(name), name, family.library_of(name), at)
+    for file in [file for name in parts for file in sorted((folder / name).glob("*config.json"))]:
+        _read_json(file, at)
     _require_weights(folder, family, [name for name in parts if name in family.networks], model.variant, at)
     _require_architecture(model, at, kind, _read_json(folder / family.denoiser / "config.json", at))
 
@@ -135,6 +140,8 @@ def _instead_of(folder: Path) -> str:
     if pipeline := next((each for each in found if (each / "model_index.json").is_file()), None):
         what = "a hub's cache holds pipelines in snapshots" if "snapshots" in pipeline.parts else "a pipeline is near"
         return f"{what}: give model={pipeline}"
+    if (folder / MODULAR).is_file():
+        return f"its {MODULAR} is that of a modular pipeline, as FLUX.3 [klein] and Anima are: sdopt runs none"
     if files := sorted(file for file in folder.glob("*.safetensors") if file.is_file()):
         return f"give a single file itself: model={files[0]}"
     return "save a pipeline there with save_pretrained"
@@ -246,5 +253,5 @@ def _read_json(file: Path, at: str) -> dict[str, Any]:
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{at}: {file.name} cannot be read ({error})") from error
+        raise UsageError(f"{at}: {file} cannot be read ({error})") from error
     return content if isinstance(content, dict) else {}

@@ -1,13 +1,13 @@
 """Builds the parts of a model without their weights, to find their errors before a worker starts."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import NOT_RUN, part_class, parts_in, read_json
@@ -18,6 +18,9 @@ from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.weights import Header, lacking_vocabulary, state_of, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 
 def require_parts(model: Model) -> None:
@@ -225,6 +228,8 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
 
 def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
     """Yields what is wrong with a single file, whose configurations lie in `folder`."""
+    import torch
+
     shapes = Header.of(file, f"model.path={file}").shapes
     for name, (library, class_name) in _run(folder):
         if not _is_no_network(name):

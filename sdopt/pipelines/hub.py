@@ -148,7 +148,10 @@ def fetch_files(repository: str, names: Sequence[str], at: str, instead: str, fe
 
 
 _PIPELINE = (
-    "no model_index.json, so it is not a diffusers pipeline; if it has a single file, fetch that, and give model=FILE",
+    (
+        "no model_index.json, so it is not a diffusers pipeline (or is a modular one, as FLUX.3 and Anima: sdopt runs "
+        "none); if it has a single file, fetch that, and give model=FILE"
+    ),
     "give model.weights=path with model.path, or measure speed alone with model.weights=random",
 )
 """What a repository lacks that is no pipeline, and what to do if it cannot be fetched."""

@@ -1,8 +1,15 @@
 """Lays latents out as each family's pipeline takes them, and back: (n, C, h, w) everywhere else in sdopt."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sdopt.pipelines.family import Latents
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def laid_out(latents: Tensor, form: Latents) -> Tensor:
@@ -17,6 +24,20 @@ def laid_out(latents: Tensor, form: Latents) -> Tensor:
     if form.layout == "patchified":
         return squares.permute(0, 1, 3, 5, 2, 4).reshape(n, 4 * channels, height // 2, width // 2)
     return squares.permute(0, 2, 4, 1, 3, 5).reshape(n, height * width // 4, 4 * channels)
+
+
+def drawn(generators: Sequence[torch.Generator], channels: int, side: int, form: Latents) -> Tensor:
+    """Draws the noise of square images, each from its generator, as a pipeline draws it from the same ones.
+
+    In float32 and on the CPU, and laid out as the pipeline takes it. Latents that are patchified are drawn so.
+    """
+    import torch
+
+    if form.layout == "patchified":
+        shape = (1, 4 * channels, side // 2, side // 2)
+        return torch.cat([torch.randn(shape, generator=generator) for generator in generators])
+    shape = (1, channels, side, side)
+    return laid_out(torch.cat([torch.randn(shape, generator=generator) for generator in generators]), form)
 
 
 def spatial(latents: Tensor, form: Latents) -> Tensor:

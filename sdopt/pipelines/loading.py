@@ -1,12 +1,12 @@
 """Loads the pipeline of a `Model`, or single networks of it."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import (
@@ -30,6 +30,9 @@ from sdopt.pipelines.sampling import is_flow, marks_in, misnamed, remarks, sched
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.weights import Header, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     return dict(read_json(path)) | (marks_of(model) if part == "scheduler" else {})
 
 
-def _described(model: Model) -> "LoadedModel | Built | None":
+def _described(model: Model) -> LoadedModel | Built | None:
     """Returns what describes a model that is loaded or built, and not read from files."""
     return model if isinstance(model, LoadedModel) else built(model)
 
@@ -331,6 +334,8 @@ def load_pipeline(
 
 def _from_files(model: Model, task: Task, load_kwargs: dict[str, Any], device: str) -> Pipeline:
     """Returns a pipeline on the CPU; one with random weights on the device, where they are drawn."""
+    import torch
+
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
     arguments = left_out(cls) | load_kwargs

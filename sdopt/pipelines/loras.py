@@ -1,15 +1,14 @@
 """Finds LoRA files, reads them, and checks that all they hold would arrive in the networks of a model."""
 
+from __future__ import annotations
+
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import load_file
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import fetch_files
@@ -19,6 +18,9 @@ from sdopt.pipelines.random_weights import empty_like, empty_part
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.reference import LORAS
 from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    import torch
 
 _MATRIX = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)\.weight")
 """The names of a LoRA's two matrices, by peft (`….lora_A.weight`), by kohya (`….lora_down.weight`), by older diffusers
@@ -141,6 +143,8 @@ def tensors_of(file: Path) -> dict[str, torch.Tensor] | None:
     are missing, diffusers scales some layers by another one's, and it reads alphas beside kohya's names only: here such
     alphas are multiplied into the weights. It knows kohya's names of matrices only beside kohya's names of modules.
     """
+    import torch
+
     stored = _read(file)
     found = {name if name.startswith("lora_") else _of_peft(name): each for name, each in stored.items()}
     alphas = {name: float(found[name]) for name in found if name.endswith(_ALPHA)}
@@ -325,6 +329,8 @@ _Mark = tuple[int, int, float]
 
 def _mark(tensor: torch.Tensor) -> _Mark:
     """Returns what tells a tensor by its values, whatever its name, its type and the order of its dimensions of 1."""
+    import torch
+
     plain = tensor.detach().float().contiguous()
     return plain.numel(), int(torch.hash_tensor(plain).view(torch.int64)), float(plain.double().sum())
 
@@ -428,5 +434,7 @@ def _header(file: Path) -> Header:
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
     found: dict[str, torch.Tensor] = load_file(file)
     return found

@@ -1,5 +1,7 @@
 """Finds the parts of a pipeline by what they do: code says *denoiser*, not `pipe.unet`."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import sys
@@ -7,14 +9,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
 
 Pipeline = Any
 """A `DiffusionPipeline` of diffusers, which takes seconds to import."""
-
-_STORAGE_ONLY = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _DEVICE = "_sdopt_device"
 """Attribute of a pipeline that names the device on which it computes."""
@@ -57,6 +59,8 @@ def text_encoders_of(pipe: Pipeline) -> list[torch.nn.Module]:
 
 def networks_of(pipe: Pipeline) -> dict[str, torch.nn.Module]:
     """Returns the networks of a pipeline by their attributes: text encoders, denoiser, VAE."""
+    import torch
+
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
@@ -68,6 +72,8 @@ def device_of(pipe: Pipeline) -> torch.device:
 
 def place(pipe: Pipeline, device: str, on_host: bool) -> None:
     """Moves a pipeline to the device on which it computes, or to the host if an option moves its weights later."""
+    import torch
+
     pipe.to("cpu" if on_host else device)
     setattr(pipe, _DEVICE, torch.device(device))
 
@@ -78,6 +84,8 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
     T5's last projections are such: in float16 they overflow, and every image is noise
     (https://github.com/huggingface/diffusers/issues/8604). `pipe.to(dtype)` casts them too.
     """
+    import torch
+
     weights: dict[torch.nn.Parameter, torch.Tensor] = {}
     for network in networks_of(pipe).values() if dtype == torch.float16 else ():
         kept = kept_in_float32(network)
@@ -122,7 +130,10 @@ def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
 
 def computing_types(module: torch.nn.Module) -> list[str]:
     """Returns the distinct types in which parameters compute; for weights cast at each use, the type after the cast."""
-    types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in _STORAGE_ONLY}
+    import torch
+
+    only_stored = (torch.float8_e4m3fn, torch.float8_e5m2)
+    types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in only_stored}
     types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
     return sorted(str(dtype).removeprefix("torch.") for dtype in types)
 
@@ -155,6 +166,8 @@ def quantized_layer(network: torch.nn.Module) -> str | None:
 
 def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Returns the SHA-256 of tensors with their names, types and shapes."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

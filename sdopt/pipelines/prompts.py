@@ -1,17 +1,14 @@
 """A workload's prompts, negative prompts and initial noise, and what of them is not read as it may be meant."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED, part_class, parts_in, read_json
@@ -20,6 +17,9 @@ from sdopt.pipelines.loading import family_of, folder_of, guidance_of, part_conf
 from sdopt.pipelines.prompt_files import TABLES, NoColumn, Prompt, PromptFile, Unreadable, read_prompts
 from sdopt.pipelines.weights import load_tokenizer, state_of
 from sdopt.schema import Model, Task, Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GENERAL = Path(__file__).parent / "general_prompts.txt"
 
@@ -311,6 +311,10 @@ def read_latents(file: str) -> Tensor:
     Raises:
         UsageError: the file cannot be read, or does not hold exactly one such tensor.
     """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     path = Path(file).expanduser()
     try:
         if path.suffix == ".safetensors":

@@ -3,16 +3,19 @@
 Latency and memory do not depend on the values of the weights. Images do: here they only show numerical agreement.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.pipelines.catalog import part_class, parts_in, read_json
 from sdopt.pipelines.parts import Pipeline, kept_in_float32, unwrapped
 from sdopt.pipelines.weights import random_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 _POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 
@@ -88,6 +91,8 @@ def _pool() -> torch.Tensor:
 
     Drawing each of billions of weights would take longer on a CPU than everything else in a short study.
     """
+    import torch
+
     return torch.randn(_POOL, generator=torch.Generator().manual_seed(0))
 
 
@@ -99,6 +104,8 @@ def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: s
     Every branch of these networks begins with a normalisation, so only the sum of the branches grows, with the root of
     their number: far below the largest number of half precision.
     """
+    import torch
+
     drawn: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     kept = kept_in_float32(network) if dtype == torch.float16 else set()
     for path, module in network.named_modules():
@@ -120,6 +127,8 @@ def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: s
 
 
 def _fill(values: torch.Tensor, normal: torch.Tensor, scale: float, name: str) -> None:
+    import torch
+
     start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % _POOL
     filled = 0
     while filled < values.numel():

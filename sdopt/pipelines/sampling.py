@@ -4,6 +4,8 @@ A model was trained with certain levels of noise, to predict noise or velocity. 
 draws other images, and nothing fails.
 """
 
+from __future__ import annotations
+
 import difflib
 import inspect
 import json
@@ -15,14 +17,15 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header, state_of
 from sdopt.schema import Scheduler
+
+if TYPE_CHECKING:
+    import torch
 
 _LEVELS = ("beta_start", "beta_end", "beta_schedule")
 """Arguments of the schedulers whose noise levels follow from betas, as those of Stable Diffusion do."""
@@ -309,6 +312,8 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
 
     Schedulers accept configurations for which they have no step, such as a prediction type.
     """
+    import torch
+
     try:
         with quiet(), torch.no_grad():
             latents, again = (_sampled(own, scheduler, steps) for _ in range(2))
@@ -335,6 +340,8 @@ def _rehearsed(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> list
 
 def draws_noise(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> bool:
     """Returns whether a scheduler draws noise in its steps, from the generator of the call."""
+    import torch
+
     with quiet(), torch.no_grad():
         latents, others = (_sampled(own, scheduler, steps, seed) for seed in range(2))
     return not latents.equal(others)
@@ -342,6 +349,8 @@ def draws_noise(own: Mapping[str, Any], scheduler: Scheduler, steps: int) -> boo
 
 def _sampled(own: Mapping[str, Any], scheduler: Scheduler, steps: int, seed: int = 0) -> torch.Tensor:
     """Returns what a scheduler makes of a few numbers, with the noise of a seed, if the scheduler takes it."""
+    import torch
+
     made = scheduler_like(SimpleNamespace(config=own), scheduler)
     mu = {"mu": 1.0} if made.config.get("use_dynamic_shifting") else {}  # of the number of tokens, in a pipeline
     made.set_timesteps(steps, **mu)

@@ -1,11 +1,11 @@
 """Text-to-image, image-to-image and inpainting: each task's pipeline, its inputs, and the noise that it draws."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
@@ -15,6 +15,7 @@ from sdopt.record.images import open_picture
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
@@ -81,7 +82,7 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         raise UsageError(problems)
 
 
-def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[str]:
+def _replaces_nothing(mask: Image, model: Model, workload: Workload) -> list[str]:
     """Returns the sizes at which a mask has no white area, with its largest value there."""
     # In the file, too: where grey meets black, scaling makes a rim that is brighter than both.
     largest = {"": _largest(mask.convert("L"))}
@@ -96,7 +97,7 @@ def _replaces_nothing(mask: "Image", model: Model, workload: Workload) -> list[s
     ]
 
 
-def _largest(mask: "Image") -> int:
+def _largest(mask: Image) -> int:
     return max(value for value, count in enumerate(mask.histogram()) if count)
 
 
@@ -104,7 +105,7 @@ _REPLACED = 128
 """The smallest grey value of a mask that diffusers takes for white: it rounds masks to black and white."""
 
 
-def sized(picture: "Image", name: str, size: int) -> "Image":
+def sized(picture: Image, name: str, size: int) -> Image:
     """Returns a picture as a call takes it for a role, `image` or `mask`."""
     return picture.convert("RGB" if name == "image" else "L").resize((size, size))
 
@@ -130,7 +131,7 @@ def remarks_on(task: Task, model: Model, workload: Workload) -> list[str]:
     return found
 
 
-def _remarks_on_mask(mask: "Image") -> list[str]:
+def _remarks_on_mask(mask: Image) -> list[str]:
     counts = mask.histogram()
     between, all_of_them = sum(counts[_NEARLY : 256 - _NEARLY]), sum(counts)
     found = []
@@ -216,6 +217,8 @@ def _randn(
     dtype: torch.dtype | None = None,
     layout: Any = None,
 ) -> torch.Tensor:
+    import torch
+
     generators = generator if isinstance(generator, Sequence) else [generator]
     rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator) for generator in generators]
     return torch.cat(rows).to(device=device, dtype=dtype)

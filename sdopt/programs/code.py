@@ -13,7 +13,7 @@ class Unwritable(Exception):  # noqa: N818 (a finding, not a mistake)
 
 
 @dataclass(frozen=True)
-class Code:
+class Piece:
     """A piece of a program.
 
     Attributes:
@@ -28,41 +28,60 @@ class Code:
     arguments: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
 
-    def __add__(self, other: "Code") -> "Code":
-        return Code(
-            tuple(dict.fromkeys((*self.imports, *other.imports))),
+    def __add__(self, other: "Piece") -> "Piece":
+        imports = dict.fromkeys((*self.imports, *other.imports))
+        return Piece(
+            tuple(imports),
             self.lines + other.lines,
             self.arguments + other.arguments,
             self.around + other.around,
         )
 
 
-def call_of(pipe: str, code: Code) -> list[str]:
-    """Returns the lines that call a pipeline, and leave the first image of the call."""
-    call = f"image = {pipe}({', '.join(code.arguments)}).images[0]"
-    return [f"with {', '.join(code.around)}:", f"    {call}"] if code.around else [call]
+def call_of(piece: Piece) -> list[str]:
+    """Returns the lines that call `pipe`, and leave the first image of the call as `image`."""
+    arguments = ", ".join(piece.arguments)
+    call = f"image = pipe({arguments}).images[0]"
+    if not piece.around:
+        return [call]
+    around = ", ".join(piece.around)
+    return [f"with {around}:", f"    {call}"]
 
 
 def literal(value: Any) -> str:
     """Returns a value as Python code; a text in double quotes, unless it holds some."""
-    if isinstance(value, str):
-        shown = repr(value)
-        return shown if '"' in shown or "\\" in shown else f'"{value}"'
     if isinstance(value, list):
-        return f"[{', '.join(map(literal, value))}]"
-    return repr(value)
+        items = map(literal, value)
+        return f"[{', '.join(items)}]"
+    if not isinstance(value, str):
+        return repr(value)
+    plain = repr(value)
+    if '"' in plain or "\\" in plain:
+        return plain
+    return f'"{value}"'
 
 
-def function_code(function: str, use: str) -> Code:
-    """Returns code that uses a function of a file, `file.py:function`, which may import what lies beside it."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+"""How a module is named that can be imported by a line of Python."""
+
+
+def function_code(function: str, use: str) -> Piece:
+    """Returns code that uses a function of a file, `file.py:function`, which may import what lies beside it.
+
+    Args:
+        function: with the whole path of its file.
+        use: the statement, with `{}` for the function's name.
+    """
     file, _, name = function.rpartition(":")
-    place = Path(file)
-    beside = f"sys.path.append({literal(str(place.parent))})"
-    if re.fullmatch(r"[A-Za-z_]\w*", place.stem) and not _is_taken(place):
-        return Code(("import sys",), (beside, f"from {place.stem} import {name}", use.format(name)))
-    # Its name is no name of Python's, or that of a package.
-    lines = (beside, f"{name} = runpy.run_path({literal(file)})[{literal(name)}]", use.format(name))
-    return Code(("import runpy", "import sys"), lines)
+    path = Path(file)
+    folder = literal(str(path.parent))
+    beside = f"sys.path.append({folder})"
+    statement = use.format(name)
+    if _NAME.fullmatch(path.stem) and not _is_taken(path):
+        lines = (beside, f"from {path.stem} import {name}", statement)
+        return Piece(("import sys",), lines)
+    loaded = f"{name} = runpy.run_path({literal(file)})[{literal(name)}]"
+    return Piece(("import runpy", "import sys"), (beside, loaded, statement))
 
 
 def _is_taken(file: Path) -> bool:
@@ -70,7 +89,7 @@ def _is_taken(file: Path) -> bool:
     if file.stem in sys.stdlib_module_names:
         return True
     try:
-        found = find_spec(file.stem)
+        module = find_spec(file.stem)
     except (ImportError, ValueError):
         return True
-    return found is not None and found.origin != str(file)
+    return module is not None and module.origin != str(file)

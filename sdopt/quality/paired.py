@@ -4,25 +4,20 @@ Images and latents come in pairs of one shape. All values are floats that JSON c
 does not exist.
 """
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sdopt.errors import UsageError
+from sdopt.quality.available import require_lpips
 from sdopt.quality.features import FeatureExtractor, without_pickles
 from sdopt.quality.images import channels_first
 
 _BATCH = 16
-
-_ALEXNET = "alexnet-owt-7be5be79.pth"
-"""Torchvision's file of the weights on which LPIPS is built."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +99,6 @@ class Lpips:
         for one, other in _pairs(images, reference):
             self._metric.update(one.to(self._metric.device) / 255, other.to(self._metric.device) / 255)
         return tuple(self._metric.compute().double().flatten().tolist())
-
-
-def require_lpips() -> None:
-    """Raises UsageError, without loading anything, if the extra is not installed or the weights are missing."""
-    if importlib.util.find_spec("torchvision") is None:
-        raise UsageError("lpips_alex: torchvision is not installed; pip install 'sdopt[lpips]'")
-    file = Path(torch.hub.get_dir()) / "checkpoints" / _ALEXNET
-    if not file.is_file():
-        url = f"https://download.pytorch.org/models/{file.name}"
-        raise UsageError(f"lpips_alex: {file} is missing; download it from {url}")
 
 
 def _pairs(images: np.ndarray, reference: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,6 +7,9 @@ from pathlib import Path
 MODEL = Path(__file__).parent / "emoji"
 """A diffusers pipeline folder with a model card."""
 
+TRANSFORMER = MODEL.with_name("emoji_dit")
+"""A diffusers pipeline folder with a transformer that draws the same, and its card."""
+
 PROMPTS = MODEL.with_name("prompts.json")
 """Captions by purpose; see `sdopt.training.captions.choose_prompts`."""
 

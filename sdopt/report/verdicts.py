@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,8 @@ from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking, word
 from sdopt.statistics.measures import measure_named, with_shape
-from sdopt.statistics.scale import decision_of
+from sdopt.statistics.reasons import reasons_of
+from sdopt.statistics.scale import Decision, decision_of
 from sdopt.statistics.summary import Row, Summary
 
 _BOUNDS = (
@@ -33,16 +33,32 @@ _NO_CHARACTER = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 def verdict_blocks(result: StudyResult) -> list[Block]:
-    """Returns a table with a row for each comparison that a gate has judged, and notes on it."""
-    rows = [
-        (j.candidate, j.reference, j.contract, word(decision_of(j.verdict)), _because(j)) for j in result.judgements
-    ]
-    table = Table(("variant", "against", "contract", "gate", "because"), rows)
-    return [table, Notes([_BOUNDS, *_claims(result.judgements), *spent_of(result)])]
+    """Returns a table with a row for each comparison that a gate has judged, and below it the reasons and notes."""
+    rows = [(j.candidate, j.reference, j.contract, word(decision_of(j.verdict))) for j in result.judgements]
+    because = [f"{j.candidate}: {_because(result, j)}" for j in result.judgements]
+    table = Table(("variant", "against", "contract", "gate"), rows)
+    return [table, Notes([*because, _BOUNDS, *_claims(result.judgements), *spent_of(result)])]
 
 
-def verdict_markdown(summary: Summary) -> str:
-    """Returns the verdicts as Markdown, with every ruling below them."""
+def against_sentence(result: StudyResult) -> str:
+    """Returns what a comparison with an earlier result shows, in a sentence."""
+    worse = [j for j in result.judgements if j.verdict is Verdict.FAIL]
+    undecided = [j.candidate for j in result.judgements if decision_of(j.verdict) is Decision.UNDECIDED]
+    open_text = f"{_counted(undecided)} undecided: {', '.join(undecided)}" if undecided else ""
+    if worse:
+        told = f"Worse than in the earlier result: {', '.join(j.candidate for j in worse)}"
+        return f"{told}: {'; '.join(reasons_of(worse[0], result))}{f'. {open_text}' if open_text else ''}."
+    if undecided:
+        return f"Nothing is shown to be slower or worse than in the earlier result; {open_text}."
+    return "Nothing is slower or worse than in the earlier result."
+
+
+def _counted(names: Sequence[str]) -> str:
+    return "1 variant" if len(names) == 1 else f"{len(names)} variants"
+
+
+def verdict_markdown(summary: Summary, first: str = "") -> str:
+    """Returns the verdicts as Markdown: what they say in a sentence, if there is one, and every ruling below them."""
     rulings = [
         (
             j.candidate,
@@ -58,6 +74,7 @@ def verdict_markdown(summary: Summary) -> str:
     ]
     heads = ("variant", "rule", "gate", "estimate", "one-sided bounds", "limit", "reason")
     blocks: list[Block] = [
+        *([Prose(first, strong=True)] if first else []),
         *verdict_blocks(summary.result),
         Notes(floors_of(summary.result)),
         Fold(f"All {len(rulings)} rules", [Table(heads, rulings)]),
@@ -65,9 +82,12 @@ def verdict_markdown(summary: Summary) -> str:
     return f"## sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})\n\n{written(blocks)}"
 
 
-def summary_markdown(summary: Summary) -> str:
-    """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts."""
-    first = written([Prose(summary.sentence, strong=True), ranking(summary)])
+def summary_markdown(summary: Summary, against: str = "") -> str:
+    """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts.
+
+    `against` is the answer where the result was compared with an earlier one.
+    """
+    first = written([Prose(against or summary.sentence, strong=True), ranking(summary)])
     return f"{first}\n{verdict_markdown(summary)}"
 
 
@@ -102,16 +122,11 @@ def floors_of(result: StudyResult) -> list[str]:
     return lines
 
 
-def _because(judgement: Judgement) -> str:
-    """Returns the reasons of the verdict; rules with the same reason are merged. A pass has too many to name."""
+def _because(result: StudyResult, judgement: Judgement) -> str:
+    """Returns the reasons of the verdict, each in a sentence. A pass has too many to name."""
     if judgement.verdict is Verdict.PASS:
         return "; ".join(filter(None, [f"all {len(judgement.rulings)} rules", judgement.note]))
-    by_reason: dict[str, list[str]] = {}
-    for ruling in judgement.rulings:
-        if ruling.verdict is judgement.verdict:
-            by_reason.setdefault(ruling.because, []).append(_rule_name(ruling))
-    reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    return "; ".join(filter(None, [*reasons, judgement.note]))
+    return "; ".join(filter(None, [*reasons_of(judgement, result), judgement.note]))
 
 
 def _rule_name(ruling: Ruling) -> str:
@@ -143,23 +158,24 @@ def verdicts_of(row: Row) -> dict[str, str]:
     return {name: str(verdict) for name, verdict in found.items() if verdict is not None}
 
 
-def junit(summary: Summary) -> bytes:
+def junit(summary: Summary, inconclusive_passes: bool | None = None) -> bytes:
     """Returns JUnit XML, valid for Jenkins and for Ant's schema (windyroad's `JUnit.xsd`).
 
-    A suite for each comparison, a case for each rule; the verdicts are properties of a suite.
+    A suite for each comparison, with one case; the verdicts are properties of a suite. A regression is a `failure`;
+    what is undecided is `skipped` where the gate lets it pass, and else an `error`, so that no reader takes it for a
+    pass; so is what cannot be compared. The message has each reason once, the text the figures of the rules. A suite's
+    time is that of the candidate's timed calls. Ant's schema asks for every attribute and child here, in this order.
 
-    A rule that failed is a `failure`; one that could not be judged, or not yet, is an `error`, so that no reader takes
-    it for a pass. A suite's time is that of the candidate's timed calls; a rule takes none, but readers show NaN for a
-    case without a time. Ant's schema asks for every attribute and child that is written here, and for this order.
+    Args:
+        summary: of the judged study.
+        inconclusive_passes: as the gate that judged has it; None for the study's own gate.
     """
     root, result = ElementTree.Element("testsuites"), summary.result
+    lenient = result.config.gate.inconclusive_passes if inconclusive_passes is None else inconclusive_passes
     spent = {row.name: sum(map(sum, row.samples.values())) for row in result.variants}
-    # A gate may have two rules of one test and metric, and readers keep one case of a name.
-    times: Counter[tuple[str, str]] = Counter()
     for number, judgement in enumerate(result.judgements):
-        verdicts = [ruling.verdict for ruling in judgement.rulings]
-        failures = verdicts.count(Verdict.FAIL)
         name = _printable(f"{judgement.candidate} against {judgement.reference}")
+        time, kind = f"{spent.get(judgement.candidate, 0.0):.3f}", _outcome(judgement, lenient)
         suite = ElementTree.SubElement(
             root,
             "testsuite",
@@ -168,10 +184,10 @@ def junit(summary: Summary) -> bytes:
             id=str(number),
             hostname=_printable(result.environment.host) or "unknown",
             timestamp=result.started[:19],
-            time=f"{spent.get(judgement.candidate, 0.0):.3f}",
-            tests=str(len(verdicts)),
-            failures=str(failures),
-            errors=str(len(verdicts) - failures - verdicts.count(Verdict.PASS)),
+            time=time,
+            tests="1",
+            failures=str(int(kind == "failure")),
+            errors=str(int(kind == "error")),
         )
         properties = ElementTree.SubElement(suite, "properties")
         row = summary.row(judgement.candidate)
@@ -179,16 +195,11 @@ def junit(summary: Summary) -> bytes:
         for name_of, verdict in verdicts_of.items():
             if verdict is not None:
                 ElementTree.SubElement(properties, "property", name=name_of, value=str(verdict))
-        for ruling in judgement.rulings:
-            rule = _printable(_rule_name(ruling))
-            times[name, rule] += 1
-            rule += f" ({times[name, rule]})" if times[name, rule] > 1 else ""
-            case = ElementTree.SubElement(suite, "testcase", classname=name, name=rule, time="0.000")
-            if ruling.verdict is not Verdict.PASS:
-                kind = "failure" if ruling.verdict is Verdict.FAIL else "error"
-                ElementTree.SubElement(
-                    case, kind, message=_printable(ruling.text), type=str(decision_of(ruling.verdict))
-                )
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"gate {result.gate}", time=time)
+        if kind:
+            message = _printable("; ".join(reasons_of(judgement, result)))
+            found = ElementTree.SubElement(case, kind, message=message, type=str(decision_of(judgement.verdict)))
+            found.text = _printable("\n".join(_figures_of(judgement)))
         ElementTree.SubElement(suite, "system-out")
         ElementTree.SubElement(suite, "system-err")
     ElementTree.indent(root)
@@ -196,20 +207,39 @@ def junit(summary: Summary) -> bytes:
     return content
 
 
+def _outcome(judgement: Judgement, inconclusive_passes: bool) -> str:
+    """Returns the element of JUnit that says how a judgement ended; "" for a pass."""
+    if judgement.verdict is Verdict.PASS:
+        return ""
+    if judgement.verdict is Verdict.FAIL:
+        return "failure"
+    allowed = judgement.verdict is Verdict.INCONCLUSIVE and inconclusive_passes
+    return "skipped" if allowed else "error"
+
+
+def _figures_of(judgement: Judgement) -> list[str]:
+    """Returns a line for each rule that does not pass, with its figures."""
+    return [
+        f"{decision_of(ruling.verdict)}: {_rule_name(ruling)}: {ruling.text}"
+        for ruling in judgement.rulings
+        if ruling.verdict is not Verdict.PASS
+    ]
+
+
 def _printable(text: str) -> str:
     """Returns a text without the characters that XML cannot hold, and with none at its ends that a reader drops."""
     return _NO_CHARACTER.sub("�", text).strip()
 
 
-def write_verdicts(summary: Summary, folder: Path) -> None:
-    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder. Raises OSError."""
+def write_verdicts(summary: Summary, folder: Path, inconclusive_passes: bool | None = None, against: str = "") -> None:
+    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
     write_atomically(folder / "verdicts.json", verdict_json(summary))
-    write_atomically(folder / "verdicts.md", verdict_markdown(summary).encode())
-    write_atomically(folder / "verdicts.xml", junit(summary))
-    append_step_summary(summary)
+    write_atomically(folder / "verdicts.md", verdict_markdown(summary, against).encode())
+    write_atomically(folder / "verdicts.xml", junit(summary, inconclusive_passes))
+    append_step_summary(summary, against)
 
 
-def append_step_summary(summary: Summary) -> None:
+def append_step_summary(summary: Summary, against: str = "") -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set, as far as GitHub takes it.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
@@ -223,7 +253,7 @@ def append_step_summary(summary: Summary) -> None:
             room = _SUMMARY_BYTES - os.fstat(stream.fileno()).st_size
             if room < _LEAST_BYTES:
                 raise OSError(errno.EFBIG, "it is full: GitHub takes 1 MiB")
-            stream.write(_shortened(summary_markdown(summary) + "\n", room))
+            stream.write(_shortened(summary_markdown(summary, against) + "\n", room))
     except OSError as error:
         said = f"the summary cannot be written ({error.strerror}); verdicts are kept"
         print_problems([f"GITHUB_STEP_SUMMARY={target}: {said}"])

@@ -14,7 +14,7 @@ from sdopt.search.record import Entry, Fate, SearchRecord
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.statistics.scale import Decision, Speed
-from sdopt.statistics.summary import Row, Summary, described, summary_of
+from sdopt.statistics.summary import Row, Summary, described, summary_of, unconfirmed
 from sdopt.statistics.words import shortened, start_words
 
 
@@ -46,11 +46,14 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     for candidate in search.trials.candidates:
         name = candidate.name
         if name in last:
-            fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
+            fate = Fate.PASSED if name in passed else _not_passed(answers[name], last[name])
+            fate = Fate.WINNER if name == winner else fate
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
             speedup = answers[name].speedup
             low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
-            entries.append(replace(entry, low=low, high=high, on_front=name in front, command=answers[name].command))
+            entries.append(
+                replace(entry, judged=True, low=low, high=high, on_front=name in front, command=answers[name].command)
+            )
         else:
             fate, why = search.dropped.get(name, (Fate.OPEN, ""))
             entries.append(_entry(candidate, fate, why, found.get(name, [])))
@@ -90,6 +93,12 @@ def _unjudged(best: Entry, search: Search) -> str:
         f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command with about "
         f"{math.ceil(needed_s / 60)} min goes on, and judges them."
     )
+
+
+def _not_passed(row: Row, finding: Finding) -> Fate:
+    """Returns the fate of a judged candidate that did not pass: whether something speaks against it."""
+    against = row.decision is Decision.FAIL or row.speed is Speed.SLOWER or row.status is not Status.OK
+    return Fate.FAILED if against or finding.out else Fate.UNDECIDED
 
 
 def _because(row: Row, finding: Finding) -> str:
@@ -142,7 +151,7 @@ def _sentence(
     if summary is None:
         if not tried:
             return "No combination was tried."
-        best_out = _fastest(entries, Fate.RULED_OUT)
+        best_out = _fastest(entries, Fate.FAILED)
         refused = (
             f"; {best_out.name} was about {best_out.speedup:.2f}×, but: {shortened(best_out.because)}"
             if best_out
@@ -152,9 +161,7 @@ def _sentence(
         return f"Keep the baseline: {kept}{refused}."
     row = summary.row(undecided) if undecided else None
     if row is not None:
-        found = described(row, summary.row(summary.result.baseline))
-        none = f"none of {tried} combinations is" if tried > 1 else "the only combination is not"
-        return f"Keep the baseline: {none} shown to be better. The fastest: {found}: {shortened(row.because)}"
+        return unconfirmed(row, summary.row(summary.result.baseline))
     judged = len(summary.candidates)
     none = f"{judged} of {tried} combinations were judged, and none of them is"
     if judged == 1:

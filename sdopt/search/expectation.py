@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from sdopt.errors import UsageError
+from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.choices import difference, option_name
 from sdopt.record.files import read_result
@@ -29,9 +30,6 @@ _NEWEST = 30
 
 _UNKNOWN = 1.0
 """The speed-up of an option that nothing is known of."""
-
-_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
-"""Flags in /proc/cpuinfo of processors that multiply in bfloat16; others compute it in software."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def recorded_for(device: Device) -> dict[str, float]:
         if kind != device.type:
             expected.update(speedups)
     expected.update(recorded.get(device.type, {}))
-    if not device.is_cuda and has_bfloat16_products():
+    if not device.is_cuda and device.attributes.get(CPU_BFLOAT16, True):
         expected.pop("precision=bf16", None)
     return expected
 
@@ -76,16 +74,6 @@ def recorded_for(device: Device) -> dict[str, float]:
 def _recorded() -> dict[str, dict[str, float]]:
     speedups: dict[str, dict[str, float]] = json.loads(RECORDED.read_text())
     return speedups
-
-
-@cache
-def has_bfloat16_products() -> bool:
-    """Returns whether this processor multiplies in bfloat16; true where the kernel does not say."""
-    try:
-        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
-    except (OSError, StopIteration):
-        return True
-    return not set(flags.split()).isdisjoint(_BFLOAT16)
 
 
 def results_of(device: Device, folder: Path) -> list[StudyResult]:

@@ -38,7 +38,7 @@ _SAVING = {
 
 _ADAPTERS = {"lora": "loaded,fused"}
 
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def optimize_overrides(
@@ -91,9 +91,11 @@ def _place(lora: str) -> str:
 
 
 def _seconds(budget: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", budget.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)", budget.strip())
     if found is None or not float(found[1]):
-        raise UsageError(f"--budget {budget}: give a time, as in 90s, 30m or 2h")
+        number = budget.strip() if re.fullmatch(r"\d+(\.\d+)?", budget.strip()) else ""
+        advice = f"of what? {number}m are minutes" if number and float(number) else "give a time, as in 90s, 30m or 2h"
+        raise UsageError(f"--budget {budget}: {advice}")
     return max(1, round(float(found[1]) * _UNITS[found[2]]))
 
 

@@ -7,7 +7,7 @@ import altair as alt
 
 from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
-from sdopt.report.tones import BLUE, GREEN, GREY, INK, MUTED, VERMILION
+from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
 from sdopt.search.record import Fate, SearchRecord
 from sdopt.statistics.words import unit_text
 
@@ -15,15 +15,16 @@ _KINDS: dict[str, tuple[str, str]] = {
     "baseline": (INK, "square"),
     Fate.WINNER: (GREEN, "circle"),
     Fate.PASSED: (BLUE, "circle"),
-    Fate.NOT_PASSED: (VERMILION, "triangle-down"),
+    Fate.UNDECIDED: (AMBER, "triangle-up"),
     Fate.LEFT_OUT: (GREY, "diamond"),
     Fate.DROPPED: (GREY, "triangle-down"),
-    Fate.RULED_OUT: (VERMILION, "cross"),
+    Fate.FAILED: (VERMILION, "cross"),
     Fate.OPEN: (GREY, "circle"),
 }
 """Colour and shape by fate."""
 
-_JUDGED = (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
+_NAMED = 12
+"""How many points bear their names: those that were judged, and then the fastest."""
 
 
 def search_plot(record: SearchRecord) -> Spec | None:
@@ -46,7 +47,8 @@ def search_plot(record: SearchRecord) -> Spec | None:
             "low": entry.low,
             "high": entry.high,
             "kind": str(entry.fate),
-            "label": entry.name if entry.fate in _JUDGED else "",
+            "label": entry.name,
+            "judged": entry.judged,
             "front": joined and entry.on_front,
         }
         for entry in measured
@@ -56,6 +58,9 @@ def search_plot(record: SearchRecord) -> Spec | None:
         return None
     if by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
+    ranked = sorted(points, key=lambda point: (not point.get("judged", True), -point["speed"]))
+    for point in ranked[_NAMED:]:
+        point["label"] = ""
     named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
     for index, point in enumerate(named):
         point["below"] = bool(index % 2)

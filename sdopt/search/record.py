@@ -31,13 +31,14 @@ class Fate(StrEnum):
     """How far a candidate came in the search; `_MEANING` says more of some."""
 
     WINNER = "winner"
-    PASSED = "passed"
+    PASSED = "pass"
     """The gate passes the candidate, but another one that passes was ranked higher."""
-    NOT_PASSED = "not passed"
-    LEFT_OUT = "left out"
-    DROPPED = "dropped"
-    RULED_OUT = "ruled out"
-    OPEN = "open"
+    UNDECIDED = "undecided"
+    """The gate judged it, and neither a gain nor a harm is shown."""
+    LEFT_OUT = "not judged"
+    DROPPED = "slower"
+    FAILED = "fail"
+    OPEN = "not enough runs"
     """The search has not ended."""
 
 
@@ -70,11 +71,8 @@ class Entry:
     """Whether a study of it had calls that make different numbers of images."""
     command: str = ""
     """The command that measures the candidate again; "" if none is known to, as of those that were not judged."""
-
-    @property
-    def judged(self) -> bool:
-        """Whether it was measured in the last study, with the full protocol."""
-        return self.fate in (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
+    judged: bool = False
+    """Whether it was measured in the last study, with the full protocol."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +108,13 @@ class SearchRecord:
 
 
 _MEANING = {
-    Fate.NOT_PASSED: "the gate judged it, and something speaks against it or is not shown",
-    Fate.LEFT_OUT: "it was not judged, since others promised more",
+    Fate.UNDECIDED: "the gate judged it, and neither a gain nor a harm is shown",
+    Fate.LEFT_OUT: "others promised more",
     Fate.DROPPED: "another one is better by more than chance explains",
-    Fate.RULED_OUT: "it failed, exceeds a limit, or its images are too far from the baseline's",
+    Fate.FAILED: "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
 
-_TONES = {Fate.WINNER: Tone.GOOD, Fate.PASSED: Tone.GOOD, Fate.NOT_PASSED: Tone.BAD}
+_TONES = {Fate.WINNER: Tone.GOOD, Fate.PASSED: Tone.GOOD, Fate.FAILED: Tone.BAD}
 
 _SHOWN = 15
 """Number of combinations that a terminal shows; the page has all."""
@@ -202,12 +200,12 @@ def _row(entry: Entry, brief: bool, per_image: bool) -> list[Cell | str]:
 
 
 def _reasons(entries: Sequence[Entry], count: int) -> Iterator[str]:
-    """Yields all reasons of judged combinations, and the first one of those that were ruled out."""
+    """Yields all reasons of judged combinations, and the first one of those that failed."""
     for entry in entries:
         if entry.judged:
             said = start_said(entry.start)
             yield f"{entry.name}: {entry.because}" + (f"; start {said}" if said else "")
-        elif entry.fate is Fate.RULED_OUT:
+        elif entry.fate is Fate.FAILED:
             yield f"{entry.name}: {shortened(entry.because)}"
     if count > len(entries):
         yield f"and {count - len(entries)} more"

@@ -284,7 +284,7 @@ class Search:
         found: dict[str, list[Standing]] = {}
         for name, findings in self.all_findings(stages).items():
             if out := next((finding.out for finding in findings if finding.out), ""):
-                self._drop([name], Fate.RULED_OUT, out)
+                self._drop([name], Fate.FAILED, out)
             else:
                 found[name] = [standing_of(findings, objective, noise[objective]) for objective in noise]
         return found

@@ -10,8 +10,8 @@ from typing import Any
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import default_options, override_of
 from sdopt.config.overrides import quoted
-from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import options_of
+from sdopt.config.sections import SECTION_NAMES
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
@@ -31,7 +31,7 @@ Settings = frozenset[tuple[str, Any]]
 
 OFF, ON = "off", "on"
 
-_REDRAWING = {"scheduler", "lora", *SECTIONS}
+_REDRAWING = {"scheduler", "lora", *SECTION_NAMES}
 """Groups and config sections that draw another image, rather than approximate the same one."""
 
 
@@ -116,7 +116,7 @@ class Space:
 
     def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
-        if not variable.is_key or variable.name.partition(".")[0] in SECTIONS:
+        if not variable.is_key or variable.name.partition(".")[0] in SECTION_NAMES:
             return True
         options = {name: value for name, value in point.items() if not self._named(name).is_key}
         composed = self._variant(self.overrides(options))

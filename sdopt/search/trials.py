@@ -3,6 +3,8 @@
 The first trials are the options alone. Optuna learns of combinations that cannot run before anything is loaded.
 """
 
+from __future__ import annotations
+
 import logging
 import warnings
 from collections.abc import Iterable
@@ -10,16 +12,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import optuna
-from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from sdopt.errors import UsageError
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import Finding
 from sdopt.search.space import Candidate, Point, Settings, Space
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial, TrialState
 
 _NAME, _STUDY, _WHY, _SPOILED = "variant", "study", "why", "spoiled"
 _ENDED = "screening ended"
@@ -41,8 +45,10 @@ class Trials:
     exhausted: bool = False
 
     @classmethod
-    def open(cls, name: str, space: Space, config: SearchConfig) -> "Trials":
+    def open(cls, name: str, space: Space, config: SearchConfig) -> Trials:
         """Returns the trials of the search `name`, also of earlier calls. Raises UsageError if there is no storage."""
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         if config.storage.startswith("sqlite:///"):
@@ -90,6 +96,8 @@ class Trials:
 
     def unfinished(self) -> dict[str, list[Candidate]]:
         """Returns the candidates that were proposed but have no result yet, by the study that measures them."""
+        from optuna.trial import TrialState
+
         found: dict[str, list[Candidate]] = {}
         for trial in self._trials(TrialState.RUNNING):
             if _STUDY in trial.user_attrs:
@@ -100,6 +108,9 @@ class Trials:
 
     def tell(self, findings: dict[str, Finding]) -> None:
         """Reports the findings on candidates to Optuna."""
+        import optuna
+        from optuna.trial import TrialState
+
         for trial in self._trials(TrialState.RUNNING):
             finding = findings.get(trial.user_attrs.get(_NAME, ""))
             if finding is None:
@@ -164,6 +175,8 @@ class Trials:
     @property
     def measured(self) -> set[str]:
         """The studies whose results were reported to Optuna."""
+        from optuna.trial import TrialState
+
         return {trial.user_attrs[_STUDY] for trial in self._trials(TrialState.COMPLETE)}
 
     @property
@@ -182,10 +195,14 @@ class Trials:
 
     def _waiting(self) -> list[dict[str, Any]]:
         """Returns the points that are queued to be proposed before all others."""
+        from optuna.trial import TrialState
+
         return [trial.system_attrs["fixed_params"] for trial in self._trials(TrialState.WAITING)]
 
     def _ask(self, begun: str) -> Candidate | None:
         """Asks Optuna once; returns None if its proposal cannot run, is the baseline, or was proposed before."""
+        from optuna.trial import TrialState
+
         trial = self.study.ask()
         point: dict[str, Any] = {}
         for variable in self.space.variables:
@@ -213,6 +230,8 @@ class Trials:
 
     def _known(self, but: int = -1) -> set[tuple[str, ...]]:
         """Returns the overrides of every proposed point, and those of the baseline."""
+        from optuna.trial import TrialState
+
         return {()} | {
             tuple(self.space.overrides(self._point(trial)))
             for trial in self._trials()

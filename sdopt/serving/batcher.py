@@ -205,7 +205,10 @@ class Batcher:
             asked = [image.asked for image in batch]
             found: Rendered = await self._in_thread(partial(self.engine.render, asked, batch[0].work))
         except WorkerError as error:
-            print(f"sdopt: {len(batch)} images not drawn: {error.reason}", file=sys.stderr, flush=True)
+            reason = error.reason
+            if self._draining.is_set() and self.engine.pid is None:
+                reason = "this server ended before they were (serving.drain_s)"
+            print(f"sdopt: {len(batch)} images not drawn: {reason}", file=sys.stderr, flush=True)
             for image in batch:
                 self._refuse(image, RefusalError(500, "the call that drew this image failed"))
             return

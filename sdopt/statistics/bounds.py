@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from sdopt.record.scores import Score
 
@@ -39,7 +39,7 @@ class Bounds:
         distance = abs(self.estimate - limit)
         if distance == 0 or not math.isfinite(self.deviation) or self.deviation == 0:
             return None
-        z = float(stats.norm.ppf(confidence) + stats.norm.ppf(power))
+        z = float(special.ndtri(confidence) + special.ndtri(power))
         return max(self.n + 1, math.ceil((z * self.deviation / distance) ** 2))
 
 
@@ -53,6 +53,8 @@ def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
         return Bounds(mean, None, None, float(values.std(ddof=1)) if n > 1 else math.nan, n)
     if np.ptp(values) == 0:
         return Bounds(mean, mean, mean, 0.0, n)
+    from scipy import stats  # takes a second
+
     found = stats.bootstrap(
         (values,),
         np.mean,
@@ -64,7 +66,7 @@ def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
     deviation = float(values.std(ddof=1))
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         # If a single prompt differs from all others, the acceleration cannot be estimated.
-        width = float(stats.t.ppf(confidence, n - 1)) * deviation / math.sqrt(n)
+        width = float(special.stdtrit(n - 1, confidence)) * deviation / math.sqrt(n)
         return Bounds(mean, mean - width, mean + width, deviation, n)
     return Bounds(mean, float(found.low), float(found.high), deviation, n)
 
@@ -76,7 +78,7 @@ def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: flo
     deviation = float(pseudo.std(ddof=1)) if n > 1 else math.nan
     if n < MINIMUM_PROMPTS:
         return Bounds(estimate, None, None, deviation, n)
-    width = float(stats.t.ppf(confidence, n - 1)) * deviation / math.sqrt(n)
+    width = float(special.stdtrit(n - 1, confidence)) * deviation / math.sqrt(n)
     return Bounds(estimate, estimate - width, estimate + width, deviation, n)
 
 
@@ -93,8 +95,9 @@ def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
     share = count / n
     if confidence is None:
         return Bounds(share, share, share, math.nan, n)
-    found = stats.binomtest(count, n).proportion_ci(2 * confidence - 1, method="exact")
-    return Bounds(share, float(found.low), float(found.high), math.sqrt(share * (1 - share)), n)
+    low = special.betaincinv(count, n - count + 1, 1 - confidence) if count > 0 else 0.0
+    high = special.betaincinv(count + 1, n - count, confidence) if count < n else 1.0
+    return Bounds(share, float(low), float(high), math.sqrt(share * (1 - share)), n)
 
 
 def pseudo_values(estimate: float, leave_one_out: np.ndarray) -> np.ndarray:

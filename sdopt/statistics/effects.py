@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from scipy import linalg
 
 from sdopt.record.choices import as_choice, option_name
 from sdopt.record.comparisons import Effect
@@ -114,7 +113,9 @@ def _log_peaks(cell: VariantResult) -> list[float]:
 
 def _aliases(design: np.ndarray) -> list[list[int]]:
     """Returns for each column those that it cannot be told apart from: its neighbours in the design's null space."""
-    null = linalg.null_space(design, rcond=_TOLERANCE)
+    _, singular, rows = np.linalg.svd(design, full_matrices=True)
+    rank = int((singular > singular.max(initial=0.0) * _TOLERANCE).sum())
+    null = rows[rank:].T
     found = []
     for column in range(design.shape[1]):
         mixed = null[:, np.abs(null[column]) > _TOLERANCE]

@@ -34,7 +34,7 @@ def _differs(result: StudyResult, candidate: str, reference: str) -> bool:
         return False
     interval = found.interval(1 - (1 - result.confidence) / _EARLY)
     by_chance = floor(control, result.variant(result.baseline))
-    smallest, _ = smallest_change(SPEEDUP, result.config.gate, sides[1])
+    smallest, _ = smallest_change(SPEEDUP, result.config.protocol, sides[1])
     assert interval.low is not None
     assert interval.high is not None
     clear = interval.low > smallest or interval.high < 1 / smallest

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.record.verdicts import Verdict
 from sdopt.statistics.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named, with_shape
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.reasons import UNDISTURBED, reasons_of
 from sdopt.statistics.scale import Decision, Images, Speed, decision_of, images_of, speed_of, speed_over, worst_of
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
@@ -306,7 +307,8 @@ def _objections(result: StudyResult, row: Row, direct: Figures | None) -> Iterat
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.left_out for step in row.steps):
         refused = [judgement for judgement in judged if judgement.verdict is not Verdict.PASS]
-        yield "; ".join(dict.fromkeys(map(_refusal, refused)))
+        reasons = [reason for judgement in refused for reason in reasons_of(judgement, result)]
+        yield "; ".join(dict.fromkeys(reasons))
     if not row.gains:
         if row.at_least_slower is not None:
             yield f"slower, at least {bound_text(row.at_least_slower)}"
@@ -334,18 +336,6 @@ def broken_because(variant: VariantResult) -> str:
         share = f"{variant.broken_images} of {len(variant.images)} images" if variant.images else "images"
         return f"{share} are broken: {_wires(variant)}"
     return ""
-
-
-def _refusal(judgement: Judgement) -> str:
-    """Returns why the gate does not pass a comparison: the reasons of the rulings that decided, each once."""
-    metrics: dict[str, list[str]] = {}
-    for ruling in judgement.rulings:
-        if ruling.verdict is judgement.verdict:
-            reason = ruling.doubt or ruling.reason.removeprefix(f"{ruling.payoff}: ")
-            # A doubt holds whatever the metric, whose figures decide nothing.
-            named = ruling.doubt or reason.startswith(ruling.metric)
-            metrics.setdefault(reason, []).extend([] if named else [ruling.metric])
-    return "; ".join(f"{', '.join(dict.fromkeys(names))} {reason}".strip() for reason, names in metrics.items())
 
 
 def _why_open(ratio: Ratio | None, imported: bool) -> str:
@@ -376,6 +366,12 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
         return "Nothing was compared with the baseline."
     if best is not None:
         return f"{described(best, baseline)}."
+    gain = next((row for row in candidates if row.speed is Speed.FASTER and row.decision is Decision.UNDECIDED), None)
+    return unconfirmed(gain, baseline) if gain is not None else _nothing_better(candidates, baseline)
+
+
+def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
+    """Returns the answer where no variant is shown to be better than the baseline."""
     first, several = candidates[0], len(candidates) > 1
     if first.speed is None:
         return _untimed(candidates, baseline)
@@ -393,6 +389,17 @@ def _sentence(rows: Sequence[Row], best: Row | None) -> str:
     elif trade := next((row for row in candidates if row.pays), None):
         told.append(f"A trade: {described(trade, baseline)}")
     return ". ".join(told) + "."
+
+
+def unconfirmed(row: Row, baseline: Row | None) -> str:
+    """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
+    why = shortened(row.because)
+    rulings = row.figures.judgement.rulings if row.figures.judgement else []
+    disturbed = any(ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS for ruling in rulings)
+    when = " while nothing else runs here" if disturbed else ""
+    return (
+        f"{described(row, baseline)}. Not confirmed yet: {why}. To confirm it, measure it again{when}: `{row.command}`."
+    )
 
 
 def lacking_text(row: Row) -> str:

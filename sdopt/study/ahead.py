@@ -16,8 +16,11 @@ _PROFILED = 2.0
 _BATCHED, _BATCH = 0.6, 4
 """Share of a single call that one image of the quality pass takes in a batch of at least `_BATCH`."""
 
-_LEAST_REPORT_S = 4.0
-"""Seconds of scoring and of reports at least."""
+_ENOUGH_S = 5.0
+"""Seconds of estimated work from which on a pace is known."""
+
+_LEAST_REPORT_S, _REPORT_SHARE = 6.0, 0.8
+"""Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,34 @@ class Extent:
     prompts: int | None = None
     floor_prompts: int | None = None
     evidence: bool = True
+
+
+_PACES = 0.8, 2.5
+"""Smallest and largest factor by which estimates are corrected."""
+
+
+@dataclass
+class Pace:
+    """By what the work of a session takes longer than estimated, as on a machine with other work."""
+
+    since_s: float | None = None
+    ahead_s: float = 0.0
+    took_s: float = 0.0
+    estimated_s: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """The time that the work took over its estimates; 1 until enough was done to tell."""
+        if self.estimated_s < _ENOUGH_S:
+            return 1.0
+        return min(max(self.took_s / self.estimated_s, _PACES[0]), _PACES[1])
+
+    def note(self, now_s: float, ahead_s: float) -> None:
+        """Notes an estimate of what is ahead, in seconds; what the last one was more is what the time since did."""
+        if self.since_s is not None and ahead_s < self.ahead_s:
+            self.took_s += now_s - self.since_s
+            self.estimated_s += self.ahead_s - ahead_s
+        self.since_s, self.ahead_s = now_s, ahead_s
 
 
 class Ahead:
@@ -92,8 +123,8 @@ class Ahead:
 
     @property
     def report_s(self) -> float:
-        """The seconds of scoring and of reports: they import about as much as the command did before it measured."""
-        return max(_LEAST_REPORT_S, self._study.begun_after_s)
+        """The seconds of scoring, reports and tracking: they import about as much as the command did to begin."""
+        return max(_LEAST_REPORT_S, _REPORT_SHARE * self._study.begun_after_s)
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
         own = self.call_s(process)

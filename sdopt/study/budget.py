@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sdopt.record.records import Budget
 from sdopt.statistics.settling import is_settled
-from sdopt.study.ahead import Ahead, Extent
+from sdopt.study.ahead import Ahead, Extent, Pace
 from sdopt.study.session import Session, VariantProcess
 
 _FEW_PROMPTS, _FEW_FLOORS = 8, 4
@@ -26,12 +26,18 @@ class Spending:
     Without a budget, and in a study with `protocol.precision`, whose pilot is always measured whole, nothing is.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, pace: Pace | None = None) -> None:
         self._session, self._study, self._ahead = session, session.study, Ahead(session)
+        self._pace = pace or Pace()
         protocol = session.protocol
         self._limit_s = protocol.budget_s if protocol.precision is None else None
         if self._limit_s is not None and session.result.budget is None:
             session.result.budget = Budget()
+
+    @property
+    def pace(self) -> Pace:
+        """By what the work takes longer than estimated; another `Spending` of the session goes on with it."""
+        return self._pace
 
     @property
     def limited(self) -> bool:
@@ -62,7 +68,7 @@ class Spending:
 
     def _fits(self, extent: Extent, without: Sequence[VariantProcess] = ()) -> bool:
         seconds = self._ahead.seconds(extent, without)
-        return seconds is None or seconds <= self._left_s
+        return seconds is None or seconds * self._pace.factor <= self._left_s
 
     def choose_processes(self) -> None:
         """Leaves out further processes of the slowest variants, until the others fit; first processes are ready."""
@@ -126,12 +132,18 @@ class Spending:
         if least.prompts is not None:
             steps += [replace(least, prompts=prompts) for prompts in range(most, least.prompts, -1)]
         extent = next(filter(self._fits, steps), least)
-        record = self._record
-        record.prompts, record.floor_prompts, record.evidence = extent.prompts, extent.floor_prompts, extent.evidence
+        record, floors = self._record, self._study.quality.floor_prompts
+        record.evidence = extent.evidence
+        record.prompts = extent.prompts if extent.prompts is not None and extent.prompts < most else None
+        fewer_floors = extent.floor_prompts is not None and extent.floor_prompts < floors
+        record.floor_prompts = extent.floor_prompts if fewer_floors else None
 
     def foretell(self) -> None:
         """Tells the display when the command ends: with the whole study, or with its budget if that is earlier."""
         seconds = self._ahead.seconds(self._whole)
+        if seconds is not None:
+            self._pace.note(self._study.progress.timeline.elapsed_s, seconds)
+            seconds *= self._pace.factor
         if self._limit_s is not None:
             seconds = max(0.0, self._left_s) if seconds is None else min(seconds, max(0.0, self._left_s))
         if seconds is not None:

@@ -102,7 +102,7 @@ def plan_result(
     model = cache(of_model)
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)
-        variants.append(_row(variant, variant.name, "variant", conflicts))
+        variants.append(_row(variant, variant.name, "variant", conflicts, machine.device))
         if not conflicts:
             variants[-1].reason = "; ".join(variant.slow_here(machine.device))
         variants[-1].inputs = inputs_of(variant, model)
@@ -111,7 +111,7 @@ def plan_result(
             variants[-1].contract = Contract.LOSSY
         if conflicts and variant is plan.baseline:
             raise ConflictError([f"the baseline '{variant.name}' cannot run: {reason}" for reason in conflicts])
-    variants.append(_row(plan.baseline, CONTROL, "control", []))
+    variants.append(_row(plan.baseline, CONTROL, "control", [], machine.device))
     variants[-1].inputs = variants[0].inputs
     return StudyResult(
         name=name,
@@ -146,16 +146,17 @@ def warmup_calls(variants: Sequence[Variant], protocol: Protocol) -> int:
     return max(protocol.warmup, 1 + recording if recording else 0)
 
 
-def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> VariantResult:
+def _row(variant: Variant, name: str, role: str, conflicts: list[str], device: Device) -> VariantResult:
     return VariantResult(
         name=name,
         role=role,
         choices=dict(variant.choices),
         overrides=list(variant.overrides),
         config=variant.config,
-        contract=variant.contract,
+        contract=variant.contract_on(device),
         promises={
-            axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.optimizations.items()
+            axis: Promise(option.contract_on(device), sorted(option.claims))
+            for axis, option in variant.optimizations.items()
         },
         status=Status.SKIPPED if conflicts else Status.PENDING,
         # Every report puts the name before the reason.

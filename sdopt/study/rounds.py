@@ -10,6 +10,7 @@ import numpy as np
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.record.samples import Call, ShapeSamples
 from sdopt.statistics.disturbance import another_may_help, rounds_left_out, worst_by_round
+from sdopt.study.ahead import Pace
 from sdopt.study.budget import Spending
 from sdopt.study.evidence import Inspection
 from sdopt.study.session import Session, VariantProcess, batched
@@ -26,9 +27,9 @@ _Samples = Callable[[], Sequence[ShapeSamples]]
 class _Timing:
     """Times calls of a session whose processes are prepared, and selects the rounds that decide."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, pace: Pace | None = None) -> None:
         self._session, self._study = session, session.study
-        self._spending = Spending(session)
+        self._spending = Spending(session, pace)
 
     def _time(self, process: VariantProcess, shape_index: int, number: int) -> None:
         """Times one call at a shape; a number beyond the rounds of the session is an extra round.
@@ -103,8 +104,8 @@ class Rounds(_Timing):
     out, so that pairs stay complete.
     """
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
+    def __init__(self, session: Session, pace: Pace | None = None) -> None:
+        super().__init__(session, pace)
         self._shuffle = random.Random(f"{session.protocol.shuffle_seed} {len(session.result.sessions)}")
 
     def measure(self) -> None:

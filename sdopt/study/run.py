@@ -83,8 +83,9 @@ def measure_missing(study: Study, schedule: Schedule) -> None:
     while (missing := missing_of(study.result)).variants:
         session = Session(study, missing, schedule)
         try:
-            Warmup(session).prepare()
-            (Rounds if session.interleaved else Blocks)(session).measure()
+            warmup = Warmup(session)
+            warmup.prepare()
+            (Rounds if session.interleaved else Blocks)(session, warmup.pace).measure()
             return
         except DoesNotFitError as error:
             # Complete rounds are kept, paired within their own session.

@@ -20,6 +20,7 @@ class Warmup:
     def __init__(self, session: Session) -> None:
         self._session, self._study = session, session.study
         self._giving_up, self._spending = GivingUp(session), Spending(session)
+        self.pace = self._spending.pace
 
     def prepare(self) -> None:
         """Prepares the processes. Raises DoesNotFitError if some ran out of memory beside others."""

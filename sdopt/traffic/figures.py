@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.stats import nbinom
 
 from sdopt.record.comparisons import Interval
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, LogRatio
@@ -96,6 +95,8 @@ def early_stopping(late: int, attainment: float) -> int:
     So MLPerf decides whether a run that is not endless passes (`loadgen/early_stopping.cc`, without tolerance): if the
     share were just missed, so few of so many independent requests would be late in one run of a hundred.
     """
+    from scipy.stats import nbinom  # takes a second
+
     return int(nbinom.ppf(0.99, late + 1, 1 - attainment)) + late + 1
 
 

@@ -111,7 +111,8 @@ async def _send(
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
     try:
-        async with session.post(url, json=body) as answer:
+        # Elsewhere a key would be read by another.
+        async with session.post(url, json=body, allow_redirects=False) as answer:
             content = await answer.read()
             status = answer.status
         image, said = _image_in(content), " ".join(content[:_SAID].decode(errors="replace").split())

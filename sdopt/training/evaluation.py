@@ -16,8 +16,9 @@ from torch.nn import functional
 from torch.utils.benchmark import Timer
 
 from sdopt.errors import UsageError
+from sdopt.quality.available import require_features
 from sdopt.quality.distances import cmmd, fid, kid
-from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor, require_features
+from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import ReferenceSet
 from sdopt.training.autoencoder import encode_all, peak_signal_to_noise, pixels, reconstruction_psnr

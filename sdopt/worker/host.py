@@ -1,5 +1,7 @@
 """The code of a worker process: `serve` answers requests, and `PipelineHost` loads and calls its one pipeline."""
 
+from __future__ import annotations
+
 import gc
 import json
 import os
@@ -15,9 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 from tqdm import tqdm
 
 from sdopt.assembly import Assembly
@@ -59,6 +59,7 @@ from sdopt.worker.protocol import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 
@@ -132,7 +133,7 @@ class PipelineHost:
         """Seconds spent in calls of the pipeline, from prompts to images."""
 
     @property
-    def _pipe(self) -> "DiffusionPipeline":
+    def _pipe(self) -> DiffusionPipeline:
         """The pipeline; it must have been prepared."""
         return self._assembly.pipe
 
@@ -141,6 +142,8 @@ class PipelineHost:
 
     def prepare(self) -> float:
         """Loads the pipeline and applies the options (`Assembly.load`), and draws the noise; returns the seconds."""
+        import torch
+
         variant, hardware = self._variant, self._variant.hardware
         # Imported objects are no garbage, and looking through them takes a fifth of a second.
         with garbage_of_block_collected():
@@ -208,6 +211,8 @@ class PipelineHost:
         Raises:
             RuntimeError: the call changed one of its inputs, or did not make the images that it was asked for.
         """
+        import torch
+
         noise = inputs["latents"].clone() if "latents" in inputs else None
         prompts = list(inputs["prompt"])
         self._last = None
@@ -282,6 +287,8 @@ class PipelineHost:
 
         The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise.
         """
+        import torch
+
         self._use_threads(None)
         clock = StageClock(self._device.is_cuda)
         draw = timed_draw(self._variant)
@@ -311,6 +318,9 @@ class PipelineHost:
 
         With the last batch, stores the final latents of all images beside them, in the order of the records.
         """
+        import torch
+        from safetensors.torch import save_file
+
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents = []
@@ -343,6 +353,8 @@ class PipelineHost:
 
     def _use_threads(self, count: int | None) -> None:
         """Sets the number of threads from now on; None is that of timed calls."""
+        import torch
+
         wanted = count or self._threads
         if torch.get_num_threads() != wanted:  # PyTorch forgets what it has prepared, whatever the number was before
             torch.set_num_threads(wanted)
@@ -399,6 +411,8 @@ class PipelineHost:
         return tensors
 
     def _synchronize(self) -> None:
+        import torch
+
         if self._device.is_cuda:
             torch.cuda.synchronize()
 
@@ -436,6 +450,8 @@ _MAYBE_OUT_OF_MEMORY = (
 
 def describe_error(error: Exception) -> WorkerError:
     """Returns the WorkerError for an error; recognises running out of memory even if a compiler wrapped it."""
+    import torch
+
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -452,6 +468,8 @@ def describe_error(error: Exception) -> WorkerError:
 
 def process_settings() -> dict[str, object]:
     """Returns settings that affect not only a pipeline but the whole program."""
+    import torch
+
     return {
         "Python's garbage collection": gc.isenabled(),
         "the thresholds of Python's garbage collection": gc.get_threshold(),

@@ -1,13 +1,13 @@
 """Makes the inputs of one call of the pipeline: prompts, and the noise that its images start from."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from sdopt.options.base import Inputs
 from sdopt.pipelines.families import latent_channels_of
-from sdopt.pipelines.latents import laid_out
+from sdopt.pipelines.latents import drawn, laid_out
 from sdopt.pipelines.loading import family_of, guidance_of
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.prompts import take
@@ -16,11 +16,12 @@ from sdopt.variant import Variant
 from sdopt.worker.draws import Draw
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 
 def prompts_and_noise(
-    variant: Variant, pipe: "DiffusionPipeline", device: str, given: torch.Tensor | None, index: int, draw: Draw
+    variant: Variant, pipe: DiffusionPipeline, device: str, given: torch.Tensor | None, index: int, draw: Draw
 ) -> Inputs:
     """Returns the prompts and the initial noise of one call; a last, short batch is filled up from the start.
 
@@ -44,7 +45,7 @@ def prompts_and_noise(
 
 def asked_inputs(
     variant: Variant,
-    pipe: "DiffusionPipeline",
+    pipe: DiffusionPipeline,
     device: str,
     size: int,
     prompts: Sequence[str],
@@ -57,6 +58,8 @@ def asked_inputs(
     `seeds` has one for each image, of which each prompt has one or more. `given` returns what replaces the noise, given
     the shape of one image's latents.
     """
+    import torch
+
     family, guidance = family_of(variant.model), guidance_of(variant.model)
     inputs = inputs_of(variant.task, variant.model, size, len(seeds), with_size=not family.is_unet)
     inputs["prompt"] = list(prompts)
@@ -69,12 +72,11 @@ def asked_inputs(
         # The call itself makes the initial latents, from the encoded input image and noise that it draws.
         return inputs | {"generator": generators}
     side = size // pipe.vae_scale_factor
-    shape = (1, latent_channels_of(pipe.vae.config) or 4, side, side)
-    noise = given(shape[1:])
-    if noise is None:
-        noise = [torch.randn(shape, generator=generator) for generator in generators]
+    channels, form = latent_channels_of(pipe.vae.config) or 4, family.latents
+    noise = given((channels, side, side))
+    latents = drawn(generators, channels, side, form) if noise is None else laid_out(torch.cat(noise), form)
     # Not the type of the parameters, which may be stored in fewer bits than they compute in.
-    dtype = torch.float32 if family.latents.kept else unwrapped(denoiser_of(pipe)).dtype
-    latents = laid_out(torch.cat(noise), family.latents).to(device=device, dtype=dtype)
+    dtype = torch.float32 if form.kept else unwrapped(denoiser_of(pipe)).dtype
+    latents = latents.to(device=device, dtype=dtype)
     # Some schedulers draw noise at every step: each image has its own seed for that, too.
     return inputs | {"latents": latents, "generator": generators}

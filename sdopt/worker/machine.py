@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import planned_device, require_card, sheet_of
 from sdopt.hardware.device import Device
@@ -98,6 +96,8 @@ def planned_machine(sheet: Sheet) -> Machine:
 
 
 def _probe(wanted: str) -> Machine:
+    import torch
+
     preload = sys.modules.get("sdopt.worker.preload")
     bad_fork = torch.cuda._is_in_bad_fork()
     device = probe_device("cpu" if bad_fork else wanted)

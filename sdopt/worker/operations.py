@@ -1,15 +1,13 @@
 """Floating-point operations of one image, counted without running it."""
 
+from __future__ import annotations
+
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
@@ -18,6 +16,7 @@ from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, 
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
@@ -25,7 +24,7 @@ _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 
 
 def tflop_per_image(
-    pipe: "DiffusionPipeline", variant: Variant, call: Callable[[], Any] = lambda: None
+    pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any] = lambda: None
 ) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image of a variant, in TFLOP, by stage and in `total`.
 
@@ -42,6 +41,8 @@ def tflop_per_image(
 
     Raises the model's own error if it cannot run on the meta device.
     """
+    import torch
+
     if not family_of(variant.model).is_unet:
         return _as_called(pipe, variant, call)
     size = variant.size
@@ -71,8 +72,10 @@ def tflop_per_image(
     return counted | {"total": sum(counted.values())}
 
 
-def _as_called(pipe: "DiffusionPipeline", variant: Variant, call: Callable[[], Any]) -> dict[str, float]:
+def _as_called(pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any]) -> dict[str, float]:
     """Returns the operations of an image by stage, from the inputs of a call of one step."""
+    import torch
+
     with _inputs_noted(pipe) as noted:
         call()
     images = variant.shapes[0].batch_size * variant.workload.images_per_prompt
@@ -90,7 +93,7 @@ def _as_called(pipe: "DiffusionPipeline", variant: Variant, call: Callable[[], A
     return each | {"total": sum(each.values())}
 
 
-def _steps_tflop(pipe: "DiffusionPipeline", variant: Variant, denoiser: Any, step: list["Given"]) -> float:
+def _steps_tflop(pipe: DiffusionPipeline, variant: Variant, denoiser: Any, step: list[Given]) -> float:
     """Counts the operations of all steps, each of which makes the calls of `step`."""
     steps = _denoiser_calls(pipe, variant)
     savings = [option for _, option in variant.applied if option.saves_operations]
@@ -116,8 +119,11 @@ Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @contextmanager
-def _inputs_noted(pipe: "DiffusionPipeline") -> Iterator[dict[Any, list[Given]]]:
+def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
     """Notes what the networks are given in each call within the block: by network, and for `VAE_DECODER`."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
     noted: dict[Any, list[Given]] = defaultdict(list)
 
     def note(key: Any, args: Any, more: Any) -> None:
@@ -141,12 +147,14 @@ def _inputs_noted(pipe: "DiffusionPipeline") -> Iterator[dict[Any, list[Given]]]
 
 
 def _denoiser_tflop(
-    pipe: "DiffusionPipeline",
+    pipe: DiffusionPipeline,
     variant: Variant,
     denoiser: Any,
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
 ) -> float:
     """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
+    import torch
+
     sample, states, added = inputs
     calls = _denoiser_calls(pipe, variant)
     savings = [option for _, option in variant.applied if option.saves_operations]
@@ -160,10 +168,16 @@ def _denoiser_tflop(
         for option in savings:
             option.apply(twin)
             stack.enter_context(option.context(twin))
-        return sum(tflop(denoiser, sample, torch.tensor(1), states, **added) for _ in range(calls))
+        counted = 0.0
+        for number in range(calls):
+            twin.__dict__["scheduler"] = SimpleNamespace(step_index=number)  # by which options tell steps apart
+            counted += tflop(denoiser, sample, torch.tensor(1), states, **added)
+        return counted
 
 
-def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
+def _denoiser_calls(pipe: DiffusionPipeline, variant: Variant) -> int:
+    import torch
+
     steps = variant.workload.steps
     with torch.device("cpu"):
         # A shift of the noise levels by the number of tokens does not change how many there are.
@@ -177,12 +191,17 @@ def _denoiser_calls(pipe: "DiffusionPipeline", variant: Variant) -> int:
 
 def _conditions(config: Any, samples: int) -> dict[str, torch.Tensor]:
     """Returns SDXL's further inputs of the denoiser: the text's pooled states, and six numbers of size and crop."""
+    import torch
+
     width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
     return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
 
 
 def tflop(function: Any, *inputs: Any, **more: Any) -> float:
     """Returns the operations of one call, in TFLOP; modules and tensors must be on the meta device."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return float(counter.get_total_flops()) / 1e12

@@ -25,12 +25,14 @@ MODULES = (
     ),
     "diffusers.schedulers",
     "PIL.PngImagePlugin",
+    "safetensors.torch",
     "torch._dynamo",
     "torch._inductor.codecache",
     "torch.profiler",
     "transformers.models.clip.modeling_clip",
     "transformers.models.clip.tokenization_clip",
     *(f"sdopt.options.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
+    "sdopt.options.compiler.graphs",
     "sdopt.worker.host",
 )
 """Modules that a worker would otherwise import by itself, in its first calls."""

@@ -15,10 +15,11 @@ from packaging.version import Version
 
 from sdopt.config.command import CommandLine
 from sdopt.config.composed import Command, with_resumed
-from sdopt.config.composer import composer_of, tracking_of
+from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options
 from sdopt.config.own import serving_config
 from sdopt.config.paths import CONF
+from sdopt.config.tracking import tracking_of
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.options import Optimization

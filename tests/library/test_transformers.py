@@ -10,7 +10,7 @@ import sdopt
 from sdopt.errors import ConflictError
 from tests.pipelines.tiny import tiny
 
-CALL = {"height": 64, "width": 64, "max_sequence_length": 64}
+CALL: dict[str, Any] = {"height": 64, "width": 64, "max_sequence_length": 64}
 
 
 def images(pipe: Any) -> np.ndarray:

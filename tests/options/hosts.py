@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import trace_call
 from sdopt.options.base import Finding
-from sdopt.options.compiler.base import Tensors
+from sdopt.options.compiler.graphs import Tensors
 from sdopt.record.records import Promise, VariantResult
 from sdopt.record.samples import Evidence
 from sdopt.variant import Variant

@@ -21,8 +21,9 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.options.caching import SpectralForecast, _branches
 from sdopt.options.compiler.aot import digest
-from sdopt.options.compiler.base import Tensors
+from sdopt.options.compiler.graphs import Tensors
 from sdopt.options.skipping import DeepCache, FirstBlock
+from sdopt.options.transformer import attention_layers
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, forward_is_its_own, image, proved
@@ -44,6 +45,11 @@ def no_merging(host: Any) -> None:
     tomesd.remove_patch(host._pipe)
 
 
+def no_expansion(host: Any) -> None:
+    for layer in attention_layers(host._pipe.unet):
+        del layer.forward
+
+
 def guided_always(host: Any) -> None:
     host._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: True)
 
@@ -61,6 +67,8 @@ WALKED: dict[str, tuple[list[Callable[[Any], None]], dict[str, Any]]] = {
         [forward_is_its_own],
         {"whole": 7, "forecast": 3, "runs_of_the_first_layer": 7, "runs_of_the_middle": 7},
     ),
+    # After three steps, one in three runs: step 4 and step 7.
+    "taylorseer": ([no_expansion, forward_is_its_own], {"whole": 5, "expanded": 5, "runs_of_a_layer": 5}),
     "tome": ([no_merging], {}),
 }
 """What undoes each option, and what it counts in ten steps."""

@@ -23,8 +23,8 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sdpa, Vanilla
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
-from sdopt.options.compiler.base import PerShape, StandIn, Tensors
 from sdopt.options.compiler.engines import Capture
+from sdopt.options.compiler.graphs import PerShape, StandIn, Tensors
 from sdopt.options.compiler.whole_step import Steps
 from sdopt.options.layout import Layout
 from tests.fixtures import CPU, Compose, Load

@@ -27,7 +27,7 @@ from sdopt.scratch import own_folder
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
-from tests.options.hosts import evidence, latents, row_of
+from tests.options.hosts import card, evidence, latents, row_of
 from tests.pipelines.test_hub import COMMIT, offline
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
@@ -132,7 +132,11 @@ def test_of_sdxl_both_text_encoders_and_weights_of_the_same_names(
     assert evidence(embedded, "precomputed_embeddings").engaged
     assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
     assert evidence(offloaded, "offload").engaged
-    assert torch.equal(latents(offloaded, tmp_path / "offloaded"), latents(plain, tmp_path / "plain"))
+    # Not bit for bit: with fewer vector instructions, the order of sums depends on where weights lie in memory.
+    assert torch.allclose(latents(offloaded, tmp_path / "offloaded"), latents(plain, tmp_path / "plain"), atol=1e-5)
+    [moved] = [option for axis, option in offloaded._variant.optimizations.items() if axis.endswith("group_offload")]
+    assert moved.contract_on(CPU) is Contract.EQUIVALENT
+    assert moved.contract_on(card()) is Contract.EXACT
 
 
 def test_variants_are_judged_by_the_promise_in_which_they_differ(variant: Compose) -> None:

@@ -17,7 +17,7 @@ from sdopt.measure.trace import Trace
 from sdopt.options.attention import backend_of
 from sdopt.options.base import Finding
 from sdopt.options.compiler import Inductor, aot, base
-from sdopt.options.compiler.base import Tensors
+from sdopt.options.compiler.graphs import Tensors
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import card
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import PixArtSigmaPipeline
+from diffusers import PixArtSigmaPipeline, TaylorSeerCacheConfig
 from omegaconf import OmegaConf
 
 from runners.reference import axis_of, class_of
@@ -30,6 +30,7 @@ from sdopt.options.caching import (
     GuidanceInterval,
     PyramidAttention,
     SpectralForecast,
+    TaylorSeer,
     TokenMerging,
     WholeSteps,
 )
@@ -211,6 +212,32 @@ class TestForecasts:
         assert not hasattr(PixArtSigmaPipeline, "num_timesteps"), "diffusers says it now: run it in these tests"
         [reason] = SpectralForecast().obstacles(context_of(tiny("pixart")))
         assert "num_timesteps" in reason
+
+
+class TestTaylorSeer:
+    @pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=() if n == "z_image" else pytest.mark.slow) for n in TINY if n != "pixart"]
+    )
+    def test_runs_attention_in_some_steps_of_each_branch(self, name: str, plain: Callable[[str], np.ndarray]) -> None:
+        images, finding, trace = Applied(name, {"caching": TaylorSeer()}).traced()
+        assert finding.engaged, finding.summary
+        branches = trace.denoiser.calls // STEPS
+        assert finding.facts["expanded"] == branches * TaylorSeer().runs(STEPS).count(False)
+        assert far(images, plain(name)) > 1e-5
+        assert np.isfinite(images).all()
+
+    def test_expands_as_diffusers_does_where_a_step_is_one_call(self) -> None:
+        ours = Applied("flux", {"caching": TaylorSeer(order=2)}).images()
+        by_hand = Applied("flux", {"caching": WholeSteps()})
+        config = TaylorSeerCacheConfig(
+            cache_interval=3,
+            disable_cache_before_step=3,
+            max_order=2,
+            taylor_factors_dtype=torch.float32,
+            cache_identifiers=[r".*blocks\.\d+\.attn"],
+        )
+        by_hand.pipe.transformer.enable_cache(config)
+        assert far(ours, by_hand.images()) < 1e-4
 
 
 class TestGuidanceInterval:

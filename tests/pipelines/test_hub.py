@@ -19,7 +19,7 @@ from sdopt.errors import UsageError
 from sdopt.experiment import awaits_clip, fetch_clip
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes, fetch_models, hub_configs, hub_folder
-from sdopt.quality.features import PUBLISHED, fetch_features
+from sdopt.quality.available import PUBLISHED, fetch_features
 from sdopt.record.records import Status
 from sdopt.reference import CLIP
 from sdopt.schema import Model

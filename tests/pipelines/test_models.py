@@ -202,7 +202,7 @@ class TestFolders:
 
     def test_of_another_architecture_than_is_named(self, composer: Composers) -> None:
         found = problem(composer, "model=sdxl", "model.weights=path", f"model.path={EMOJI}")
-        assert "not of the architecture model=sdxl: a StableDiffusionPipeline with 144 text channels" in found
+        assert "not of the architecture model=sdxl: a StableDiffusionPipeline with cross_attention_dim=144" in found
 
 
 @pytest.mark.parametrize(
@@ -305,10 +305,12 @@ def test_operations_are_the_published_ones(variant: Compose, name: str, tflop: f
 
 
 @pytest.mark.slow
-def test_stable_diffusion_finishes_on_a_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["sd15", "pixart_sigma", "sd35_medium"])
+def test_a_full_size_model_finishes_on_a_cpu(tmp_path: Path, name: str) -> None:
+    """Up to 16 GiB of weights."""
     finished = sdopt(
         tmp_path,
-        *("run", "model=sd15", "model.weights=random", "workload.steps=1", "workload.size=256", "protocol=smoke"),
+        *("run", f"model={name}", "model.weights=random", "workload.steps=1", "workload.size=256", "protocol=smoke"),
         *("quality=none", "tracking=none", "hardware=cpu", "workload.prompt_count=1"),
     )
     assert finished.code == 0, finished.err

@@ -97,6 +97,13 @@ class TestFolder:
         edit(folder / "unet" / "config.json", time_cond_proj_dim=16)
         check(folder)
 
+    @pytest.mark.parametrize("name", ["model_index.json", "unet/config.json", "scheduler/scheduler_config.json"])
+    def test_whose_configuration_an_editor_has_marked(self, folder: Path, name: str) -> None:
+        """As Windows' does; diffusers cannot read it, which it would say after a baseline of another model."""
+        file = folder / name
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert f"{file} cannot be read (Unexpected UTF-8 BOM" in refusal(folder)
+
     def test_with_what_is_ignored_rightly(self, folder: Path) -> None:
         def older(tensors: Tensors) -> None:
             for name in list(tensors):
@@ -371,7 +378,7 @@ class TestSingleFile:
         assert "rename it to end so" in refusal(named)
 
     def test_of_another_architecture(self, single: Path) -> None:
-        said = "not of the architecture model=sd15: a StableDiffusionPipeline with 144 text channels"
+        said = "not of the architecture model=sd15: a StableDiffusionPipeline with cross_attention_dim=144"
         with pytest.raises(UsageError, match=said):
             require_model(Model("sd15", "path", str(single)))
 

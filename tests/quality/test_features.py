@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from sdopt.errors import UsageError
-from sdopt.quality.features import ClipFeatures, feature_extractor, require_features, without_pickles
+from sdopt.quality.available import require_features
+from sdopt.quality.features import ClipFeatures, feature_extractor, without_pickles
 from sdopt.quality.images import batches, channels_first, image_files, read_images
 from sdopt.quality.metrics import measured_metrics
 from sdopt.schema import Model, Quality

@@ -58,7 +58,7 @@ def valid(content: bytes) -> ElementTree.Element:
             require(case, CASE)
             assert len(case) <= 1
             for found in case:
-                assert found.tag in {"failure", "error"}
+                assert found.tag in {"failure", "error", "skipped"}
                 require(found, {"message": ".*", "type": TOKEN})
         for kind in ("failure", "error"):
             assert int(suite.attrib[f"{kind}s"]) == len(suite.findall(f"testcase/{kind}"))
@@ -88,7 +88,7 @@ def test_a_recorded_study_and_odd_names_and_reasons(result: StudyResult) -> None
     ]
     judgements.append(Judgement("empty", "b", "", Contract.LOSSY, Verdict.PASS, []))
     root = valid(junit(summary_of(replace(result, judgements=judgements))))
-    assert [suite.attrib["tests"] for suite in root] == ["3", "3", "0"]
+    assert [suite.attrib["tests"] for suite in root] == ["1", "1", "1"]
     assert root[0].attrib["name"] == 'a <b> & "c"��[31m��� \U0001f34e\n against baseline'
 
 
@@ -134,3 +134,25 @@ def test_a_summary_that_cannot_be_written_is_said(
     summarise(result, tmp_path / place, monkeypatch)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"sdopt: GITHUB_STEP_SUMMARY={tmp_path / place}: the summary cannot be written (")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "lenient", "tag"),
+    [
+        (Verdict.FAIL, False, "failure"),
+        (Verdict.INCONCLUSIVE, False, "error"),
+        (Verdict.INCONCLUSIVE, True, "skipped"),
+        (Verdict.NOT_COMPARABLE, True, "error"),
+    ],
+)
+def test_a_variant_has_one_entry_and_says_a_shared_reason_once(
+    result: StudyResult, verdict: Verdict, lenient: bool, tag: str
+) -> None:
+    rulings = [
+        Ruling("at_most", metric, verdict, "other", doubt="the disk was full") for metric in ("mse", "perceptual")
+    ]
+    judgement = Judgement("a", "baseline", "", Contract.LOSSY, verdict, rulings)
+    [suite] = valid(junit(summary_of(replace(result, judgements=[judgement])), lenient))
+    [case] = suite.findall("testcase")
+    assert [child.tag for child in case] == [tag]
+    assert case[0].attrib["message"].count("the disk was full") == 1

@@ -80,7 +80,7 @@ def imported(times: bool = True) -> StudyResult:
     result = measured()
     result.design, result.sessions = IMPORTED, []
     for row in result.variants:
-        row.overrides, row.snippets, row.denoiser_calls, row.tflop_per_image = [], {}, None, None
+        row.overrides, row.command, row.denoiser_calls, row.tflop_per_image = [], "", None, None
         row.measurements = row.measurements if times else []
         for measurement in row.measurements:
             measurement.stages_s, measurement.load_s = {}, None

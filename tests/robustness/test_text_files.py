@@ -57,7 +57,7 @@ workload:
 study:
   name: mine
 """
-SHEET = "defaults: [cpu]\nsheet: {name: Mine, memory_gib: 8, bandwidth_gb_s: 100}\n"
+SHEET = "defaults: [cpu]\nsheet: {name: Mine, device_names: [mine], memory_gib: 8, bandwidth_gb_s: 100}\n"
 TABLE = "prompt,file\na red apple,a.png\nblue fish,b.png\n"
 LINES = '{"prompt": "a red apple", "file": "a.png"}\n{"prompt": "blue fish", "file": "b.png"}\n'
 CALIBRATION = FOLDER / "emoji-25.json"

@@ -186,6 +186,7 @@ class TestDryRun:
         planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16", "hydra.run.dir=mine")
         assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
         # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
+        assert "emoji 32×32, 1 steps (DDIM), batch 1" in planned.shown
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
         assert re.search(r"time: unknown; memory: about \d\d MiB per process \(no earlier run", planned.shown)
         known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")

@@ -7,6 +7,7 @@ import pytest
 
 from runners.reference import expected_speedups
 from sdopt.config.composer import composer_of
+from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.files import write_result
 from sdopt.search import expectation
@@ -55,11 +56,9 @@ def test_what_this_machine_measured_counts_before_records_of_others() -> None:
 
 
 @pytest.mark.parametrize("products", [True, False])
-def test_bfloat16_in_software_comes_last_and_with_instructions_stands_between(
-    products: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expectation, "has_bfloat16_products", lambda: products)
-    tried = order(Expectation(recorded=recorded_for(CPU)))
+def test_bfloat16_in_software_comes_last_and_with_instructions_stands_between(products: bool) -> None:
+    device = Device("cpu", name="a CPU", attributes={CPU_BFLOAT16: products})
+    tried = order(Expectation(recorded=recorded_for(device)))
     assert (tried.index("precision=bf16") < tried.index("precision=fp16") - 1) is products
 
 

@@ -211,8 +211,18 @@ class TestWithAGate:
     @pytest.mark.parametrize(
         ("verdict", "reason", "decision", "because"),
         [
-            (Verdict.FAIL, "harm: speedup 0.9×", Decision.FAIL, "speedup 0.9×"),
-            (Verdict.NOT_COMPARABLE, "the reference failed", Decision.UNDECIDED, "the reference failed"),
+            (
+                Verdict.FAIL,
+                "harm: speedup 0.9×",
+                Decision.FAIL,
+                "It makes worse what it is meant to improve: speedup 0.9×",
+            ),
+            (
+                Verdict.NOT_COMPARABLE,
+                "the reference failed",
+                Decision.UNDECIDED,
+                "Whether it gains anything was not judged: the reference failed",
+            ),
         ],
     )
     def test_the_gate_has_the_last_word_and_says_it_once(

@@ -13,6 +13,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.ratios import two_samples
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import summary_of
+from sdopt.study.progress import Progress
 from sdopt.study.resume import merge_resumed, missing_of
 from sdopt.study.timeline import Timeline
 from tests.fakes import Fakes, FakeWorker, fake_study, run_fake
@@ -32,7 +33,13 @@ class SimulatedTime(Timeline):
 
 
 def measured(
-    folder: Path, budget_s: float | None, seconds: dict[str, float], of: Any = None, pace: float = 1.0, **protocol: Any
+    folder: Path,
+    budget_s: float | None,
+    seconds: dict[str, float],
+    of: Any = None,
+    pace: float = 1.0,
+    slowed: float = 1.0,
+    **protocol: Any,
 ) -> tuple[StudyResult, float, Any]:
     """Returns a study's result, what it took, and its plan; two processes draw and prove at once."""
     timeline = SimulatedTime()
@@ -53,7 +60,7 @@ def measured(
             "time_stages": call_s,
             "generate": 0.4 * call_s * (worker.draw.batch_size if worker.draw else 1) / 2,
         }
-        timeline.spent_s += took_s.get(request, 0.0)
+        timeline.spent_s += slowed * took_s.get(request, 0.0)
 
     fakes = Fakes(dict.fromkeys(("baseline", *seconds), costs), seconds)
     result, _ = run_fake(folder, study, fakes, timeline)
@@ -125,3 +132,30 @@ def test_of_a_study_in_blocks(tmp_path: Path, schedule: str) -> None:
     assert took_s <= 1.25 * 150
     assert all(row.status is Status.OK for row in result.variants)
     assert all(m.shapes[0].calls for row in result.variants for m in row.measurements)
+
+
+def test_estimates_follow_the_pace_of_the_machine(tmp_path: Path) -> None:
+    """Everything takes twice as long as its calls say, as beside other work."""
+    (tmp_path / "whole").mkdir()
+    _, needed_s, _ = measured(tmp_path / "whole", None, SIX, METRICS, slowed=2.0)
+    result, took_s, _ = measured(tmp_path, 260, SIX, METRICS, slowed=2.0)
+    assert needed_s > 1.3 * 260
+    assert took_s <= 1.15 * 260
+    assert len(result.variant("fast").samples) == 3
+
+
+@pytest.mark.parametrize(("budget_s", "slowed"), [(None, 1.0), (None, 1.5), (150.0, 1.0)])
+def test_forecasts_hold_from_a_third_of_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float | None, slowed: float
+) -> None:
+    told: list[tuple[float, float]] = []
+
+    def expect(progress: Progress, seconds: float) -> None:
+        told.append((progress.timeline.elapsed_s, seconds))
+
+    monkeypatch.setattr(Progress, "expect", expect)
+    _, took_s, _ = measured(tmp_path, budget_s, SIX, METRICS, slowed=slowed)
+    late = [(at_s, seconds) for at_s, seconds in told if at_s >= took_s / 3]
+    assert len(late) > 5
+    # The end that was forecast, against the end.
+    assert all(abs(at_s + seconds - took_s) <= 0.2 * took_s for at_s, seconds in late)

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderTiny, StableDiffusionPipeline
+from diffusers import AutoencoderTiny, FluxPipeline, StableDiffusionPipeline
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
 from sdopt.quality.reference_sets import HELD_OUT, PRECOMPUTED, ReferenceSet, reference_set
-from sdopt.reference import CLIP, LORAS, MODEL, TINY_AUTOENCODER
+from sdopt.reference import CLIP, LORAS, MODEL, TINY_AUTOENCODER, TRANSFORMER
+from sdopt.training.captions import generate
 from sdopt.training.data import BACKGROUNDS
 from sdopt.training.evaluation import clip_score
 from sdopt.training.packages import STYLES
 
-SIZE_LIMIT = 25.5e6
+SIZE_LIMIT = 44e6
 
 
 @pytest.fixture
@@ -53,6 +54,23 @@ def test_everything_shipped_is_weights_json_text_or_an_image_within_the_limit() 
     kinds = {".safetensors", ".json", ".md", ".txt", ".webp", ".png"}
     assert [str(file) for file in shipped if file.suffix not in kinds and file.name != "LICENSE"] == []
     assert sum(file.stat().st_size for file in shipped) < SIZE_LIMIT
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder", "text_encoder_2"])
+def test_the_transformer_has_the_other_networks_of_the_unet(part: str) -> None:
+    own = next((TRANSFORMER / part).glob("*.safetensors"))
+    theirs = next((MODEL / part.removesuffix("_2")).glob("*.safetensors"))
+    assert own.read_bytes() == theirs.read_bytes()
+
+
+def test_captions_steer_what_the_transformer_draws() -> None:
+    pipeline = FluxPipeline.from_pretrained(TRANSFORMER, local_files_only=True)
+    assert pipeline.transformer.dtype == pipeline.text_encoder.dtype == torch.float32
+    red, blue = generate(pipeline, ["red circle", "blue circle"], seed=0, num_inference_steps=12) / 255
+    centre = (slice(24, 40), slice(24, 40))
+    assert red[centre][..., 0].mean() > red[centre][..., 2].mean() + 0.2
+    assert blue[centre][..., 2].mean() > blue[centre][..., 0].mean() + 0.2
+    assert red[:3, :3].mean() > 0.9
 
 
 def test_the_tiny_autoencoder_takes_the_place_of_the_full_one(pipeline: StableDiffusionPipeline) -> None:

@@ -1,5 +1,7 @@
 """AOTInductor: compiles to a package on disk, which later processes load in seconds."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import platform
@@ -11,10 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from typing_extensions import override
 
 from sdopt.errors import UnavailableError
@@ -22,16 +22,18 @@ from sdopt.measure import compilation
 from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.attention import Sliced
 from sdopt.options.compiler.base import (
-    Graph,
     GraphCompiler,
-    Tensors,
     exports,
     graphs_in,
     kept_code,
     missing_for_packages,
-    replace_by_graphs,
 )
 from sdopt.pipelines.parts import Pipeline
+
+if TYPE_CHECKING:
+    import torch
+
+    from sdopt.options.compiler.graphs import Graph, Tensors
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Aot(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.graphs import replace_by_graphs
+
         compilation.reset()
         packages = Packages(private_folder("aot"), self.recompile)
         made = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
@@ -91,6 +95,8 @@ class Packages:
 
     def graph_of(self, call: Tensors) -> Graph:
         """Returns the graph of a call, with the weights of its module."""
+        import torch
+
         with torch.no_grad():
             call(*call.inputs)  # records the structure of the output
             package = self._folder / f"{digest(call)}.pt2"
@@ -112,6 +118,8 @@ class Packages:
 
 def _compile(call: Tensors, package: Path) -> None:
     """Exports and compiles a call to `package`, which is replaced atomically."""
+    import torch
+    from safetensors.torch import save_file
     from torch.utils.cpp_extension import CUDA_HOME  # imports setuptools
 
     if torch.cuda.is_available() and CUDA_HOME:
@@ -136,6 +144,9 @@ def _load(call: Tensors, package: Path) -> Graph:
     `torch._inductor.aoti_load_package` does the same, but on a CPU it first compiles test programs for up to half a
     minute to detect the processor's features, which are already part of the package's digest.
     """
+    import torch
+    from safetensors.torch import load_file
+
     device = call.inputs[0].device
     # Single-threaded: otherwise each run waits on the host for the end of the last run (`reclaim_finished_models` in
     # aoti_runtime/model_container.h), and the GPU idles until the next kernels are launched.
@@ -155,6 +166,8 @@ def _load(call: Tensors, package: Path) -> Graph:
 
 def _card(device: torch.device) -> tuple[str | int, ...]:
     """Returns the kind of a card. All its properties would include the UUID, and a package serve that one card."""
+    import torch
+
     found = torch.cuda.get_device_properties(device)
     return found.name, found.major, found.minor, found.multi_processor_count
 
@@ -167,6 +180,8 @@ def digest(call: Tensors) -> str:
 
 def digest_of(module: torch.nn.Module, device: torch.device, *more: Any) -> str:
     """Returns a hex digest of what a module's code, compiled for a device, depends on: structure, libraries, device."""
+    import torch
+
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     machine = _card(device) if device.type == "cuda" else _processor()
     about = [
@@ -191,8 +206,13 @@ def _version(library: str) -> str:
         return ""
 
 
-_REGISTRIES = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
-"""PyTorch's own attributes of a module: its weights, which `digest` lists, and its hooks."""
+@cache
+def _registries() -> frozenset[str]:
+    """Returns PyTorch's own attributes of a module: its weights, which `digest` lists, and its hooks."""
+    import torch
+
+    return frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
+
 
 _ORIGINS = frozenset({"_name_or_path", "_diffusers_version", "_use_default_values"})
 """Keys of a diffusers configuration that describe its source file; compiled code does not depend on them.
@@ -208,7 +228,7 @@ def _kind(part: Any) -> tuple[str, list[str], Any]:
         for name, value in vars(part).items()
         if callable(value) and hasattr(type(part), name)
     ]
-    attributes = {name: value for name, value in vars(part).items() if name not in _REGISTRIES}
+    attributes = {name: value for name, value in vars(part).items() if name not in _registries()}
     return _class_of(part), sorted(own), _constant(attributes)
 
 
@@ -218,6 +238,8 @@ def _constant(value: Any) -> Any:
     peft keeps a LoRA's scale in a dict, as a number or as a tensor that is no buffer. The `repr` of other objects may
     hold an address, which differs between equal modules.
     """
+    import torch
+
     if isinstance(value, bool | int | float | str | torch.dtype | None):
         return repr(value)
     if isinstance(value, Mapping):
@@ -247,6 +269,8 @@ def _code_of(module: str | None) -> str:
 
 
 def _processor() -> tuple[str | int, ...]:
+    import torch
+
     # Inductor generates loops, and arrays for partial sums, for a fixed number of threads.
     return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
 

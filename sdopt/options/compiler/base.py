@@ -1,5 +1,7 @@
 """Shared parts of compilers: the modules that they replace, the replacements, what they need, and common conflicts."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sysconfig
@@ -10,14 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import override
 
 from sdopt.hardware.cards import TRITON, missing
-from sdopt.measure.compilation import compilation, runs_eagerly
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage
@@ -27,6 +26,11 @@ from sdopt.options.conflicts import autocast_of, records_autograd, upcasts_vae
 from sdopt.options.lora import CHANGE_A_LORA, Hotswap
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_name, denoiser_of, text_encoders_of, unwrapped
 from sdopt.scratch import cache_folder, named_caches, unwritable
+
+if TYPE_CHECKING:
+    import torch
+
+    from sdopt.options.compiler.graphs import PerShape
 
 STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
 """The targets of compilers, with the stage of a call in which each runs."""
@@ -129,7 +133,7 @@ def _places_of(pipe: Pipeline, target: str) -> Iterator[tuple[Any, str]]:
         yield pipe.vae, "decoder"
 
 
-Module = TypeVar("Module", bound=torch.nn.Module)
+Module = TypeVar("Module", bound="torch.nn.Module")
 
 
 def replace_modules(
@@ -151,122 +155,12 @@ def replace_modules(
     return made
 
 
-def replace_by_graphs(
-    pipe: Pipeline, chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
-) -> "dict[str, list[PerShape]]":
-    """Replaces each module of the targets by a `PerShape`, of each kind of step its own; returns them by target."""
-    return replace_modules(pipe, chosen, lambda module: PerShape(module, make), by_step=True)
-
-
 def only_replays(stages: Iterable[StageTrace]) -> bool:
     """Returns whether all calls of the stages replayed a CUDA graph, and no graph was captured again.
 
     If weights have moved, each call captures a graph and replays it once.
     """
     return all(stage.graph_launches >= stage.runs > 0 and not stage.graph_captures for stage in stages)
-
-
-class StandIn(torch.nn.Module):
-    """Replaces a module: has the same attributes, and a different `forward`.
-
-    `unwrapped` returns the original module, as for a module wrapped by `torch.compile`.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_orig_mod"), name)
-
-
-class Tensors(torch.nn.Module):
-    """A module as a function from tensors to tensors; the call's other arguments are constants.
-
-    Attributes:
-        inputs: the tensors among the arguments.
-        key: everything that a graph of this call depends on, except the values of tensors.
-    """
-
-    def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        super().__init__()
-        self.module = module
-        leaves, self._spec = tree_flatten((args, kwargs))
-        self.inputs, self._arguments = _without_tensors(leaves)
-        self._results: list[Any] = []
-        self._result_spec: Any = None
-        weight = next(module.parameters())
-        self.key = (
-            tuple((tuple(given.shape), given.dtype, given.device) for given in self.inputs),
-            tuple(self._arguments),
-            str(self._spec),
-            (weight.dtype, weight.device, weight.data_ptr()),
-            (torch.is_inference_mode_enabled(), torch.is_autocast_enabled(weight.device.type)),
-        )
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Calls the module with `tensors` in place of `inputs`; returns the tensors in its output."""
-        args, kwargs = tree_unflatten(_with_tensors(self._arguments, tensors), self._spec)
-        leaves, self._result_spec = tree_flatten(self.module(*args, **kwargs))
-        results, self._results = _without_tensors(leaves)
-        return tuple(results)
-
-    def output(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """Returns the output structure of the module's last call, filled with `tensors`."""
-        return tree_unflatten(_with_tensors(self._results, tensors), self._result_spec)
-
-
-_TENSOR = "a tensor"
-"""Placeholder for a tensor."""
-
-
-def _without_tensors(leaves: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-    """Returns the tensors among `leaves`, and `leaves` with a placeholder for each tensor."""
-    leaves = list(leaves)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return tensors, [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-
-
-def _with_tensors(leaves: Iterable[Any], tensors: Iterable[torch.Tensor]) -> list[Any]:
-    given = iter(tensors)
-    return [next(given) if leaf is _TENSOR else leaf for leaf in leaves]
-
-
-Graph = Callable[..., Sequence[torch.Tensor]]
-"""A function from tensors to tensors, with the signature of `Tensors.forward`."""
-
-
-class PerShape(StandIn):
-    """Replaces a module by one graph per input shape; a graph is built at the first call with its shape.
-
-    Args:
-        module: the module to replace.
-        make: builds the graph of a call; must run the call once, so that the structure of the output is known.
-
-    Attributes:
-        graphs: the graphs, by `Tensors.key`.
-    """
-
-    def __init__(self, module: torch.nn.Module, make: Callable[[Tensors], Graph]) -> None:
-        super().__init__(module)
-        self._make = make
-        self.graphs: dict[Any, tuple[Tensors, Graph]] = {}
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the graph for this call, and builds it first if it is missing."""
-        if runs_eagerly():
-            return self._orig_mod(*args, **kwargs)
-        call = Tensors(self._orig_mod, args, kwargs)
-        inputs = call.inputs
-        if call.key not in self.graphs:
-            with compilation():
-                self.graphs[call.key] = call, self._make(call)
-            call.inputs = []
-        made, graph = self.graphs[call.key]
-        return made.output(graph(*inputs))
 
 
 def graphs_in(stand_ins: Iterable[PerShape]) -> int:
@@ -277,6 +171,8 @@ def graphs_in(stand_ins: Iterable[PerShape]) -> int:
 @contextmanager
 def tracing() -> Iterator[None]:
     """Suppresses PyTorch's warnings at each trace about deprecated TorchScript and conditions that become constants."""
+    import torch
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
@@ -324,8 +220,8 @@ def unfit_for_inductor(ctx: Context, keeps: str = "") -> list[str]:
         if reason := unwritable(folder):
             found.append(f"compiled code goes to {folder}, and {reason}: name another folder with {name}=…")
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
-        folder = f"{tempfile.gettempdir()}, which is mounted noexec"
-        found.append(f"Inductor loads compiled code from {folder}: choose another folder with TMPDIR=…")
+        there = f"{tempfile.gettempdir()}, which is mounted noexec"
+        found.append(f"Inductor loads compiled code from {there}: choose another folder with TMPDIR=…")
     return found
 
 

@@ -21,14 +21,15 @@ The blocks are inserted here, as in Lightning's "Serve Stable Diffusion Three Ti
 reads `unet.in_channels` and `text_model`, which diffusers and transformers 5 have removed.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.locks import exclusive
@@ -48,6 +49,9 @@ from sdopt.options.conflicts import (
 )
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of
+
+if TYPE_CHECKING:
+    import torch
 
 _TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8
 _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
@@ -79,6 +83,8 @@ class Attention(EquivalentAttention):
     def apply(self, pipe: Pipeline) -> Proof:
         from diffusers.models import attention_processor
 
+        from sdopt.options.compiler.deepspeed_layers import Layer
+
         denoiser, kind = denoiser_of(pipe), attention_processor.Attention
         names = [name for name, layer in denoiser.named_modules() if isinstance(layer, kind)]
         for name in names:
@@ -98,43 +104,6 @@ class Attention(EquivalentAttention):
             return Finding(replaced == len(names) > 0 and not kept and bool(ran), summary, facts)
 
         return proof
-
-
-class Layer(torch.nn.Module):
-    """DeepSpeed's attention with the weights and the arguments of a layer of diffusers."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.attention = attention_of(layer)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the output of the attention, of the shape of `hidden_states`. Raises ValueError for a mask."""
-        if attention_mask is not None:
-            raise ValueError("attention=deepspeed takes no mask")
-        # The first layer of a model allocates the workspace, and has the most latents.
-        config = self.attention.config
-        config.max_out_tokens = config.min_out_tokens = hidden_states.shape[1]
-        output: torch.Tensor = self.attention(hidden_states, context=encoder_hidden_states)
-        return output
-
-
-class ByHead(torch.nn.Module):
-    """Splits queries, keys and values into heads, as a replacement for DeepSpeed's `pad_transform`.
-
-    `pad_transform` copies `padded_seq_len / 2` pairs of tokens (`transform.cu`): of the 77 tokens of a prompt, the last
-    would be stale data from the workspace.
-    """
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, _padded: bool
-    ) -> list[torch.Tensor]:
-        """Returns query, key and value, each as (batch, heads, tokens, channels of a head)."""
-        return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value)]
 
 
 def misfits(ctx: Context) -> list[str]:
@@ -203,6 +172,7 @@ def compile_kernels(*builders: str) -> None:
     PyTorch's lock is a file that outlives a process killed during compilation, so that all later processes would wait
     forever. The lock here is released when its process ends, so a leftover file can be deleted.
     """
+    import torch
     from torch.utils.cpp_extension import _get_build_directory
 
     # DeepSpeed cannot parse an architecture such as 9.0a, which container images for Hopper set.
@@ -231,6 +201,10 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
     Self-attention computes query, key and value in one product.
     The workspace, if this layer allocates it, holds `tokens`, which may be set before a call.
     """
+    import torch
+
+    from sdopt.options.compiler.deepspeed_layers import ByHead
+
     kind, configure = _classes()
     weight, is_first = layer.to_q.weight, kind.layer_id == 0
     made = kind(
@@ -281,6 +255,8 @@ def _classes() -> tuple[Any, Any]:
 
 
 def _frozen(weight: torch.Tensor) -> torch.nn.Parameter:
+    import torch
+
     return torch.nn.Parameter(weight.detach().contiguous(), requires_grad=False)
 
 
@@ -368,6 +344,8 @@ def replace_blocks(denoiser: torch.nn.Module) -> None:
 
 def require_fitting(name: str, block: Any) -> None:
     """Raises ValueError if a diffusers transformer block violates an assumption of DeepSpeed's block."""
+    import torch
+
     attentions = [lacks(block.attn1), lacks(block.attn2)]
     wrong = {
         "norms with weights": any(norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)),

@@ -1,12 +1,13 @@
 """Compilers that make one graph for each input shape, which CUDA launches or another engine runs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
 from sdopt.measure import compilation
@@ -15,15 +16,10 @@ from sdopt.options.compiler.aot import EAGER_ONLY
 from sdopt.options.compiler.base import (
     STAGE_OF,
     TARGETS,
-    Graph,
     GraphCompiler,
-    PerShape,
-    StandIn,
-    Tensors,
     exports,
     graphs_in,
     only_replays,
-    replace_by_graphs,
     replace_modules,
     tracing,
     unfit_for_graphs,
@@ -32,6 +28,11 @@ from sdopt.options.compiler.base import (
 from sdopt.options.conflicts import missing_packages, weights_of
 from sdopt.pipelines.parts import Pipeline
 from sdopt.scratch import scratch_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from sdopt.options.compiler.graphs import Graph, PerShape, Tensors
 
 # ---- on any device --------------------------------------------------------------------------------------------------
 
@@ -56,6 +57,8 @@ class TorchScript(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.graphs import replace_by_graphs
+
         compilation.reset()
         made = replace_by_graphs(pipe, ["denoiser"], _traced)
 
@@ -71,6 +74,8 @@ class TorchScript(GraphCompiler):
 
 def _traced(call: Tensors) -> Graph:
     """Traces a call, and runs the graph until TorchScript's profiling executor has optimized the graph."""
+    import torch
+
     with torch.no_grad(), tracing():
         traced: Graph = torch.jit.trace(call.eval(), tuple(call.inputs), check_trace=False)
         for _ in range(_WARM_UP):
@@ -102,6 +107,8 @@ class CudaGraphs(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.graphs import replace_by_graphs
+
         compilation.reset()
         capture = Capture()
         made = replace_by_graphs(pipe, self.targets, capture)
@@ -126,6 +133,8 @@ class Capture:
 
     def __call__(self, call: Tensors) -> Graph:
         """Returns a function that copies its inputs to the graph's, replays the graph, and returns copied outputs."""
+        import torch
+
         if call.module not in self._pools:
             self._pools[call.module] = torch.cuda.graph_pool_handle()
         # One stream for all captures: cuBLAS keeps a workspace (about 30 MiB on Hopper) for each stream it ran on.
@@ -155,6 +164,8 @@ class Capture:
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
     """Disables autocast's cache, so that casts are part of the graph: cached casts are freed when autocast exits."""
+    import torch
+
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -193,6 +204,8 @@ class Blade(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.graphs import replace_by_graphs
+
         compilation.reset()
         replace_by_graphs(pipe, self.targets, _optimized)
 
@@ -208,6 +221,7 @@ class Blade(GraphCompiler):
 
 
 def _optimized(call: Tensors) -> Graph:
+    import torch
     import torch_blade
 
     with torch.no_grad(), tracing():
@@ -234,8 +248,10 @@ class TensorRt(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.graphs import TensorRtEngine
+
         compilation.reset()
-        replace_modules(pipe, ["denoiser"], _Engine)
+        replace_modules(pipe, ["denoiser"], TensorRtEngine)
 
         def proof(trace: Trace) -> Finding:
             runs, calls = trace.denoiser.operators[_TENSORRT_ENGINE], trace.denoiser.calls
@@ -244,29 +260,6 @@ class TensorRt(GraphCompiler):
             return Finding(runs >= calls > 0, f"{runs} engines run in {calls} calls", facts)
 
         return proof
-
-
-class _Engine(StandIn):
-    """Replaces a module by its TensorRT engine, which Torch-TensorRT rebuilds for each new shape."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        import torch_tensorrt
-
-        super().__init__(module)
-        engine: Any = torch_tensorrt.MutableTorchTensorRTModule(module, use_explicit_typing=True)
-        # The engine is a module; as a submodule it would list all weights twice.
-        self.__dict__["_engine"] = engine
-        self._shapes: set[Any] = set()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the engine; counts the first call of each shape as a compilation."""
-        shape = tuple(args[0].shape)
-        if shape in self._shapes:
-            return self._engine(*args, **kwargs)
-        with compilation.compilation():
-            result = self._engine(*args, **kwargs)
-        self._shapes.add(shape)
-        return result
 
 
 # ---- outside of PyTorch, on a CPU -----------------------------------------------------------------------------------
@@ -291,6 +284,8 @@ class CpuEngine(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.graphs import replace_by_graphs
+
         compilation.reset()
         types: set[str] = set()
         targets = getattr(self, "targets", ["denoiser"])
@@ -331,6 +326,7 @@ class OnnxRuntime(CpuEngine):
     @override
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
         import onnxruntime
+        import torch
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -379,6 +375,7 @@ class OpenVino(CpuEngine):
     @override
     def _exported(self, call: Tensors, types: set[str]) -> Graph:
         import openvino
+        import torch
 
         shapes = [tuple(given.shape) for given in call.inputs]
         with torch.no_grad(), tracing():

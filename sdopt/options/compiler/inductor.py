@@ -1,13 +1,12 @@
 """`torch.compile` with Inductor: of whole modules, of repeated blocks, or once for any shape."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.fx.experimental._config
-from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from sdopt.measure import compilation
@@ -28,13 +27,16 @@ from sdopt.options.conflicts import keeps_gradients
 from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import Pipeline, denoiser_of, device_of
 
+if TYPE_CHECKING:
+    import torch
+
 
 def records_cuda_graphs(mode: str) -> bool:
     """Returns whether a mode of `torch.compile` records CUDA graphs."""
     return mode in ("reduce-overhead", "max-autotune")
 
 
-def _arguments(option: "Inductor | Regional") -> str:
+def _arguments(option: Inductor | Regional) -> str:
     """Returns the non-default arguments of `torch.compile` as code, each preceded by a comma."""
     given = {"mode": option.mode, "fullgraph": option.fullgraph, "dynamic": option.dynamic}
     usual = {"mode": "default", "fullgraph": False, "dynamic": None}
@@ -155,6 +157,8 @@ class Inductor(ByInductor):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         self._start(pipe)
         replays = records_cuda_graphs(self.mode)
 
@@ -250,6 +254,9 @@ class InductorDynamic(ByInductor):
 
     @override
     def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        import torch
+        import torch.fx.experimental._config
+
         # By default, sizes that are equal in the first call must stay equal, which would exclude non-square images.
         settings: Any = torch.fx.experimental._config
         patched: AbstractContextManager[Any] = settings.patch(use_duck_shape=False)
@@ -257,6 +264,8 @@ class InductorDynamic(ByInductor):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        import torch
+
         self._start(pipe)
 
         def compiled(module: torch.nn.Module) -> Any:
@@ -283,6 +292,9 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
     The second call happens inside a pipeline call, since TorchDynamo also specializes on surrounding contexts such as
     autocast or inference mode. The latents grow by eight columns, so that their width can be halved three times.
     """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
     shapes: list[tuple[int, ...]] = []
 
     def call_again(module: Any, args: Any, kwargs: Any, _output: Any) -> None:
@@ -373,6 +385,8 @@ def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
 
 def _keep_outputs(compiled: Any) -> None:
     """Makes a module return copies: a CUDA graph replay overwrites outputs that multistep schedulers still hold."""
+    import torch
+    from torch.utils._pytree import tree_map_only
 
     def begin(*_: Any) -> None:
         torch.compiler.cudagraph_mark_step_begin()

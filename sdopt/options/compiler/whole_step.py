@@ -1,25 +1,28 @@
 """Compiles one denoising step to one graph: denoiser, guidance and scheduler."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from math import cos, sin
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from typing_extensions import override
 
-from sdopt.errors import UsageError
 from sdopt.measure import compilation
 from sdopt.options import Assumption, Context, Finding, Proof, Trace, bounded
 from sdopt.options.assumptions import usual_guidance
 from sdopt.options.base import Inputs
-from sdopt.options.compiler.base import Compiler, StandIn, replace_modules, unfit_for_inductor
+from sdopt.options.compiler.base import Compiler, replace_modules, unfit_for_inductor
 from sdopt.options.conflicts import records_autograd
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import Pipeline, denoiser_of, is_called
+
+if TYPE_CHECKING:
+    import torch
 
 _SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler")
 """Schedulers whose step is linear in the current latents and prediction, and depends on nothing else: see `Steps`."""
@@ -73,9 +76,12 @@ class WholeStep(Compiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
+        from sdopt.options.compiler.stepping import WholeStepModule
+
         compilation.reset()
         steps = Steps(pipe.scheduler, lambda: is_called(pipe))
-        [[whole]] = replace_modules(pipe, ["denoiser"], lambda unet: _WholeStep(pipe, unet, steps, self.mode)).values()
+        made = replace_modules(pipe, ["denoiser"], lambda unet: WholeStepModule(pipe, unet, steps, self.mode))
+        [whole] = made["denoiser"]
 
         def proof(trace: Trace) -> Finding:
             from torch._dynamo.utils import counters
@@ -114,6 +120,8 @@ class Steps:
     """
 
     def __init__(self, scheduler: Any, active: Callable[[], bool] = lambda: True) -> None:
+        import torch
+
         self._pristine = deepcopy(scheduler)
         self.table = torch.zeros(4, scheduler.config.num_train_timesteps)
         """float32 (4, training timesteps): timestep, scale, keep and add of each step; NaN if unused."""
@@ -155,6 +163,7 @@ class Steps:
 
     def _read(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Returns the table for the timesteps that `set_timesteps` selects with these arguments."""
+        import torch
 
         def asked(latents: Callable[[int], float], predictions: Callable[[int], float]) -> torch.Tensor:
             """Returns timestep, scale and next latents of each step, shape (3, steps), for the given inputs by step."""
@@ -179,70 +188,3 @@ class Steps:
         table = torch.full_like(self.table, torch.nan, device="cpu")
         table[:, : keep.shape[1]] = torch.stack([*keep, add[2]])
         return table
-
-
-class _WholeStep(StandIn):
-    """Replaces the denoiser: computes the latents after the step, and passes them through the pipeline's code."""
-
-    def __init__(self, pipe: Pipeline, denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
-        super().__init__(denoiser)
-        self._pipe = pipe
-        self._steps = steps
-        self._step = torch.compile(_step, mode=mode, fullgraph=True)
-
-    def forward(self, sample: torch.Tensor, timestep: Any, encoder_hidden_states: Any, **kwargs: Any) -> Any:
-        pipe = self._pipe
-        if not is_called(pipe):
-            return self._orig_mod(sample, timestep, encoder_hidden_states, **kwargs)
-        if not self._steps.taken(pipe.scheduler):
-            raise UsageError(
-                "compiler=whole_step: the graph has the steps of the scheduler that the pipeline had, and the program "
-                "has exchanged it since: call sdopt.undo(pipe), exchange it, and apply the options again"
-            )
-        channels = pipe.vae.config.latent_channels
-        guidance = pipe.guidance_scale if pipe.do_classifier_free_guidance else None
-        kwargs["return_dict"] = False
-        given = (sample, timestep, encoder_hidden_states, kwargs)
-        return (_Prediction(self._step(self._orig_mod, *given, self._steps.table, channels, guidance)),)
-
-
-def _step(
-    denoiser: Any,
-    sample: torch.Tensor,
-    timestep: torch.Tensor,
-    states: torch.Tensor,
-    kwargs: dict[str, Any],
-    table: torch.Tensor,
-    channels: int,
-    guidance: float | None,
-) -> torch.Tensor:
-    """Returns the latents after a step.
-
-    `sample` holds the latents, repeated if there is guidance, and the further channels of an inpainting model.
-    """
-    scale, keep, add = torch.where(table[0] == timestep, table[1:], 0).sum(dim=1).unbind()
-    latents = sample[:, :channels].float()
-    scaled = (latents * scale).to(sample.dtype)
-    whole = torch.cat([scaled, sample[:, channels:]], dim=1)
-    prediction = denoiser(whole, timestep, encoder_hidden_states=states, **kwargs)[0]
-    if guidance is not None:
-        without, given = prediction.chunk(2)
-        prediction = without + guidance * (given - without)
-        latents = latents.chunk(2)[0]
-    following: torch.Tensor = keep * latents + add * prediction.float()
-    return following.to(sample.dtype)
-
-
-class _Prediction:
-    """Carries the new latents as the prediction through the pipeline's code, where guidance has no further effect."""
-
-    def __init__(self, latents: torch.Tensor) -> None:
-        self.latents = latents
-
-    def chunk(self, count: int) -> tuple["_Prediction", ...]:
-        return (self,) * count
-
-    def _same(self, _other: Any) -> "_Prediction":
-        return self
-
-    __add__ = __sub__ = __rmul__ = _same

@@ -156,13 +156,26 @@ def ratio_axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
+_MARKS = ((1.0, 1.5, 2.0, 3.0, 5.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
+"""Figures of each decade of a logarithmic axis, the more of them the fewer decades there are."""
+
+_MOST_MARKS = 8
+
+
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Returns round figures for a logarithmic axis, including 1; powers of ten if it spans more than a decade."""
-    if math.log10(high / low) > 1:
-        return [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    step = next((step for step in _STEPS if (high - low) / step <= _TICKS), _STEPS[-1])
-    ticks = [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-    return sorted({*(round(tick, 6) for tick in ticks if tick > 0), 1.0})
+    """Returns round figures for a logarithmic axis, including 1; 1, 1.5, 2, 3, 5 beyond a factor of 2."""
+    if high / low <= 2:
+        step = next((step for step in _STEPS if (high - low) / step <= _TICKS), _STEPS[-1])
+        ticks = [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        return sorted({*(round(tick, 6) for tick in ticks if tick > 0), 1.0})
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for marks in _MARKS:
+        found = [round(mark * 10.0**decade, 9) for decade in decades for mark in marks]
+        found = [mark for mark in found if low * (1 - 1e-9) <= mark <= high * (1 + 1e-9)]
+        if len(found) <= _MOST_MARKS:
+            break
+    return sorted({*found, 1.0})
 
 
 def built(chart: alt.LayerChart, description: str, height: int, padding: Any = 8) -> Spec:

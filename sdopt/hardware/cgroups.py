@@ -1,0 +1,76 @@
+"""Limits of memory that control groups set for this process: containers, systemd and Slurm, in both versions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+_LISTING = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How one version of control groups names its files."""
+
+    limit: str
+    usage: str
+    reclaimable: str
+    """In `memory.stat`: the part of the usage that the kernel gives back."""
+
+
+_VERSIONS = (
+    _Names("memory.max", "memory.current", "inactive_file"),
+    _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def memory_limits(mount: Path = MOUNT, listing: Path = _LISTING) -> tuple[float, float]:
+    """Returns the bytes that this process may have, and those that are left of them; infinite without a limit."""
+    most = left = float("inf")
+    for group in _groups(mount, listing):
+        for names in _VERSIONS:
+            limit = _number(group / names.limit)
+            if limit is None:
+                continue
+            used = _number(group / names.usage) or 0
+            used -= _listed(group / "memory.stat", names.reclaimable)
+            most = min(most, limit)
+            left = min(left, max(limit - used, 0))
+    return most, left
+
+
+def _groups(mount: Path, listing: Path) -> Iterator[Path]:
+    """Yields the folders of this process's groups and of all above them, whose limits hold for it too."""
+    for line in _text(listing).splitlines():
+        number, controllers, place = line.split(":", 2)
+        if number == "0":
+            base = mount
+        elif "memory" in controllers.split(","):
+            base = mount / "memory"
+        else:
+            continue
+        # Within a container the path may be that of its host, of which only the root is mounted.
+        group = Path(place.lstrip("/"))
+        yield base / group
+        for above in group.parents:
+            yield base / above
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _number(file: Path) -> float | None:
+    text = _text(file).strip()
+    return float(text) if text.isdecimal() else None
+
+
+def _listed(file: Path, name: str) -> float:
+    for line in _text(file).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return float(value)
+    return 0

@@ -1,0 +1,80 @@
+"""What a command imports: those that only read, refuse or list answer at once, without the libraries that measure."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+
+QUICKSTART = str(ROOT / "outputs/records/amd-epyc/quickstart")
+
+HEAVY = {
+    *("torch", "diffusers", "transformers", "accelerate", "safetensors.torch", "torchmetrics"),
+    *("mlflow", "pandas", "altair", "vl_convert", "matplotlib", "optuna", "scipy.stats", "scipy.ndimage"),
+}
+"""Each takes from half a second to ten."""
+
+COMPOSING = {"hydra", "omegaconf", "scipy.special"}
+"""Some tenths of a second: only for commands that compose a configuration, or derive a statistic."""
+
+_PROGRAM = """
+import json, sys
+sys.argv = ["sdopt", *json.loads(sys.argv[1])]
+from sdopt.cli import main
+try:
+    code = main()
+except SystemExit as end:
+    code = end.code
+print(json.dumps({"code": code, "modules": sorted(sys.modules)}), file=sys.stderr)
+"""
+
+
+def imported(cwd: Path, *words: str, more: Mapping[str, str] = {}) -> tuple[int, set[str], str]:
+    """Runs a command; returns its exit code, the modules that it imported, and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, json.dumps(words)],
+        cwd=cwd,
+        env=os.environ | more,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    said = json.loads(done.stderr.splitlines()[-1])
+    return said["code"], set(said["modules"]), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "forbidden"),
+    [
+        (["--help"], 0, HEAVY | COMPOSING),
+        (["shwo"], 2, HEAVY | COMPOSING),
+        (["optimize", "--help"], 0, HEAVY | COMPOSING),
+        (["ui"], 2, HEAVY | COMPOSING),
+        (["show", QUICKSTART], 0, HEAVY | {"hydra", "omegaconf"}),
+        (["run", "--help"], 0, HEAVY),
+        (["run", "precison=bf16"], 2, HEAVY | {"scipy.special"}),
+        (["run", "workload.steps=many"], 2, HEAVY),
+        (["run", "caching.interval=x", "caching=deepcache"], 2, HEAVY),
+        (["optimize", "emoji", "precison=bf16"], 2, HEAVY),
+        (["optimize", "emoji", "--bugdet", "4m"], 2, HEAVY | COMPOSING),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_that_measures_nothing(tmp_path: Path, words: list[str], code: int, forbidden: set[str]) -> None:
+    ended, modules, said = imported(tmp_path, *words)
+    assert ended == code, said
+    assert not modules & forbidden
+
+
+def test_completion(tmp_path: Path) -> None:
+    line = {"COMP_LINE": "sdopt run precis", "COMP_POINT": "16"}
+    ended, modules, said = imported(tmp_path, "-sc", "query=bash", more=line)
+    assert ended == 0
+    assert "precision=" in said
+    assert not modules & HEAVY
