@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
@@ -23,12 +23,20 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.card_options import offer_cards
-from sdopt.config.groups import choices_of, default_choice, default_options, require_chosen, require_overrides
+from sdopt.config.groups import (
+    choices_of,
+    data_sheets,
+    default_choice,
+    default_options,
+    require_chosen,
+    require_overrides,
+)
 from sdopt.config.overrides import group_of, key_of, parsed_override, quoted, resembling
 from sdopt.config.paths import CONF, CONFIG_NAME, config_name_of, options_of, read_yaml
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
 from sdopt.errors import UsageError, command_line, shell_word
+from sdopt.hardware.names import cards_named, nearest_cards
 from sdopt.text_files import decoded
 
 offer_cards()
@@ -295,11 +303,13 @@ def _explained(error: Exception, command: str) -> str:
     found = rf"In '[^']*': Could not (?:find|load) '({within}|[^']+(?=/[^'/]+'))/([^']+)'"
     if unknown is None and (option := re.match(found, message)):
         known = re.findall(r"^\t(\S+)$", message, re.MULTILINE) or options_of(option[1])  # of a list Hydra says none
-        near = resembling(option[2], known)
+        near = _near(option[1], option[2], known)
         advice = f"did you mean {' or '.join(near)}? " if near else ""
         if option[1] == "hardware" and not re.search(r"\d", option[2]):  # `gpu`: its options are cards, a page of them
             advice = "hardware=auto takes the GPU where there is one, and hardware.device=cuda:1 the second of them; "
         choices = f"the options are {', '.join(known)}" if known else "there is no such group"
+        if option[1] == "hardware" and near:  # some hundred cards
+            choices = f"`sdopt {command} --help` lists all"
         if plugin := re.fullmatch(r"hydra/(launcher|sweeper)", option[1]):
             name = option[2].partition("_")[0]
             choices += f"; others are plugins, as in pip install hydra-{name}-{plugin[1]}"
@@ -326,13 +336,21 @@ def _explained(error: Exception, command: str) -> str:
     return f"{unknown[1]}: unknown key; {advice}`sdopt {command} --help` lists all{more}"
 
 
+def _near(group: str, name: str, known: Collection[str]) -> list[str]:
+    """Returns the options that may be meant; of cards those of the same name, or else the nearest of the same kind."""
+    if group != "hardware":
+        return resembling(name, known)
+    sheets = data_sheets()
+    return cards_named(name, sheets) or nearest_cards(name, sheets) or resembling(name, known)
+
+
 def _with_way_out(message: str, error: Exception, command: str) -> str:
     """Returns a message of Hydra's with the key and the way out that it lacks; others as they are."""
     if message.startswith("Config group override must be a string"):  # Hydra does not say which
         frames = [frame.f_locals for frame, _ in walk_tb(error.__traceback__)]
         number = next((found["override"].input_line for found in reversed(frames) if "override" in found), "a number")
         group, _, name = number.partition("=")
-        near = resembling(name, choices_of(group))
+        near = _near(group, name, choices_of(group))
         advice = f"did you mean {' or '.join(near)}? " if near else ""
         message = f"{number}: no option is named by a number alone; {advice}`sdopt {command} --help` lists all"
     if message.startswith("Error merging override ") and error.__cause__:

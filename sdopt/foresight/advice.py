@@ -1,7 +1,5 @@
 """Says what would make a variant fit that does not fit into a card's memory."""
 
-from collections.abc import Iterator, Sequence
-
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.foresight.memory import blueprint, footprint
@@ -10,14 +8,21 @@ from sdopt.hardware.faults import faults_of
 from sdopt.schema import Shape, Sheet
 from sdopt.statistics.words import gib_text
 
-_LADDER = ([], ["memory=[vae_tiling]"], ["memory=[model_offload,vae_tiling]"], ["memory=[sequential_offload]"])
+_LADDER: tuple[list[str], ...] = (
+    [],
+    ["memory=[vae_tiling]"],
+    ["memory=[model_offload,vae_tiling]"],
+    ["memory=[sequential_offload]"],
+)
 """Ways to need less memory, the fastest first."""
 
 
 def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape) -> str:
     """Returns the first choices with which the composed variant fits into a card; "" if none of them does."""
     device = planned_device(sheet)
-    for choices in _choices(sheet):
+    half = _half_type(sheet, "float16" in composer.variant(None).number_types)
+    for memory in _LADDER:
+        choices = [f"precision={half}", *memory]
         try:
             variant = composer.variant(None, choices)
             if variant.conflicts(device):
@@ -30,9 +35,8 @@ def what_fits(composer: HydraComposer, name: str, sheet: Sheet, shape: Shape) ->
     return ""
 
 
-def _choices(sheet: Sheet) -> Iterator[Sequence[str]]:
-    half = "bf16" if has(planned_device(sheet), BFLOAT16) else "fp16"
-    if faults_of(sheet.name, sheet, ["float16"]) and half == "fp16":
-        half = "fp32"
-    for memory in _LADDER:
-        yield [f"precision={half}", *memory]
+def _half_type(sheet: Sheet, wanted: bool) -> str:
+    """Returns the precision to choose on a card; `wanted` says that float16 was chosen."""
+    if has(planned_device(sheet), BFLOAT16) and not wanted:
+        return "bf16"
+    return "fp32" if faults_of(sheet.name, sheet, ["float16"]) else "fp16"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
@@ -84,7 +85,7 @@ def why_unknown(name: str) -> str:
     )
 
 
-def with_known_card(overrides: Sequence[str]) -> tuple[list[str], Asked]:
+def with_known_card(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[list[str], Asked]:
     """Returns overrides whose card is an option of `hardware`, and the cards that its name means.
 
     Raises:
@@ -92,7 +93,7 @@ def with_known_card(overrides: Sequence[str]) -> tuple[list[str], Asked]:
     """
     chosen = [override for override in overrides if key_of(override) == _GROUP]
     name = chosen[-1].partition("=")[2].strip("'\" ") if chosen else ""
-    if not name or name in options_of(_GROUP) or "/" in name or name.endswith(".yaml"):
+    if not name or name in options_of(_GROUP, config_dir) or "/" in name or name.endswith(".yaml"):
         return list(overrides), Asked()
     changed = any(key_of(override).startswith("hardware.sheet") for override in overrides)
     if changed and name in data_sheets():

@@ -412,7 +412,7 @@ def plan_of(overrides: Sequence[str], config_dir: Path | None = None) -> tuple[l
         if torch:
             raise UsageError("plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out")
         torch, learned = _learned(Path(asked["plan.measured"]))
-    rest, cards = with_known_card(rest) if not names else (rest, asked_for(names))
+    rest, cards = with_known_card(rest, config_dir) if not names else (rest, asked_for(names))
     with composer_of(rest, config_dir) as composer:
         predictions = predict(_variants(composer, rest), sheets_for(composer, cards, rest), learned, torch)
         notes = _notes(composer, cards, predictions)
