@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -77,7 +78,7 @@ class Judging:
 
     def _judge(self, result: StudyResult, folder: Path, output: Path | None) -> StudyResult:
         """Returns one result with the verdicts; only those of the result by itself are recorded in its file."""
-        gate, protocol = self.config.gate, replace(result.config.protocol, **self.thresholds)
+        gate, protocol = self.config.gate, replace(result.config.protocol, **dict[str, Any](self.thresholds))
         result.config = replace(result.config, protocol=protocol)
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))

@@ -80,7 +80,7 @@ def judged(base: Path, other: Path, again: Path | None = None, changes: str = ""
 class TestSettings:
     def test_that_differ_come_first_and_make_nothing_comparable(self, tmp_path: Path) -> None:
         base, again = web_ui(tmp_path / "base"), web_ui(tmp_path / "again")
-        other = web_ui(tmp_path / "fewer", **{"Steps": "20", "Clip skip": "2"})
+        other = web_ui(tmp_path / "fewer", 0, **{"Steps": "20", "Clip skip": "2"})
         result = judged(base, other, again)
         [candidate] = result.candidates
         assert candidate.unlike == ["steps 20 (baseline 30)", "clip skip 2 (baseline 1)"]

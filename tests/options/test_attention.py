@@ -16,6 +16,7 @@ from sdopt.measure.trace import StageTrace, Trace
 from sdopt.options import attention, conflicts
 from sdopt.options.compiler import deepspeed
 from sdopt.options.compiler.deepspeed import require_fitting
+from sdopt.options.compiler.deepspeed_layers import ByHead, Layer
 from tests.fixtures import Compose, Load
 from tests.options.hosts import card, latents
 
@@ -151,9 +152,9 @@ class TestDeepSpeed:
         proof = deepspeed.Attention().apply(loaded._pipe)
         [found] = loaded._call(output_type="np").images
         assert np.abs(found - expected).max() < 1e-3
-        layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, deepspeed.Layer)]
+        layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, Layer)]
         assert [layer.attention.number for layer in layers] == list(range(len(layers)))
-        assert all(isinstance(layer.attention.pad_transform_func, deepspeed.ByHead) for layer in layers)
+        assert all(isinstance(layer.attention.pad_transform_func, ByHead) for layer in layers)
         config = layers[0].attention.config
         assert config.max_out_tokens == config.min_out_tokens == 64
         assert proof(saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})).engaged
@@ -163,7 +164,7 @@ class TestDeepSpeed:
 
     def test_takes_the_last_of_an_odd_number_of_tokens(self) -> None:
         query, key, value = (torch.randn(2, tokens, 24) for tokens in (64, 77, 77))
-        found = deepspeed.ByHead()(query, key, value, 3, False)
+        found = ByHead()(query, key, value, 3, False)
         assert [tuple(each.shape) for each in found] == [(2, 3, 64, 8), (2, 3, 77, 8), (2, 3, 77, 8)]
         assert torch.equal(found[1][:, 2, 76], key[:, 76, 16:])
 

@@ -72,7 +72,7 @@ def edges(limits: Any, whole: bool) -> list[float]:
     return [low, low + least, high]
 
 
-def kinds(kind: type = Optimization) -> list[type]:
+def kinds(kind: type[Any] = Optimization) -> list[type[Any]]:
     """All classes of options of sdopt."""
     found = [kind] if kind.__module__.startswith("sdopt.") else []
     for child in kind.__subclasses__():

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sdopt.record.files import read_result
-from sdopt.record.records import IMPORTED, MeasurementSession, Status, StudyResult
+from sdopt.record.records import IMPORTED, MeasurementSession, Status, StudyResult, VariantResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import markdown_table
@@ -114,8 +114,8 @@ def without_images() -> StudyResult:
 
 def random_weights() -> StudyResult:
     result = measured()
-    owners: list[StudyResult] = [result]
-    for owner in (*owners, *result.variants):
+    owners: list[StudyResult | VariantResult] = [result, *result.variants]
+    for owner in owners:
         reconfigure(owner, "model", weights="random")
     return result
 

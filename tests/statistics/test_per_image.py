@@ -174,7 +174,8 @@ def test_the_jobs_of_a_sweep_are_shown_per_image(study: StudyResult, tmp_path: P
         jobs[job] = deepcopy(study)
         jobs[job].variants = [row for row in jobs[job].variants if row.name != BATCH]
         jobs[job].comparisons = [edge for edge in jobs[job].comparisons if edge.candidate != BATCH]
-        for owner in (jobs[job], *jobs[job].variants):
+        owners: list[StudyResult | VariantResult] = [jobs[job], *jobs[job].variants]
+        for owner in owners:
             reconfigure(owner, "workload", batch_size=size)
     text = written(Sweep(tmp_path, jobs, {}).blocks())
     assert "time per image" in text
@@ -185,7 +186,8 @@ def test_the_jobs_of_a_sweep_are_shown_per_image(study: StudyResult, tmp_path: P
 
 def test_two_results_are_not_compared_if_their_calls_differ(study: StudyResult) -> None:
     earlier = deepcopy(study)
-    for owner in (earlier, *earlier.variants):
+    owners: list[StudyResult | VariantResult] = [earlier, *earlier.variants]
+    for owner in owners:
         reconfigure(owner, "workload", batch_size=2)
     assert any("workload.batch_size" in one.what and not one.waiver for one in differences(study, earlier))
     text = written(comparison_of(earlier, study))
