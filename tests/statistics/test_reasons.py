@@ -40,7 +40,7 @@ def ruled(rule: Rule, verdict: Verdict) -> Ruling:
     values = limit * ((4 if failing else 1.2) + (0.1 if failing else 3.0) * np.sin(np.arange(32)))
     score = Score(float(values.mean()), list(map(float, values)))
     bounds = bounds_of(score, rule.confidence or 0.95)
-    few_prompts: list[float | None] = [4 * limit] * (16 if failing else 2) + [0.0] * 30
+    few_prompts: list[float | None] = [*[4 * limit] * (16 if failing else 2), *[0.0] * 30]
     few = replace(score, per_prompt=few_prompts)
     worse = Bounds(-bounds.estimate, -(bounds.high or 0), -(bounds.low or 0), bounds.deviation, bounds.n)
     made = {
