@@ -18,7 +18,7 @@ from sdopt.measure.compilation import compiled_so_far, eagerly
 from sdopt.options import Assumption, Context, Contract, Finding, Optimization, Proof, Stage, Trace, bounded
 from sdopt.options.assumptions import no_lora, plain_weights
 from sdopt.options.base import Inputs, outdated
-from sdopt.pipelines.loading import LoadedModel, architecture_config, part_config
+from sdopt.pipelines.loading import LoadedModel, part_config, published_denoiser
 from sdopt.pipelines.loras import (
     has_biases,
     is_on_hub,
@@ -282,10 +282,9 @@ class Distilled(Fused):
         return super().conflicts(ctx)
 
     def _of_another_model(self, ctx: Context) -> list[str]:
-        unet = part_config(ctx.model, "unet") or architecture_config(ctx.model, "unet")
-        if unet is None or unet.get("cross_attention_dim") == self.text_width:
+        has = published_denoiser(ctx.model).get("cross_attention_dim", self.text_width)
+        if has == self.text_width:
             return []
-        has = unet.get("cross_attention_dim")
         return [f"it is for models that read {self.text_width} channels of text, and this one reads {has}"]
 
     @override
