@@ -46,7 +46,7 @@ def test_budgets(said: str, seconds: float | None) -> None:
 
 
 def test_a_budget_without_a_unit_is_refused() -> None:
-    with pytest.raises(UsageError, match="--budget 45: of what[?] 45m are minutes"):
+    with pytest.raises(UsageError, match=r"--budget 45: of what\? 45m are minutes"):
         asked(budget="45")
 
 
