@@ -35,7 +35,7 @@ from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.tasks import remarks_on
 from sdopt.quality.available import PUBLISHED, fetch_features, is_in_cache
 from sdopt.quality.metrics import features_of
-from sdopt.record.files import read_result, write_result
+from sdopt.record.files import read_result, write_at_last, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
@@ -391,6 +391,7 @@ class Experiment:
         """Finds out which commands and programs do what was measured: only these are shown."""
         self.timeline.enter("commands and programs")
         note_commands(self.composer, result, plan)
+        write_at_last(result, self.folder)
         self._conclusion.run_programs(result, plan.variants, machine.device)
 
     def _complete(self, result: StudyResult, plan: Plan, machine: Machine) -> None:

@@ -224,7 +224,7 @@ def fake_workers(fakes: Fakes | None = None) -> Iterator[Fakes]:
 
 
 def _written_only(
-    _context: object, _run: object, variant: Variant, device: Device, *_of: Any, **_limit: Any
+    _context: object, _run: object, variant: Variant, _made: object, device: Device, *_of: Any, **_limit: Any
 ) -> Program:
     """What running a program finds that draws what a fake worker drew: the program is written, and not run."""
     try:

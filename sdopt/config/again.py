@@ -199,6 +199,8 @@ def _folders_of(variant: Variant, baseline: Variant) -> list[str]:
             files.add(f"{group_of(axis)}/{option_name(option)}.yaml")
         for override in side.overrides:  # of sections, which are no choices
             key, _, value = override.lstrip("+").partition("=")
+            if group_of(key) in _ELSEWHERE:  # what an experiment sets is written out
+                continue
             files.add(f"{key}/{value}.yaml")
     folders = [Path(folder).absolute() for folder in variant.config_dirs]
     holding = [folder for folder in folders if any((folder / file).is_file() for file in files)]

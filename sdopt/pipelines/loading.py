@@ -198,7 +198,7 @@ def pipeline_of(model: Model) -> str:
         return described.class_name
     try:
         return class_name_of(folder_of(model))
-    except UsageError:
+    except (UsageError, OSError, ValueError, KeyError):  # `require_model` says what is wrong with a folder
         return class_named(model) or ""
 
 

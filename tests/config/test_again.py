@@ -58,7 +58,7 @@ STUDIES: dict[str, Sequence[str]] = {
     "leave one out": ["study=leave_one_out", "precision=bf16", "layout=channels_last", "memory=[vae_slicing]"],
     "a text with quotes and commas": ["workload.prompts=['it\\'s a \"cat\", red',fish]", "attention=math"],
     "a negative prompt": ["workload.negative_prompt='blurry, grey: {x}'", "workload.guidance_scale=3.5"],
-    "a gate and a key of it": ["gate=default", "gate.smallest_speedup=0.05", "precision=bf16"],
+    "a gate and a key of it": ["gate=default", "gate.must_pay=false", "precision=bf16"],
     "options of a scheduler": ["scheduler=euler", "+scheduler.options.use_karras_sigmas=true", "precision=bf16"],
     "other models on the two sides": [
         "study=explicit",

@@ -35,7 +35,7 @@ def test_every_option_that_it_tries_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("90s", 90), ("30m", 1800), ("1.5 h", 5400), ("45", 45), ("soon", None), ("0m", None)]
+    ("said", "seconds"), [("90s", 90), ("30m", 1800), ("1.5 h", 5400), ("soon", None), ("0m", None)]
 )
 def test_budgets(said: str, seconds: float | None) -> None:
     if seconds is not None:
@@ -43,6 +43,11 @@ def test_budgets(said: str, seconds: float | None) -> None:
     else:
         with pytest.raises(UsageError, match=r"--budget .*: give a time, as in 90s, 30m or 2h"):
             asked(budget=said)
+
+
+def test_a_budget_without_a_unit_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--budget 45: of what\? 45m are minutes"):
+        asked(budget="45")
 
 
 def test_a_lora_is_in_the_baseline(tmp_path: Path) -> None:

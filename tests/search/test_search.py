@@ -199,7 +199,7 @@ def test_a_search_calibrates_only_where_it_is_needed(
 
     def measure(_self: Studies, stage: str, overrides: list[str], brief: bool) -> Any:
         asked.extend([stage, *overrides])
-        return SimpleNamespace()
+        return SimpleNamespace(status="finished")
 
     monkeypatch.setattr(Studies, "_measured", measure)
     monkeypatch.setattr("sdopt.search.studies.calibration_of", lambda _: read_calibration(FOLDER / "emoji-25.json"))
