@@ -87,10 +87,21 @@ class RecordedConfig:
         """Returns the keys of the work and the hardware in which two variants differ and must not, with both values.
 
         What a candidate may choose (`CHOICES`) is part of the comparison, and so is how many images a call makes
-        (`AMOUNT`), because times are compared per image.
+        (`AMOUNT`), because times are compared per image. A size of null is the model's.
         """
-        differing = self.differing(other, (*WORK, "hardware")).items()
-        return {key: values for key, values in differing if not key.startswith((*CHOICES, *AMOUNT))}
+        differing = self.differing(other, (*WORK, "hardware"))
+        if "workload.size" in differing:
+            mine, theirs = self._sizes, other._sizes
+            differing["workload.size"] = (mine, theirs)
+            if mine == theirs:
+                del differing["workload.size"]
+        return {key: values for key, values in differing.items() if not key.startswith((*CHOICES, *AMOUNT))}
+
+    @property
+    def _sizes(self) -> int | list[int]:
+        """The sizes of the timed calls, in pixels; a single one is no list."""
+        sizes = list(dict.fromkeys(shape.size for shape in self.shapes))
+        return sizes[0] if len(sizes) == 1 else sizes
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What counts as faster or as more memory is a key of the protocol, with or without a gate, on every surface."""
 
-import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.command import sdopt
 from tests.fixtures import Composers
 from tests.gate.test_judge import FIT
 from tests.records import reconfigure
+from tests.report.test_charts import rows
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
 NAME = "channels last"
@@ -47,14 +47,15 @@ def said(result: StudyResult) -> set[str]:
     summary = summary_of(result)
     [row] = summary.candidates
     line = next(line for line in to_csv(summary).splitlines() if line.startswith(NAME))
-    plotted = json.dumps(forest(summary))
+    # The repeated baseline has a row of its own in the plot.
+    plotted = {row["name"]: row["speed"] for row in rows(forest(summary))}
     words = [*Speed]
     found = {
         str(row.speed),
         str(answer_of(summary, Path()).candidates[0].speed),
         verdict_tags(summary, row.variant)["speed"],
         next(str(word) for word in words if f",{word}," in line),
-        next(str(word) for word in words if f'"name": "{NAME}"' in plotted and f'"speed": "{word}"' in plotted),
+        str(plotted[NAME]),
     }
     table = next(line for line in markdown_table(summary).splitlines() if line.startswith(f"| {NAME}"))
     return found | {next(str(word) for word in words if str(word) in table)}

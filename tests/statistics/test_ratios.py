@@ -141,24 +141,25 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("changed", "value", "differs"),
         [
-            ("workload.size", 128, True),
-            ("task.strength", 0.5, True),
-            ("model.name", "sd15", True),
-            ("hardware.device", "cuda", True),
+            ("workload.size", 128, "128 against 64"),
+            ("task.strength", 0.5, "0.5 against 1.0"),
+            ("model.name", "sd15", "sd15 against emoji"),
+            ("hardware.device", "cuda", "cuda against auto"),
             # How many images a call makes is compared per image, and what a candidate may choose is the same work.
-            ("workload.batch_size", 4, False),
-            ("workload.images_per_prompt", 2, False),
-            ("scheduler.class_name", "EulerDiscreteScheduler", False),
-            ("hardware.threads", 1, False),
+            ("workload.size", 64, ""),  # which is the model's
+            ("workload.batch_size", 4, ""),
+            ("workload.images_per_prompt", 2, ""),
+            ("scheduler.class_name", "EulerDiscreteScheduler", ""),
+            ("hardware.threads", 1, ""),
         ],
     )
-    def test_says_that_the_work_differs(self, changed: str, value: object, differs: bool) -> None:
+    def test_says_that_the_work_differs(self, changed: str, value: object, differs: str) -> None:
         other = variant([1.0] * 6, name="other")
         section, _, key = changed.partition(".")
         reconfigure(other, section, **{key: value})
         edge = self.compared(other)
         assert edge.shapes[0].speedup is not None
-        assert edge.note == (f"not the same work: {changed}" if differs else "")
+        assert edge.note == (f"not the same work: {changed} ({differs})" if differs else "")
 
     def test_a_control_that_failed_says_nothing_of_the_floor(self) -> None:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1], name="control", role="control")

@@ -115,7 +115,7 @@ class TestWithoutAGate:
         assert "trace shows no change" in summary_of(study).sentence
         study.variant(NAME).measurements[0].shapes[0].traced = traced
         reconfigure(study.variant(NAME), "workload", size=32)
-        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.size"
+        assert timed(study, 2.0, 1.9, 2.1).because == "not the same work: workload.size (32 against 64)"
         baseline, variant = study.variant(study.baseline), study.variant(NAME)
         variant.choices, variant.config = baseline.choices, baseline.config
         assert timed(study, 1.3, 1.2, 1.4).because == REPEATS
@@ -241,4 +241,4 @@ class TestWithAGate:
         for ruling in judgement.rulings[1:]:
             ruling.doubt = "other work disturbed it"
         judgement.rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, "other work disturbed it"))
-        assert only(study).because == "other work disturbed it"
+        assert only(study).because == "Other programs disturbed the timing: other work disturbed it"
