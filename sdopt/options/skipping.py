@@ -172,8 +172,8 @@ def half(arguments: Any, batch: int, which: int) -> Any:
     """Returns the arguments of a denoiser for the first (0) or the second (1) half of its batch.
 
     Text states, further conditions, and what other networks (ControlNet) add have a row per sample too; the pictures of
-    an IP-Adapter may have several. A list has a tensor for each sample only where the latents are one; what a ControlNet
-    adds is a list with a tensor for each layer.
+    an IP-Adapter may have several. A list has a tensor for each sample only where the latents are one; a ControlNet's
+    has one for each layer.
     """
     args, others = arguments
     listed = isinstance(args[0] if args else others["hidden_states"], list)
