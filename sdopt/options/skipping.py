@@ -172,18 +172,20 @@ def half(arguments: Any, batch: int, which: int) -> Any:
     """Returns the arguments of a denoiser for the first (0) or the second (1) half of its batch.
 
     Text states, further conditions, and what other networks (ControlNet) add have a row per sample too; the pictures of
-    an IP-Adapter may have several.
+    an IP-Adapter may have several. A list has a tensor for each sample only where the latents are one; a ControlNet's
+    has one for each layer.
     """
+    args, others = arguments
+    listed = isinstance(args[0] if args else others["hidden_states"], list)
 
     def cut(tensor: Tensor) -> Tensor:
         return tensor.chunk(2)[which] if tensor.ndim and len(tensor) % batch == 0 else tensor
 
     def part(value: Any) -> Any:
-        if isinstance(value, list) and len(value) == batch:  # a tensor for each sample
+        if listed and isinstance(value, list) and len(value) == batch:
             return value[which * batch // 2 : (which + 1) * batch // 2]
         return tree_map_only(Tensor, cut, value)
 
-    args, others = arguments
     return tuple(map(part, args)), {name: part(value) for name, value in others.items()}
 
 

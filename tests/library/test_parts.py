@@ -499,7 +499,7 @@ UNKNOWN_LAYERS, SEVERAL_CALLS = "runs layers of AttnDownBlock2D blocks one by on
         (
             with_transformer,
             {
-                "caching=tome": "needs a UNet2DConditionModel as denoiser, not a PixArtTransformer",
+                "caching=tome": "not for PixArt-Sigma, whose denoiser is a transformer",
                 "attention=sliced": "the attention of a PixArtTransformer2DModel in slices",
             },
         ),

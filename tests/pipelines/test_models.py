@@ -208,7 +208,10 @@ class TestFolders:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("model=sd15 model.weights=packaged", "model.name=sd15: packaged models are emoji; choose model.weights=hub"),
+        (
+            "model=sd15 model.weights=packaged",
+            "model.name=sd15: packaged models are emoji, emoji_dit; choose model.weights=hub",
+        ),
         ("model.weights=hub", "model.hub_id: model.weights=hub needs a repository"),
         ("model=folder model.path=null model.weights=random", "model.weights=random: the architecture of 'folder'"),
         ("model=sdxl model.weights=path", "model.path: model.weights=path needs the folder"),

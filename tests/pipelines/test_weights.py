@@ -225,7 +225,7 @@ class TestParts:
             ("unet/config.json", {"down_block_types": ["NoBlock"]}, "unet/: no UNet2DConditionModel can be made"),
             ("unet/config.json", {"in_channels": 5}, "1 tensors are of other shapes than its config.json says"),
             ("unet/config.json", None, "config.json cannot be read"),
-            ("vae/config.json", b"{", "vae/: no AutoencoderKL can be made"),
+            ("vae/config.json", b"{", "vae/config.json cannot be read"),
             ("text_encoder/config.json", {"hidden_size": "x"}, "text_encoder/: no CLIPTextModel can be made"),
             ("scheduler/scheduler_config.json", None, "scheduler/ holds no scheduler_config.json; fetch it"),
             ("tokenizer/tokenizer.json", b"{}", "tokenizer/: no CLIPTokenizer can be made"),

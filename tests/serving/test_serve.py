@@ -105,7 +105,7 @@ def test_openais_client_gets_images(server: Server) -> None:
     assert error_of(second, server.draw(6)) <= SMALLEST_ERROR
     assert error_of(first, second) > SMALLEST_ERROR
     with server.client as client:
-        with pytest.raises(openai.UnprocessableEntityError, match="quality: not supported here"):
+        with pytest.raises(openai.UnprocessableEntityError, match="quality: Input should be 'auto' or 'standard'"):
             client.images.generate(prompt="a red apple", quality="hd")
         with pytest.raises(openai.NotFoundError):
             client.images.generate(model="dall-e-3", prompt="a red apple")
