@@ -50,7 +50,7 @@ def asked_for(names: Sequence[str]) -> Asked:
             problems.append(why_unknown(name))
             continue
         if len(options) > 1:
-            listed = " and ".join(f"{option} ({sold_memory(sheets[option])} GB)" for option in options)
+            listed = ", ".join(f"{option} ({sold_memory(sheets[option])} GB)" for option in options)
             asked.notes.append(f"{name} is the name of several cards: {listed}")
         asked.options += options
     asked.options = list(dict.fromkeys(asked.options))
