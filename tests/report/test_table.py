@@ -21,7 +21,7 @@ from sdopt.report.terminal import sections_shown, shown
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking.runs import study_tags
 from tests.command import ROOT
-from tests.records import reconfigure, retime
+from tests.records import retime
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
 
