@@ -404,7 +404,9 @@ class Experiment:
         if not complete:
             end.evaluate(result, machine.device.torch_name)
             end.judge(result)
-        if lacking := any(row.program is None for row in result.candidates if row.status is Status.OK):
+        wanted = result.config.protocol.programs_s != 0
+        lacking = wanted and any(row.program is None for row in result.candidates if row.status is Status.OK)
+        if lacking:
             self._hand_out(result, plan, machine)
         complete = complete and not lacking
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
