@@ -13,20 +13,16 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from sdopt.errors import UsageError
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.choices import difference, option_name
-from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.statistics.figures import figures_of
 from sdopt.statistics.measures import SPEEDUP
+from sdopt.study.forecast import newest_results
 
 RECORDED = Path(__file__).parent / "expected.json"
 """Median speed-ups in sdopt's own records, by kind of device and option; `python -m runners.reference` writes it."""
-
-_NEWEST = 30
-"""Most results of this machine that are read: reading one takes some hundredths of a second."""
 
 _UNKNOWN = 1.0
 """The speed-up of an option that nothing is known of."""
@@ -77,17 +73,9 @@ def _recorded() -> dict[str, dict[str, float]]:
 
 
 def results_of(device: Device, folder: Path) -> list[StudyResult]:
-    """Returns the newest results of a device below a folder; those that cannot be read are passed over."""
-    files = sorted(folder.glob("**/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    results = []
-    for file in files[:_NEWEST]:
-        try:
-            result = read_result(file)
-        except UsageError:
-            continue
-        if result.environment.device["name"] == device.name:
-            results.append(result)
-    return results
+    """Returns the newest results of a device below a folder."""
+    results = (result for result, _ in newest_results(folder))
+    return [result for result in results if result.environment.device["name"] == device.name]
 
 
 def medians(results: Iterable[StudyResult]) -> dict[str, float]:

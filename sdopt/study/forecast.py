@@ -3,7 +3,7 @@
 Time and memory come from an earlier run of the same work on this device; without one, sdopt does not guess a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,16 +85,21 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
 
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:
     """Returns the newest finished result of the same work on the same device, with its folder."""
+    for found, folder in newest_results(records):
+        baseline = found.variant(found.baseline)
+        if _work(found) == _work(result) and baseline.status.measured and latency(baseline, "median", 0.95):
+            return found, folder
+    return None
+
+
+def newest_results(records: Path) -> Iterator[tuple[StudyResult, Path]]:
+    """Yields the newest results below a folder, with their folders; those that cannot be read are passed over."""
     files = sorted(records.glob("**/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for file in files[:_NEWEST]:
         try:
-            found = read_result(file)
+            yield read_result(file), file.parent
         except UsageError:
             continue
-        baseline = found.variant(found.baseline)
-        if _work(found) == _work(result) and baseline.status.measured and latency(baseline, "median", 0.95):
-            return found, file.parent
-    return None
 
 
 def _work(result: StudyResult) -> tuple[object, ...]:

@@ -62,11 +62,13 @@ def tflop_per_image(
         sample = torch.empty(samples, channels, latent, latent)
         conditioned = denoiser.config.get("addition_embed_type") == "text_time"
         added = {"added_cond_kwargs": _conditions(denoiser.config, samples)} if conditioned else {}
+        step: Given = ((sample, torch.tensor(1), states), added)
         counted = {
             TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
             / variant.workload.images_per_prompt,
             VAE_ENCODER: _ENCODED[variant.task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
-            DENOISER: _denoiser_tflop(pipe, variant, fresh_denoiser, (sample, states, added)),
+            # Guidance is above 1 if each sample is there twice.
+            DENOISER: _steps_tflop(pipe, variant, fresh_denoiser, float(samples), [step]),
             VAE_DECODER: tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
@@ -88,13 +90,15 @@ def _as_called(pipe: DiffusionPipeline, variant: Variant, call: Callable[[], Any
             twin = type(unwrapped(encoder))(unwrapped(encoder).config)
             counted[TEXT_ENCODER] += sum(tflop(twin, *args, **more) for args, more in noted[encoder])
         counted[VAE_DECODER] = sum(tflop(decode, *args, **more) for args, more in noted[VAE_DECODER])
-        counted[DENOISER] = _steps_tflop(pipe, variant, fresh, noted[denoiser_of(pipe)])
+        counted[DENOISER] = _steps_tflop(pipe, variant, fresh, variant.guidance_scale, noted[denoiser_of(pipe)])
     each = {stage: tflops / images for stage, tflops in counted.items()}
     return each | {"total": sum(each.values())}
 
 
-def _steps_tflop(pipe: DiffusionPipeline, variant: Variant, denoiser: Any, step: list[Given]) -> float:
-    """Counts the operations of all steps, each of which makes the calls of `step`."""
+def _steps_tflop(
+    pipe: DiffusionPipeline, variant: Variant, denoiser: Any, guidance_scale: float, step: list[Given]
+) -> float:
+    """Counts the operations of all steps, each of which makes the calls of `step`; if all are equal, counts one."""
     steps = _denoiser_calls(pipe, variant)
     savings = [option for _, option in variant.applied if option.saves_operations]
     if not savings:
@@ -102,7 +106,7 @@ def _steps_tflop(pipe: DiffusionPipeline, variant: Variant, denoiser: Any, step:
     twin = copy.copy(pipe)
     setattr(twin, denoiser_name(pipe), denoiser)
     twin._num_timesteps = steps
-    twin._guidance_scale = variant.guidance_scale
+    twin._guidance_scale = guidance_scale
     with ExitStack() as stack:
         for option in savings:
             option.apply(twin)
@@ -144,35 +148,6 @@ def _inputs_noted(pipe: DiffusionPipeline) -> Iterator[dict[Any, list[Given]]]:
         yield noted
     if own is not None:
         pipe.vae.__dict__["decode"] = own
-
-
-def _denoiser_tflop(
-    pipe: DiffusionPipeline,
-    variant: Variant,
-    denoiser: Any,
-    inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
-) -> float:
-    """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
-    import torch
-
-    sample, states, added = inputs
-    calls = _denoiser_calls(pipe, variant)
-    savings = [option for _, option in variant.applied if option.saves_operations]
-    if not savings:
-        return calls * tflop(denoiser, sample, torch.tensor(1), states, **added)
-    twin = copy.copy(pipe)
-    setattr(twin, denoiser_name(pipe), denoiser)
-    twin._num_timesteps = calls
-    twin._guidance_scale = float(len(sample))  # above 1 if each sample is there twice
-    with ExitStack() as stack:
-        for option in savings:
-            option.apply(twin)
-            stack.enter_context(option.context(twin))
-        counted = 0.0
-        for number in range(calls):
-            twin.__dict__["scheduler"] = SimpleNamespace(step_index=number)  # by which options tell steps apart
-            counted += tflop(denoiser, sample, torch.tensor(1), states, **added)
-        return counted
 
 
 def _denoiser_calls(pipe: DiffusionPipeline, variant: Variant) -> int:
