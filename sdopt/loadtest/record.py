@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.markdown import written
-from sdopt.statistics.figures import ratio_text
+from sdopt.statistics.measures import ratio_text
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.traffic.figures import Window, interval_of, max_rate, wanted_share
 

@@ -16,9 +16,10 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.program import program_of, said_of
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
-from sdopt.statistics.figures import Ratio
+from sdopt.statistics.measures import Ratio
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import decision_of
-from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.summary import Summary
 
 SCHEMA = 1
 
@@ -121,7 +122,7 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         result.name,
         str(folder),
         result.status,
-        Baseline(own.name, baseline_digest(result), _latency(own), own.figures.images_per_call),
+        Baseline(own.name, baseline_digest(result), _latency(own), own.images_per_call),
         [_candidate(row, result) for row in summary.candidates],
         list(summary.notes),
     )
@@ -157,7 +158,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         _estimate(row.speedup),
         _estimate(row.memory),
         _latency(row),
-        row.figures.images_per_call,
+        row.images_per_call,
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
         [
@@ -173,7 +174,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
 
 
 def _latency(row: Row) -> float | None:
-    return row.figures.latency.estimate if row.figures.latency else None
+    return row.latency.estimate if row.latency else None
 
 
 def _estimate(ratio: Ratio | None) -> Estimate | None:

@@ -13,11 +13,13 @@ from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
-from sdopt.report.tables import images_cell, memory_cell, ratio_cell, speed_cell, word
+from sdopt.report.columns import Cells, Look, speed_cell, table_of, word
 from sdopt.schema import WORK
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import Row, Summary, described, lacking_text, rank_of, summary_of
-from sdopt.statistics.words import seconds_parts, unit_text
+from sdopt.statistics.sentences import described, lacking_text
+from sdopt.statistics.summary import Summary, rank_of, summary_of
+from sdopt.statistics.words import seconds_parts
 
 
 def exit_code(folder: Path) -> int:
@@ -149,8 +151,8 @@ _PER_IMAGE = (
 def _per_image(jobs: "Sequence[Job]") -> bool:
     """Returns whether calls of the jobs' variants make different numbers of images."""
     rows = [job.row for job in jobs if job.row is not None]
-    counts = {row.figures.images_per_call for row in rows}
-    return len(counts) > 1 or any(row.figures.per_image for row in rows)
+    counts = {row.images_per_call for row in rows}
+    return len(counts) > 1 or any(row.per_image for row in rows)
 
 
 @dataclass(frozen=True)
@@ -173,41 +175,38 @@ class Job:
 
 
 def _table(jobs: Sequence[Job], summaries: Mapping[str, Summary], reasons: bool) -> Table:
-    judged = any(job.row is not None and job.row.decision for job in jobs)
-    per_image = _per_image(jobs)
-    rows: list[list[Cell | str]] = []
-    for job in jobs:
-        if job.row is None:
-            rows.append([job.name, job.label, "", word(job.status), "", "", "", "", job.because])
-            continue
-        before, after = _times(job.row, summaries[job.number], per_image)
-        rows.append([
-            job.name,
-            job.label,
-            ratio_cell(job.row.speedup.interval if job.row.speedup else None),
-            word(Status.OK) if job.row.is_baseline and job.row.status is Status.OK else speed_cell(job.row),
-            Cell(after, f"from {before}" if before else ""),
-            memory_cell(job.row),
-            images_cell(job.row, judged),
-            word(job.row.decision),
-            job.because,
-        ])  # fmt: skip
-    images = "images" if judged else "images (not judged)"
-    time, speedup = f"time{unit_text(per_image)}", f"speed-up{unit_text(per_image)}"
-    headings = ("variant", "job", speedup, "speed", time, "memory", images, "gate", "because")
-    table = Table(headings, rows, ("job", speedup, time, "memory"))
-    if reasons:
-        return table.filled()
-    return replace(table, spare=("memory", images, time, speedup), needless=("memory", time)).filled("because")
+    look = Look(judged=any(job.row is not None and job.row.decision for job in jobs), per_image=_per_image(jobs))
+    names: Cells = ("variant", [job.name for job in jobs])
+    labels: Cells = ("job", [job.label for job in jobs])
+    because: Cells = ("because", [job.because for job in jobs])
+    own = {
+        "speed": [_speed_cell(job) for job in jobs],
+        "latency/p50_s": [_time_cell(job.row, summaries[job.number], look) if job.row else Cell() for job in jobs],
+        "step": [Cell() for _ in jobs],  # of a study, which has a table of its own
+    }
+    table = table_of([job.row for job in jobs], look, [names, labels], [because] if reasons else [], own)
+    numbers = ["job", *table.numbers]
+    return replace(table, numbers=numbers, spare=(), needless=()) if reasons else replace(table, numbers=numbers)
 
 
-def _times(row: Row, summary: Summary, per_image: bool) -> tuple[str, str]:
-    """Returns the time of the baseline of the same job ("" if that is the row itself), and that of a variant."""
-    baseline = None if row.is_baseline else summary.row(summary.result.baseline)
-    sides = [row.figures, *([baseline.figures] if baseline else [])]
-    mine, *others = [side.image_time if per_image else side.latency for side in sides]
-    other = others[0] if others else None
-    return seconds_parts(other)[0] if other else "", seconds_parts(mine)[0] if mine else ""
+def _speed_cell(job: Job) -> Cell:
+    if job.row is None:
+        return word(job.status)
+    if job.row.is_baseline and job.row.status is Status.OK:
+        return word(Status.OK)
+    return speed_cell(job.row)
+
+
+def _time_cell(row: Row, summary: Summary, look: Look) -> Cell:
+    """Returns a variant's time, with that of the baseline of the same job, unless that is the row itself."""
+    time = _time_text(row, look)
+    before = "" if row.is_baseline else _time_text(summary.baseline, look)
+    return Cell(time, f"from {before}" if before else "")
+
+
+def _time_text(row: Row, look: Look) -> str:
+    time = row.image_time if look.per_image else row.latency
+    return seconds_parts(time)[0] if time else ""
 
 
 def read_sweep(folder: Path) -> Sweep:

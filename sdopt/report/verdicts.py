@@ -19,8 +19,9 @@ from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking, word
 from sdopt.statistics.measures import measure_named, with_shape
 from sdopt.statistics.reasons import reasons_of
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, decision_of
-from sdopt.statistics.summary import Row, Summary
+from sdopt.statistics.summary import Summary
 
 _BOUNDS = (
     "A gate's bounds are one-sided, each at its rule's confidence: "

@@ -13,8 +13,10 @@ from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Entry, Fate, SearchRecord
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
+from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
-from sdopt.statistics.summary import Row, Summary, described, summary_of, unconfirmed
+from sdopt.statistics.sentences import described, unconfirmed
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.statistics.words import shortened, start_words
 
 

@@ -11,10 +11,11 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
-from sdopt.statistics.figures import Figures, figures_of
+from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_change, spared_growth
-from sdopt.statistics.summary import broken_because
+from sdopt.statistics.objections import broken_because
+from sdopt.statistics.rows import Row
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""
@@ -80,7 +81,7 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         if judged.verdict is Verdict.FAIL
     }
     found = {}
-    for row in [row for row in figures_of(result) if row.comparison and not row.variant.is_control]:
+    for row in [row for row in rows_of(result) if row.comparison and not row.variant.is_control]:
         name, beyond = row.variant.name, _memory_beyond(row, gate, result)
         finding = _finding(row, config, broken.get(name, ""), failed.get(name, []), beyond)
         # A study that ended early says nothing of a candidate that it had not come to.
@@ -89,11 +90,11 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
     return found
 
 
-def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:
+def _finding(row: Row, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
         for objective, name in RATIOS.items()
-        if (ratio := row.ratios.get(name)) is not None
+        if (ratio := row.beside_reference.get(name)) is not None
     }
     # For a metric over features, the first score.
     scores = (score for name, score in row.scores.items() if f"{name}_".startswith(f"{config.distance}_"))
@@ -129,7 +130,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
-        recompiles=row.at_shape["compile/recompiles"],
+        recompiles=row.figures.get("compile/recompiles"),
         image_s=row.image_time.estimate if row.image_time else None,
         per_image=row.per_image,
     )
@@ -139,9 +140,9 @@ _PEAKS_VARY = 1.1
 """Largest factor by which peaks of two processes of a variant may differ; of repeated baselines they are within 3 %."""
 
 
-def _memory_beyond(row: Figures, gate: Gate, result: StudyResult) -> str:
+def _memory_beyond(row: Row, gate: Gate, result: StudyResult) -> str:
     """Returns how far the peak exceeds the gate's limit; "" unless even one process, without an interval, shows it."""
-    ratio = row.ratios.get(MEMORY_RATIO.name)
+    ratio = row.beside_reference.get(MEMORY_RATIO.name)
     rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
     limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
     if ratio is None or not limits:
@@ -165,7 +166,7 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
 
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
     """Returns the log ratio of the repeated baseline to the baseline in time or memory, and its number of processes."""
-    for row in figures_of(result):
-        if row.variant.is_control and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
+    for row in rows_of(result):
+        if row.variant.is_control and (ratio := row.beside_reference.get(RATIOS.get(objective, ""))) is not None:
             return math.log(ratio.interval.estimate), len(row.variant.measurements)
     return None

@@ -9,7 +9,7 @@ from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.report.blocks import Block, Cell, Chart, Code, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
-from sdopt.statistics.figures import bounds_text
+from sdopt.statistics.measures import bounds_text
 from sdopt.statistics.words import gib_text, shortened, start_words, unit_text
 
 if TYPE_CHECKING:

@@ -1,11 +1,15 @@
 """Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
 
+from typing import TYPE_CHECKING
+
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import StudyResult
 from sdopt.statistics.break_even import break_even_text, start_text
-from sdopt.statistics.figures import Figures, Ratio
-from sdopt.statistics.measures import MEMORY_RATIO
+from sdopt.statistics.measures import MEMORY_RATIO, Ratio
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
+
+if TYPE_CHECKING:
+    from sdopt.statistics.rows import Row
 
 
 def seconds_text(interval: Interval) -> str:
@@ -54,18 +58,20 @@ def share_text(ratio: float) -> str:
     return f"{'−' if change < 0 else '+'}{abs(change)} %"
 
 
-def memory_text(figures: Figures) -> str:
+def memory_text(row: "Row") -> str:
     """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
-    if figures.headline_memory is None:
+    if row.headline_memory is None:
         return ""
-    ratio = figures.overall.get(MEMORY_RATIO.name)
-    return gib_text(figures.headline_memory[1]) + (f" ({share_text(ratio.interval.estimate)})" if ratio else "")
+    _, peak = row.headline_memory
+    ratio = row.over_baseline.get(MEMORY_RATIO.name)
+    return f"{gib_text(peak)} ({share_text(ratio.interval.estimate)})" if ratio else gib_text(peak)
 
 
-def compared(result: StudyResult, figures: Figures) -> str:
+def compared(result: StudyResult, row: "Row") -> str:
     """Returns the variant's name, with that of its reference where this is not the baseline."""
-    against = f" against {figures.reference}" if figures.reference not in ("", result.baseline) else ""
-    return f"{figures.variant.name}{against}"
+    if row.reference in ("", result.baseline):
+        return row.name
+    return f"{row.name} against {row.reference}"
 
 
 def has_intervals(result: StudyResult) -> bool:

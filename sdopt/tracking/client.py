@@ -22,6 +22,7 @@ from sdopt.errors import SdoptError, UnavailableError, UsageError
 from sdopt.locks import exclusive
 from sdopt.measure.garbage import no_garbage
 from sdopt.record.images import open_image
+from sdopt.report.columns import leaderboard
 from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
@@ -36,12 +37,6 @@ NOTE, PARENT, DIGEST = "mlflow.note.content", "mlflow.parentRunId", "sdopt.diges
 
 VIEW = "sdopt"
 """The name of the shared view, in an experiment's tag and in a link to its page."""
-
-_COLUMNS = (
-    *("metrics.`speedup`", "metrics.`memory_ratio`", "metrics.`quality/psnr_db`"),
-    *("tags.`speed`", "tags.`images`", "tags.`gate`", "tags.`model`", "tags.`device`"),
-)
-"""Columns of the leaderboard, beside the name of a run."""
 
 _CHARTS = ("speedup", "memory_ratio", "quality/psnr_db")
 """Metrics of the first charts."""
@@ -108,6 +103,8 @@ class Run:
     """The content, or the file, of each artifact, by its path."""
     pictures: Sequence[Picture] = ()
     below: Sequence["Run"] = ()
+    leaderboard: Sequence[str] = field(default_factory=leaderboard)
+    """The columns of the experiment's page."""
 
 
 class Logged(NamedTuple):
@@ -348,7 +345,7 @@ def put(
     complete. `adopted` are queries for runs of others that are put below it, `note` is the experiment's.
     """
     found = _found(client, mine, experiment)
-    home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment)
+    home = str(found[0].info.experiment_id) if found else _experiment(client, tracking, experiment, run.leaderboard)
     _settle(client, tracking, home)
     require_place(_place(client, tracking, home), tracking)
     new = False
@@ -457,9 +454,9 @@ def pages(client: "MlflowClient", tracking: Tracking) -> dict[str, str]:
 # How it is done -------------------------------------------------------------------------------------------------------
 
 
-def _experiment(client: "MlflowClient", tracking: Tracking, name: str) -> str:
+def _experiment(client: "MlflowClient", tracking: Tracking, name: str, columns: Sequence[str]) -> str:
     """Returns the id of the experiment of a name; creates it if there is none. Raises RefusedError if it is deleted."""
-    tags, file = _experiment_tags(), file_of(tracking)
+    tags, file = _experiment_tags(columns), file_of(tracking)
     found = client.get_experiment_by_name(name)
     if found is None:
         home = {_HOME: str(file)} if file else {}
@@ -479,10 +476,10 @@ def _require_active(found: Any, tracking: Tracking) -> None:
         )
 
 
-def _experiment_tags() -> dict[str, str]:
+def _experiment_tags(columns: Sequence[str]) -> dict[str, str]:
     """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
     view = {
-        "selectedColumns": _COLUMNS,
+        "selectedColumns": list(columns),
         "orderByKey": "metrics.`speedup`",
         "orderByAsc": False,
         # Charts of all other metrics follow in sections of their own.
@@ -567,11 +564,15 @@ def _fill(client: "MlflowClient", run: str, content: Run) -> None:
 
 
 def _upload(client: "MlflowClient", run: str, path: str, content: bytes | Path) -> None:
-    """Logs a text, or a file, as an artifact under a path."""
+    """Logs what a file holds, or bytes of any kind, as an artifact under a path."""
+    folder, _, name = path.rpartition("/")
     if isinstance(content, Path):
-        client.log_artifact(run, str(content), path.rpartition("/")[0] or None)
-    else:
-        client.log_text(run, content.decode(), path)
+        client.log_artifact(run, str(content), folder or None)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / name
+        file.write_bytes(content)
+        client.log_artifact(run, str(file), folder or None)
 
 
 def _sent(send: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

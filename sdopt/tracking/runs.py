@@ -8,7 +8,7 @@ import getpass
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,14 +23,16 @@ from sdopt.record.files import inside, parse_result, to_json
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, markdown_table
+from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.page.gallery import has_images
-from sdopt.report.verdicts import verdict_markdown, verdicts_of
+from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Tracking
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import IMAGES_PER_CALL, floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
+from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.scale import Decision
-from sdopt.statistics.summary import PSNR, Summary, summary_of
+from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import DIGEST, NOTE, ROLE, STUDY, VARIANT, Logged, Picture, Run
 from sdopt.tracking.store import ask, store_exists
@@ -40,7 +42,13 @@ _SWEEP = "sdopt.sweep"
 _SHORT = 12  # digits of a study's id in lists
 
 
-def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
+def log_study(
+    result: StudyResult,
+    folder: Path,
+    tracking: Tracking,
+    summary: Summary | None = None,
+    rendered: Mapping[str, bytes] | None = None,
+) -> Logged:
     """Logs a finished study with all its variants, once.
 
     The study's run has the result table and the verdicts as its note, the machine, versions and answer as tags
@@ -52,11 +60,18 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
     They go to the experiment that has the study's name, in the database or server `tracking.uri`; artifacts go to
     `tracking.artifacts`, or where a server keeps them. `client.put` writes them, in MLflow's process.
 
+    Args:
+        result: the study.
+        folder: where its images and pictures are.
+        tracking: where it goes.
+        summary: the study summed up, where that was done.
+        rendered: its reports by their files, where they were rendered; None to render those that are texts.
+
     Raises:
         UsageError: the result names files that are not in its folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
-    summary = summary_of(result)
+    summary = summary or summary_of(result)
     drawn = [inside(folder, report.file) for report in catalog.REPORTS if report.is_picture and tracking.images]
     run = Run(
         name=run_name(result, folder.name),
@@ -70,7 +85,7 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> Logged:
         files={
             "result.json": to_json(result),
             "config.yaml": config_yaml(result).encode(),
-            **_texts(summary, folder, tracking.images),
+            **_texts(summary, folder, tracking.images, rendered),
         },
         pictures=[Picture(file.stem, file) for file in drawn if file.is_file()],
         below=[variant_run(summary, variant, folder, tracking.images) for variant in result.variants],
@@ -162,20 +177,22 @@ def _of_sweep(study: StudyResult) -> str:
     return f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'"
 
 
-def _texts(summary: Summary, folder: Path, images: bool) -> dict[str, bytes]:
-    """Renders the reports that are texts."""
-    found: dict[str, bytes] = {}
+def _texts(
+    summary: Summary, folder: Path, images: bool, rendered: Mapping[str, bytes] | None = None
+) -> dict[str, bytes]:
+    """Returns the reports that are no pictures, of those that were `rendered`, or else renders them."""
+    texts: dict[str, bytes] = {}
     for report in catalog.REPORTS:
         # Without the images beside it, a page would take the place of the logged one, which has them.
         if report.is_picture or (report.file == HTML and not images and not has_images(summary.result, folder)):
             continue
         try:
-            content = report.render(summary, folder)
+            content = report.render(summary, folder) if rendered is None else rendered.get(report.file)
         except UnavailableError:  # as `write_reports` has said
             continue
         if content is not None:
-            found[report.file] = content
-    return found
+            texts[report.file] = content
+    return texts
 
 
 # What runs hold ------------------------------------------------------------------------------------------------------
@@ -271,7 +288,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     if best is not None and best.speedup is not None:
         found["speedup"] = best.speedup.interval.estimate
         found |= {MEMORY_RATIO.name: best.memory.interval.estimate} if best.memory else {}
-        score = best.figures.scores.get(PSNR)
+        score = best.scores.get(PSNR)
         found |= {f"quality/{PSNR}": score.estimate} if score and score.estimate is not None else {}
     return found
 
@@ -341,13 +358,9 @@ def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     row = summary.row(variant.name)
     if row is None or row.is_baseline:
         return {}
-    steps = "; ".join(step.text for step in row.steps if step.text)
-    return {
-        **{name: found for name, found in verdicts_of(row).items() if name not in ("variant", "status")},
-        "because": row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade"),
-        **({"step": steps[:_TAG_LIMIT]} if steps else {}),
-        **({"gate.name": summary.result.gate} if row.decision else {}),
-    }
+    words = {name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()}
+    words["because"] = row.because[:_TAG_LIMIT] or ("recommended" if row.recommended else "a trade")
+    return words | ({"gate.name": summary.result.gate} if row.decision else {})
 
 
 def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, Any]:
@@ -396,29 +409,42 @@ def config_yaml(result: StudyResult) -> str:
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
-_LOGGED = ("speedup", "memory_ratio", "latency/p50_s", "latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s")
-"""The figures of a variant that are metrics in MLflow, beside those that `logged_metrics` adds; `table.csv` and
-`result.json` have all. MLflow draws a chart of each metric."""
+_FIGURES = (
+    *(f"{SPEEDUP.name}_low", f"{SPEEDUP.name}_high"),
+    *("latency/image_s", IMAGES_PER_CALL, "latency/cold_start_s", "energy/per_image_j"),
+)
+"""The figures of a variant that are metrics in MLflow beside the tracked `COLUMNS`; `table.csv` and `result.json` have
+all. MLflow draws a chart of each metric."""
 
 
 def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
     """Returns the few figures of a variant that its run has as metrics, the speed-up with its bounds."""
-    row = summary.row(variant.name)
-    figures = row.figures if row else summary.first[variant.name]
-    bounds = [f"{SPEEDUP.name}_{end}" for end in ("low", "high")]
-    metric, _ = row.distance if row else ("", "")
-    flat = figures.flat
-    # Somebody took the trouble to bring these.
-    images = [f"quality/{name}" for name in (metric, *variant.quality) if name == metric or is_imported(name)]
-    found = {name: flat[name] for name in (*_LOGGED, *bounds, "energy/per_image_j", *images) if name in flat}
-    peak = figures.headline_memory
-    found |= {"memory_gib": peak[1]} if peak and variant.status.measured else {}
-    if row is not None and row.decision is not None:
-        found["gate/passed"] = float(row.decision is Decision.PASS)
-    for at in figures.further if variant.status.measured else ():
-        found |= {with_shape(name, at.shape.name): ratio.interval.estimate for name, ratio in at.overall.items()
-                  if ratio.measure.claim}  # fmt: skip
-    return found
+    row = summary.row(variant.name) or summary.first[variant.name]
+    metrics = tracked_metrics(values_of(row))
+    for name in (*_FIGURES, *_image_figures(row)):
+        if name in row.flat:
+            metrics[name] = row.flat[name]
+    if row.decision is not None:
+        metrics["gate/passed"] = float(row.decision is Decision.PASS)
+    if not variant.status.measured:
+        return metrics
+    if row.headline_memory is not None:
+        _, metrics["memory_gib"] = row.headline_memory
+    for at in row.further:
+        for name, ratio in at.over_baseline.items():
+            if ratio.measure.claim:
+                metrics[with_shape(name, at.shape.name)] = ratio.interval.estimate
+    return metrics
+
+
+def _image_figures(row: Row) -> Iterator[str]:
+    """Yields the metric of images that is read first, and those that somebody took the trouble to bring."""
+    metric, _ = row.distance
+    if metric and not row.variant.is_control:
+        yield f"quality/{metric}"
+    for name in row.variant.quality:
+        if is_imported(name):
+            yield f"quality/{name}"
 
 
 def run_name(result: StudyResult, folder_name: str) -> str:

@@ -141,7 +141,7 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
 @lru_cache(maxsize=1)  # for the page, and for the picture
 def stages_plot(summary: Summary) -> Spec | None:
     """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
-    rows = [row.figures for row in summary.rows if row.figures.stages_ms]
+    rows = [row for row in summary.rows if row.stages_ms]
     if not rows:
         return None
     known = list(dict.fromkeys([*_STAGES, *(stage for row in rows for stage in row.call_ms)]))
